@@ -66,11 +66,11 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     first_at: float
     """Start of its first group, on the clock that all processes share."""
     idle_s: tuple[float, ...]
-    """The longest phases without training, one for each checkpoint within the epoch."""
+    """Longest phases without training in seconds, one for each checkpoint within the epoch."""
     others_s: float
-    """The longest phase without training, apart from checkpoints."""
+    """Longest phase without training in seconds, apart from checkpoints."""
     paused_s: tuple[float, ...]
-    """Pause for each checkpoint, as reported by the driver."""
+    """Pause for each checkpoint in seconds, as reported by the driver."""
     written_s: tuple[float, ...]
     bytes: int
     """Figures of one checkpoint."""

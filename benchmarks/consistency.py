@@ -89,7 +89,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     staleness_mean: float
     clock_wait_s: float
     cpu_s: tuple[float, ...]
-    """Processor time of each worker process during training, or of the one process."""
+    """Processor seconds of each worker process during training, or of the one process."""
     rate: float
 
 

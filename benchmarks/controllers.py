@@ -57,7 +57,7 @@ SETTLE_S = 1.5
 """Maximum wait after a restart, before the next kill, until the controller is a voter with all entries, in
 seconds."""
 CALM_S = 0.02
-"""Between two sets of the light load."""
+"""Pause between two sets of the light load, in seconds."""
 SPIN = "import numpy as np; a = np.ones((400, 400), np.float32)\nwhile True: a @ a"
 
 

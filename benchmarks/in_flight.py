@@ -85,9 +85,9 @@ class Found:
 
     groups_per_s: float
     delay_s: float
-    """Delay of a message on an idle loop; 0 without slow links."""
+    """Delay of a message on an idle loop, in seconds; 0 without slow links."""
     busy_s: float
-    """Delay of a message during training."""
+    """Delay of a message during training, in seconds."""
 
 
 class Pings:

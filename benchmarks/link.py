@@ -30,7 +30,7 @@ import numpy as np
 from transport import Identity, Link, LinkConfig, Message, Request, RoleTable, TcpNetwork
 
 ONE_CORE_BYTES = 1 << 16
-"""Larger transfers are worth a second core: sending and receiving overlap."""
+"""Size in bytes above which a transfer gains from a second core: sending and receiving overlap."""
 
 SIZES = [1 << 10, 1 << 16, 1 << 20, 1 << 24]
 RULES = RoleTable({"push": {("worker", "ps")}, "ack": {("ps", "worker")}})

@@ -59,7 +59,7 @@ async def split(name: str, data_dir: Path | None, file: Path) -> None:
 
 
 def train(options: list[str]) -> tuple[float, float]:
-    """One run; returns its test accuracy after the last epoch, and images per second."""
+    """Run a training; returns its test accuracy after the last epoch, and images per second."""
     command = [sys.executable, "-m", "adam_async", "train", "--keep-going", *options]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800)
     last = re.search(r"test accuracy ([\d.]+)% after .*?, ([\d,]+) images/s", done.stdout)

@@ -97,7 +97,7 @@ class Sampler:
         self.samples: list[Sample] = []
         self.epoch = self.replaced = 0
         self._collecting_s = 0.0
-        """Processor time of the garbage collector since the last sample."""
+        """Processor time of the garbage collector since the last sample, in seconds."""
         self.next_epoch = asyncio.Event()
         self._last: tuple[int, float, float] | None = None
 

@@ -34,7 +34,7 @@ CASES = {
 
 
 def train(options: list[str]) -> dict[str, Any]:
-    """One run; returns its report."""
+    """Run a training; returns its report."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.json"
         command = [sys.executable, "-m", "adam_async", "train", "--epochs", "1", "--report", str(file)]

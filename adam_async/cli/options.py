@@ -179,7 +179,7 @@ class TrainOptions:
     consistency: str | None = None
     """Bound on the distance of replicas: asp (none), ssp:S (S steps), or bsp (lockstep)."""
     lag: int | None = None
-    """With bsp: steps by which values may be behind, 0 or 1; with 1 sums travel during the next step."""
+    """Steps by which values may be behind in bsp, 0 or 1; with 1 sums travel during the next step."""
     warm_start: int | None = None
     """Groups that one replica trains alone, before the others begin."""
     schedule: Literal["auto", "constant", "step", "cosine"] | None = None

@@ -109,9 +109,9 @@ class PeerControllers:
         """Addresses of all controllers, this one among them, by name."""
         self._links: dict[str, Link] = {}
         self._known: dict[str, str] = {}
-        """Newest reported identities, by name."""
+        """Newest reported identity of each controller, by name."""
         self._complaints: dict[str, str] = {}
-        """Last warning about each name since the last link to it."""
+        """Last warning about each controller since the last link to it, by name."""
         self._bootstrap: Bootstrap | None = None
         self._decided = asyncio.Event()
         """Set when the first members of the group are decided."""

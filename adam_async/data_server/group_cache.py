@@ -177,7 +177,7 @@ class GroupCache:
     def evict(self, wanted: Collection[int] = ()) -> None:
         """Drop blocks, the oldest first, until memory suffices; wanted ones stay.
 
-        If memory only lacks room for another block, blocks of age `FORGOTTEN_AFTER` alone are dropped.
+        If memory lacks room only for a further block, this drops only blocks of age `FORGOTTEN_AFTER`.
         """
         limit = self._limit_bytes
         if limit is None:
@@ -201,7 +201,7 @@ class GroupCache:
         return all(number // self._block_groups in self._ready for number in numbers)
 
     def count(self, number: int) -> int:
-        """Images of a group. Raises IndexError if the epoch has no such group."""
+        """Number of images of a group. Raises IndexError if the epoch has no such group."""
         return len(self._order.group(number))
 
     def take(self, numbers: Sequence[int]) -> Pieces:

@@ -177,7 +177,7 @@ Effect = Grant | EpochEnded | Paused
 
 
 def _ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Cut numbers into ranges of neighbours, in ascending order."""
+    """Join numbers into ranges of consecutive ones, in ascending order."""
     found: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if found and found[-1][1] == number:

@@ -168,7 +168,7 @@ class CopyHost:
 
 
 class BundleCopy:
-    """The copy of one server.
+    """The copy of a bundle on one server.
 
     Args:
         facts: Facts of the bundle that never change.

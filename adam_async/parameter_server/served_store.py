@@ -84,7 +84,7 @@ from transport import Link, Request
 logger = logging.getLogger(__name__)
 
 DETAILS_BYTES = 1 << 20
-"""Room in a message for the details of a push, with which it travels from a primary to the other copies."""
+"""Bytes of a message for the details of a push, with which it travels from a primary to the other copies."""
 
 COMPILE_S = 120.0
 """Seconds for which the end of a store waits for a kernel that is compiling: a thread cannot be stopped."""
@@ -448,7 +448,7 @@ class ServedStore:
         return self._appliers[spec.rule, spec.dtype]
 
     def _load(self, request: Request, body: LoadShards) -> None:
-        """Load shards before the start; a repetition after all are loaded changes nothing."""
+        """Load shards before the start; once all are loaded, a repetition changes nothing."""
         state = self.state
         if text := self._sender_checks.load_refusal(request.link.peer):
             self._refuse_sender(request, text)

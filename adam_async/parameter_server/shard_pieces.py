@@ -248,7 +248,7 @@ def _places(shards: Sequence[Shard]) -> dict[int, tuple[QueuedPush, list[int]]]:
 
 
 def _of_places(queued: QueuedPush, places: Sequence[int]) -> QueuedPush:
-    """Return a push of some places alone; the rest of it travels with other pieces."""
+    """Return the part of a push at some indices; the pieces of its other shards have the rest."""
     push = queued.push
     if len(places) == len(push.shards):
         return queued

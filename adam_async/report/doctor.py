@@ -38,7 +38,7 @@ LEAST_NUMPY = (2, 3, 5)
 
 ROUND_TRIPS = 500
 LINK_S = 10.0
-"""Deadline of the check of the loopback link."""
+"""Deadline of the check of the loopback link, in seconds."""
 
 PRODUCTS = 32
 """Matrix products per thread in the check of concurrent products."""

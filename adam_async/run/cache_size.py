@@ -22,7 +22,7 @@ class CacheLimits:
     """Limits of a data server's memory and disk for images."""
 
     size_bytes: int
-    """Memory for decoded images, blocks made ahead, and answers in transit."""
+    """Memory in bytes for decoded images, blocks made ahead, and answers in transit."""
     asked: bool = True
     """Whether the user gave the size; otherwise it follows from the available memory."""
     spill: Path | None = None

@@ -42,7 +42,7 @@ class Progress:
     skipped: int = 0
     """Known number of images that the epoch leaves for the next one."""
     images_per_s: float = 0.0
-    """Rate over the last `RECENT_S` of training; 0 outside training."""
+    """Images per second over the last `RECENT_S` of training; 0 outside training."""
     silent: tuple[str, ...] = ()
     """Roles without an answer at the last update, each with its time."""
     loss: float = 0.0

@@ -35,7 +35,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     """Bytes sent by data servers, parameter servers and workers."""
     waited_s: float
-    """Waits of all workers, summed; see `adam_async.run.waits`."""
+    """Sum of the waits of all workers, in seconds; see `adam_async.run.waits`."""
 
 
 class Series:

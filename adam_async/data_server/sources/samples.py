@@ -47,7 +47,7 @@ class LoadRequest:
     cache: CacheLimits | None = None
     """Memory for training images; images that do not fit stay in their files. None: all are decoded."""
     room_bytes: int = limits.MAX_TOTAL_BYTES
-    """Memory for all images, if they are decoded at once, and for each file that is read whole."""
+    """Memory in bytes for all images, if they are decoded at once, and for each file that is read whole."""
     size: Size | None = None
     """Columns and rows of all encoded images; None lets the images decide."""
 

@@ -56,7 +56,7 @@ class Patience:
     wait_s: float = 10.0
     """Time after which a server answers that it lacks a file; the peer then repeats the request."""
     answer_s: float = 10.0
-    """Time for an answer beyond that."""
+    """Time for an answer beyond the wait for a missing file."""
     stall_s: float = 300.0
     """Time without progress after which an answering server is abandoned."""
     read_s: float = 30.0

@@ -7,7 +7,7 @@ files round by round on a few more. `Staging` has the order, and the substitutes
 returns when the copy is whole.
 
 The stager answers the other servers until its block ends, also while its process serves images from the copy.
-A question for a missing file is parked. Questions name files by number, and each server's own manifest turns
+A question for a missing file waits. Questions name files by number, and each server's own manifest turns
 a number into a path: no text of a peer becomes a name or a size.
 """
 
@@ -61,7 +61,7 @@ COPIES = 4
 """Number of files that a server copies at once."""
 
 LONGEST_WAIT_S = 60.0
-"""Maximum time for which a question is parked, in seconds."""
+"""Maximum wait of a question for a missing file, in seconds."""
 
 OpenDisk = Callable[[str], Disk]
 
@@ -277,7 +277,7 @@ class Stager(Role):
     # --- sending files -----------------------------------------------------------------------
 
     def _wake(self, file: int) -> None:
-        """Answer the parked questions for a file, with a piece or a refusal."""
+        """Answer the waiting questions for a file, with a piece or a refusal."""
         for parked in self._parked.pop(file, []):
             parked.set()
 

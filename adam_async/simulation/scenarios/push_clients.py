@@ -47,7 +47,7 @@ BEGUN_WITH = 2
 """Number of clients that the first step of a store with clocks waits for."""
 
 INFINITE = 0.04
-"""Share of pushes with a gradient that is not finite; without sums, because those refuse later."""
+"""Share of pushes with a gradient that is not finite; none in bsp, which refuses the sum instead."""
 
 LARGE = 1e30
 """A factor of such a gradient."""

@@ -54,7 +54,7 @@ HEIGHTS: Mapping[str, int] = {"wide": 4, "narrow": 2}
 ROWS = sum(HEIGHTS.values())
 
 SHARD_BYTES = COLUMNS * 8
-"""Size of a row of the float64 array: a shard. Number of rows of the float32 array, which are one shard."""
+"""Size of a shard in bytes: a row of the float64 array, or two rows of the float32 array."""
 
 BEGUN_WITH = 2
 """Number of clients that the first step of a store waits for."""
