@@ -99,7 +99,7 @@ class ParameterStore:
             replicas: With clocks, the number of clients that the first step waits for; with bsp the
                 creator needs it, and with ssp it is 1 by default.
             copies: Number of servers with each shard, 1 to 8. By default 3, or all live servers if fewer, if
-                `where` names several controllers, else 1.
+                the cluster has several controllers, else 1.
             min_in_sync: Number of copies that must have a push before it is applied; 0 is 2, or 1 with one
                 copy.
             servers: Number of servers to use; 0 for all servers live at its creation.

@@ -36,7 +36,7 @@ class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     replicas: int
     """0: not given."""
     copies: int | None = None
-    """None: `DEFAULT_COPIES` if the client knows several controllers, else 1."""
+    """None: `DEFAULT_COPIES` if the cluster has several controllers, else 1."""
     min_in_sync: int = 0
     """0: not given."""
     servers: int

@@ -16,7 +16,8 @@ from adam_async import (
     Sgd,
     StoreError,
 )
-from tests.adam_async.store.servers import servers
+from adam_async.store.values import RefusedShard
+from tests.adam_async.store.servers import servers, store_servers
 
 WHERE = ("local", "tcp")
 
@@ -197,15 +198,33 @@ async def test_concurrent_calls_are_ordered_as_called() -> None:
         np.testing.assert_array_equal(last.result()["w"], np.full(4, 38.0))
 
 
-async def test_a_push_without_read_counts_as_read_at_the_newest_version_seen() -> None:
+async def test_the_staleness_of_a_push_counts_from_what_it_read_or_else_from_the_newest_version_seen() -> (
+    None
+):
     async with (
-        ParameterStore.open("local", {"w": np.zeros(1)}, rule=Sgd(rate=1.0)) as one,
-        ParameterStore.open("local") as two,
+        store_servers(1) as cluster,
+        ParameterStore.open(cluster.address, {"w": np.zeros(1)}, rule=Sgd(rate=1.0)) as one,
+        ParameterStore.open(cluster.address) as two,
     ):
+        values = await one.pull()
         for _ in range(3):
-            await one.push({"w": np.ones(1)})
-        assert (await two.push({"w": np.ones(1)})).versions == {"w": 4}
-        np.testing.assert_array_equal((await one.pull())["w"], [-4.0])
+            await two.push({"w": np.ones(1)})
+        await one.push({"w": np.ones(1)}, read=values)  # behind three pushes
+        await one.push({"w": np.ones(1)}, read=values.read)
+        assert (await one.push({"w": np.ones(1)})).versions == {"w": 6}
+        await two.push({"w": np.ones(1)})  # it has seen version 3
+        ((shard,),) = [state.shards.values() for state in cluster.states()]
+        assert shard.staleness_of == {0: {3: 1, 4: 1, 0: 1}, 1: {0: 3, 3: 1}}
+
+
+async def test_shards_whose_product_is_not_finite_are_refused_and_named_and_the_others_change() -> None:
+    errors = np.array([[1.0, 1e200, 1.0]])  # of three rows, each a shard
+    async with ParameterStore.open(
+        "local", {"w": np.zeros((3, 8))}, rule=Sgd(rate=1e-200), shard_bytes=64
+    ) as store:
+        pushed = await store.push({"w": Factors(np.full((1, 8), 1e200), errors)})
+        assert pushed.refused == (RefusedShard(name="w", start=8, stop=16),)
+        np.testing.assert_array_equal((await store.pull())["w"], [[-1.0] * 8, [0.0] * 8, [-1.0] * 8])
 
 
 async def test_several_clients_of_one_loop_lose_no_push() -> None:

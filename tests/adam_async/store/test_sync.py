@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,9 @@ from safetensors.numpy import load_file
 from adam_async import ConfigError, Factors, ParameterStore, Sgd, StoreError, sync
 from adam_async.errors import RoleUnreachable
 from adam_async.run.config import Waits
+from tests.adam_async.store.servers import servers
 
+TOKEN = "a token that nobody guesses"
 START = {"w": np.zeros((2, 3))}
 ONES = {"w": np.ones((2, 3))}
 
@@ -27,8 +31,36 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("adam-")]
 
 
-def test_the_program_of_the_contract_runs_without_await(tmp_path: Path) -> None:
-    with sync.ParameterStore.open("local", START, rule=Sgd(rate=1.0), name="model-7") as store:
+@contextmanager
+def served(kind: str) -> Iterator[tuple[str, str | None]]:
+    """Run servers in a thread, because the caller blocks its own; yields their address and their token."""
+    if kind == "local":
+        yield "local", None
+        return
+    started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def serve() -> None:
+        async with servers(2, token=TOKEN) as where:
+            ending = asyncio.Event()
+            started.set_result((where, asyncio.get_running_loop(), ending))
+            await ending.wait()
+
+    with ThreadPoolExecutor(1) as executor:
+        serving = executor.submit(lambda: asyncio.run(serve()))
+        where, loop, ending = started.result(20.0)
+        try:
+            yield where, TOKEN
+        finally:
+            loop.call_soon_threadsafe(ending.set)
+            serving.result(20.0)
+
+
+@pytest.mark.parametrize("kind", ["local", "tcp"])
+def test_the_program_of_the_contract_runs_without_await(kind: str, tmp_path: Path) -> None:
+    with (
+        served(kind) as (where, token),
+        sync.ParameterStore.open(where, START, rule=Sgd(rate=1.0), name="model-7", token=token) as store,
+    ):
         values = store.pull()
         assert store.push(ONES, read=values).versions == {"w": 1}
         values = store.push_pull({"w": Factors(np.ones((4, 3)), np.ones((4, 2)))}, read=values.read)
@@ -41,7 +73,7 @@ def test_the_program_of_the_contract_runs_without_await(tmp_path: Path) -> None:
         np.testing.assert_array_equal(
             load_file(store.save(tmp_path / "a.safetensors"))["w"], np.full((2, 3), -4.0)
         )
-        joined = sync.ParameterStore.open("local", name="model-7", reader=True)
+        joined = sync.ParameterStore.open(where, name="model-7", reader=True, token=token)
         assert threads().count("adam-store") == 1
         np.testing.assert_array_equal(joined.pull()["w"], np.full((2, 3), -4.0))
         assert joined.arrays == store.arrays
