@@ -17,7 +17,7 @@ async def main(where: str = "local", *, steps: int = 300) -> float:
     x, y = (digits.train_images.reshape(-1, 64) / 255).astype(np.float32), digits.train_labels
     arrays = {"w": np.zeros((64, 10), np.float32), "b": np.zeros(10, np.float32)}
     batches = np.random.default_rng(1)
-    async with ParameterStore.open(where, arrays, rule=Sgd(rate=0.5)) as store:
+    async with ParameterStore.open(where, arrays, rule=Sgd(rate=0.5), name="logistic") as store:
         values = await store.pull()
         for _ in range(steps):
             batch = batches.integers(len(x), size=64)

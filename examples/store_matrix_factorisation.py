@@ -2,7 +2,7 @@
 
 Both clients run in one loop here. Two separate programs would open the same `tcp://CONTROLLER`.
 
-python examples/store_matrix_factorisation.py
+python examples/store_matrix_factorisation.py [local | tcp://CONTROLLER]
 """
 
 import asyncio
@@ -29,8 +29,10 @@ def gradients_of(values: Mapping[str, np.ndarray], entries: Entries) -> tuple[di
 
 
 async def client(where: str, first: dict[str, np.ndarray], entries: Entries, steps: int) -> float:
-    rule = Adagrad(rate=0.3)
-    async with ParameterStore.open(where, first, rule=rule, consistency="ssp:4", replicas=CLIENTS) as store:
+    opening = ParameterStore.open(
+        where, first, name="factors", rule=Adagrad(rate=0.3), consistency="ssp:4", replicas=CLIENTS
+    )
+    async with opening as store:
         for _ in range(steps):
             values = await store.pull()  # waits while this client is more than 4 steps ahead
             gradients, error = gradients_of(values, entries)

@@ -206,10 +206,11 @@ def _placing_of(cluster: ClusterMap, name: str, store: StoreRecord) -> _Placing:
             return _Placing(buckets=buckets, copies=copies)
     need, server = max(lacking)
     of_shards = f" and {overhead_bytes(store)} for {store.shards} shards" if overhead_bytes(store) else ""
+    in_copies = f" in {store.copies} copies" if store.copies > 1 else ""
     return _Placing(
-        problem=f"its {store.nbytes} bytes of values need {memory_of(store)} bytes with the state of "
-        f"their rules{of_shards}, {need} of them on {server}, which has {max(free[server], 0)} bytes free: "
-        "add servers, or delete a store"
+        problem=f"its {store.nbytes} bytes of values need {memory_of(store)} bytes{in_copies} with the state "
+        f"of their rules{of_shards}, {need} of them on {server}, which has {max(free[server], 0)} bytes "
+        "free: add servers, or delete a store"
     )
 
 

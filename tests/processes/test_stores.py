@@ -10,13 +10,18 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
-from adam_async import ParameterStore, Sgd, StoreError
+from adam_async import ParameterStore, RoleDied, Sgd, StoreError, Waits
+from adam_async.cluster.networks import LOOPBACK, cluster_network
+from adam_async.runtime.clock import system_entropy
+from adam_async.store.survey import join
 from tests.processes.commands import Command, address_of, started_by_hand
+from transport import BufferPool
 
 pytestmark = pytest.mark.processes
 
 ZEROS = {"w": np.zeros(3)}
 ONES = {"w": np.ones(3)}
+# Ends one step of the store `clocks`, and then does nothing.
 STEPS = """
 import asyncio, sys
 import numpy as np
@@ -33,14 +38,25 @@ asyncio.run(main())
 """
 
 
+CREATES_ON_TWO_SERVERS = """
+import sys
+import numpy as np
+from adam_async import sync
+
+sync.ParameterStore.open(sys.argv[1], {"w": np.ones(3)}, servers=2)
+"""
+
+
 @contextmanager
-def client_of_one_step(where: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a program that ends one step of the store `clocks` and then does nothing."""
-    with subprocess.Popen([sys.executable, "-c", STEPS, where], stdout=subprocess.PIPE, text=True) as program:
+def program(source: str, where: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program with the address of a controller until the end of the block."""
+    with subprocess.Popen(
+        [sys.executable, "-c", source, where], stdout=subprocess.PIPE, text=True
+    ) as running:
         try:
-            yield program
+            yield running
         finally:
-            program.kill()
+            running.kill()
 
 
 async def push_until_it_fails(store: ParameterStore) -> StoreError:
@@ -72,6 +88,57 @@ async def test_a_killed_server_is_named_to_every_client_and_the_store_can_be_cre
             assert (await store.pull())["w"].tolist() == [0, 0, 0]
 
 
+async def test_a_store_whose_creator_is_killed_before_it_loads_the_values_is_created_again() -> None:
+    with ExitStack() as stack:
+        where, start = started_by_hand(stack)
+        start("ps", "--controller")
+        network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
+        async with join(network, where, "reader", Waits()) as survey:
+            with program(CREATES_ON_TWO_SERVERS, where) as creator:  # and waits for the second one
+                await survey._membership.wait_for(lambda cluster: "default" in cluster.stores, "it", 20)
+                joining = asyncio.ensure_future(ParameterStore.open(where))
+                creator.kill()
+                with pytest.raises(StoreError, match="creator of store 'default' left before it had loaded"):
+                    await joining
+        async with ParameterStore.open(where, ZEROS, rule=Sgd(rate=1.0)) as store:
+            await store.push(ONES)
+            assert (await store.pull())["w"].tolist() == [-1, -1, -1]
+
+
+async def test_pushes_and_pulls_go_on_without_the_only_controller_until_it_returns_with_its_folder(
+    unused_tcp_port, tmp_path
+) -> None:
+    where = f"tcp://127.0.0.1:{unused_tcp_port}"
+    words = ("controller", "--bind", where, "--dir", str(tmp_path))
+    with ExitStack() as stack:
+        controller = stack.enter_context(Command(*words))
+        address_of(controller)
+        address_of(stack.enter_context(Command("ps", "--controller", where)))
+        async with ParameterStore.open(where, ZEROS, rule=Sgd(rate=1.0)) as store:
+            controller.signal(signal.SIGKILL)
+            controller.process.wait()
+            for _ in range(100):
+                await store.push(ONES)
+            assert (await store.pull())["w"].tolist() == [-100, -100, -100]
+            stack.enter_context(Command(*words))
+            async with ParameterStore.open(where, waits=Waits(dial_s=30.0)) as late:
+                await late.push(ONES)
+            await store.push(ONES)
+            assert (await store.pull())["w"].tolist() == [-102, -102, -102]
+
+
+async def test_a_client_ends_by_name_if_the_only_controller_does_not_return() -> None:
+    with ExitStack() as stack:
+        where = address_of(controller := stack.enter_context(Command("controller", "--bind", LOOPBACK)))
+        address_of(stack.enter_context(Command("ps", "--controller", where)))
+        store = await ParameterStore.open(where, ZEROS, waits=Waits(patience_s=1.0))
+        controller.signal(signal.SIGKILL)
+        with pytest.raises(RoleDied, match="controller"):
+            while True:
+                await store.push(ONES)
+        await store.close()
+
+
 async def test_a_killed_client_leaves_the_clocks_and_its_push_stays() -> None:
     with ExitStack() as stack:
         where, start = started_by_hand(stack)
@@ -80,7 +147,7 @@ async def test_a_killed_client_leaves_the_clocks_and_its_push_stays() -> None:
             where, ZEROS, name="clocks", rule=Sgd(rate=1.0), consistency="ssp:1", replicas=2
         )
         async with opening as store:
-            with client_of_one_step(where) as other:
+            with program(STEPS, where) as other:
                 assert other.stdout is not None
                 assert other.stdout.readline() == "one step\n"
                 for _ in range(5):  # four steps ahead, where the bound is one

@@ -499,6 +499,15 @@ def test_the_memory_of_many_small_shards_is_counted():
     assert enough.map.stores["a"].shards == 50_000
 
 
+def test_the_memory_of_all_copies_is_counted_and_named():
+    arrays = [ArrayRecord("w", (1_000,))]
+    few = with_servers("ps-0", "ps-1", "ps-2", ps0=10_000, ps1=10_000, ps2=1_000)
+    reason = refused(few.create("a", store_record("s", arrays, servers=1, copies=3), arrays))
+    assert "need 12000 bytes in 3 copies with the state of their rules, 4000 of them on ps-2" in reason
+    few.create("a", store_record("s", arrays, servers=1, copies=2), arrays)
+    assert few.map.stores["a"].phase == "loading"
+
+
 def test_ten_thousand_arrays_are_placed_in_a_moment():
     cluster = with_servers("ps-0", "ps-1")
     arrays = [ArrayRecord(f"layer-{number}/weights", (16, 16)) for number in range(10_000)]

@@ -134,6 +134,7 @@ def test_bad_arrays_are_refused_before_a_message(arrays: Any, claim: str) -> Non
         ({"replicas": True}, "replicas is a whole number from 0 to 1048576, not True"),
         ({"servers": "2"}, "servers is a whole number from 0 to 64, not '2'"),
         ({"waits": None}, "waits is an adam_async.Waits, not None"),
+        ({"min_in_sync": 3, "copies": 2}, "min_in_sync is 3, and copies 2: raise copies, or leave"),
         ({"copies": 2}, "copies is 2: local has one server; leave copies out"),
         ({"replicas": -1}, "replicas is a whole number from 0"),
         ({"servers": 3}, "servers is 3: local has one server; leave servers out"),

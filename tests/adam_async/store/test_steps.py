@@ -1,13 +1,17 @@
 """Clocks of clients: ssp and bsp between clients that join late, leave, or are lost."""
 
 import asyncio
+import random
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
 from adam_async import DeadlineExceeded, ParameterStore, Sgd, StoreError, Waits
+from adam_async.cluster.networks import cluster_network
 from tests.adam_async.store.servers import SHORT, servers
+from tests.transport.testing import Faults, FaultyNetwork
 
 START = {"w": np.zeros(4)}
 ONES = {"w": np.ones(4)}
@@ -27,6 +31,25 @@ async def test_in_ssp_a_tick_does_not_overtake_pushes_of_its_step() -> None:
         values = await two.pull()
         assert values.clock >= 1
         np.testing.assert_array_equal(values["w"], np.full(4, -30.0))
+
+
+@pytest.mark.parametrize("consistency", ["ssp:1", "bsp"])
+async def test_the_first_step_waits_for_all_clients_and_the_error_names_their_number(
+    consistency: str,
+) -> None:
+    waits = Waits(prepare_s=0.5)
+    async with (
+        servers(1) as where,
+        ParameterStore.open(where, START, consistency=consistency, replicas=2, waits=waits) as one,
+    ):
+        claim = "2 clients of store 'default', with which its first step begins"
+        for call in (one.push(ONES), one.tick(), one.push_pull(ONES)):
+            with pytest.raises(DeadlineExceeded, match=claim):
+                await call
+        np.testing.assert_array_equal((await one.pull())["w"], np.zeros(4))
+        async with ParameterStore.open(where):
+            await one.push(ONES)
+        assert one.clock == 0
 
 
 async def test_in_ssp_a_client_ahead_waits_and_the_error_names_the_one_behind() -> None:
@@ -116,6 +139,38 @@ async def test_a_reader_never_holds_clients_back() -> None:
         for _ in range(3):
             await one.push_pull(ONES)
         np.testing.assert_array_equal((await reader.pull())["w"], np.full(4, -3.0))
+
+
+async def test_a_client_that_the_controllers_lose_for_longer_than_the_grace_has_lost_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    networks: list[FaultyNetwork] = []
+
+    def faulty(*args: Any, **options: Any) -> FaultyNetwork:
+        networks.append(FaultyNetwork(cluster_network(*args, **options), random.Random(0)))
+        return networks[-1]
+
+    monkeypatch.setattr("adam_async.store.store.cluster_network", faulty)
+    async with (
+        servers(1, waits=Waits(grace_s=0.2)) as where,
+        ParameterStore.open(where, START, rule=Sgd(rate=1.0), consistency="ssp:1") as cut,
+        ParameterStore.open(where) as other,
+    ):
+        await cut.push(ONES)
+        await cut.tick()
+        network, node = networks[0], cut._link._identity.node
+        network.faults = Faults(cut=1.0)
+        network.cut_all()
+        await other._link._membership.wait_for(
+            lambda cluster: node not in cluster.nodes or not cluster.nodes[node].live, "its loss", 20.0
+        )
+        network.faults = Faults()
+        with pytest.raises(StoreError, match="gave up its place: open the store again"):
+            while True:
+                await cut.push(ONES)
+        for _ in range(3):
+            await other.tick()
+        assert (await other.pull()).clock >= 2  # it waits for no lost client
 
 
 @pytest.mark.processes
