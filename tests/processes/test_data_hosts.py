@@ -33,10 +33,10 @@ def test_a_host_serves_trainings_one_after_the_other_and_two_at_a_time_and_survi
             other.wait_for("epoch 1/100000")
             one.signal(signal.SIGINT)
             assert one.finish() == 130, one.output
-            host.wait_for("no more: the asker said goodbye")
+            host.wait_for("no longer serves the cluster")
             other.signal(signal.SIGTERM)
             assert other.finish() == 143, other.output
-            host.wait_for("no more: the asker said goodbye")
+            host.wait_for("no longer serves the cluster")
         assert "Traceback" not in one.output + other.output
 
         code, output = run("train", "--data", address, "--epochs", "2")
@@ -44,7 +44,7 @@ def test_a_host_serves_trainings_one_after_the_other_and_two_at_a_time_and_survi
         assert "after 2 epochs" in output
         assert "digits inside the package" in output
 
-        host.wait_for("no more: the asker said goodbye")
+        host.wait_for("no longer serves the cluster")
         host.signal(signal.SIGINT)
         assert host.finish() == 130
         assert "Traceback" not in host.output
