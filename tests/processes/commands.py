@@ -16,6 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 20.0
+RUN_S = 60.0
+"""Deadline of a whole command, in seconds: beside other programs a cluster of processes starts in 20 s."""
 
 
 def until(predicate: Callable[[], object], what: str, *, seconds: float = PATIENCE_S) -> None:
@@ -143,7 +145,7 @@ class Command:
 def run(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
     """Run a command to its end; returns exit code and output."""
     with Command(*arguments, environment=environment) as command:
-        return command.finish(), command.output
+        return command.finish(seconds=RUN_S), command.output
 
 
 def address_of(role: Command) -> str:
