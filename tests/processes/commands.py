@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 20.0
-RUN_S = 60.0
+RUN_S = 120.0
 """Deadline of a whole command, in seconds: beside other programs a cluster of processes starts in 20 s."""
 
 
