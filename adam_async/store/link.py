@@ -228,10 +228,8 @@ class StoreLink:
             return pull.values()
         push = PushCollector(self.layout, self.note_versions, len(messages), self._ended)
         self._begin_push(messages, read, weight, push)
-        if push.done.done():
-            await push.done  # a refused push ends no step
         if self.slack is not None:
-            await self.tick()
+            await self.tick(after=push)
         values = await self.pull(tuple(gradients), None)
         await self._unless_failed(push.done)
         return values
@@ -406,8 +404,8 @@ class StoreLink:
 
     # --- clocks --------------------------------------------------------------------------------
 
-    async def tick(self) -> None:
-        """See `ParameterStore.tick`."""
+    async def tick(self, *, after: Collector | None = None) -> None:
+        """See `ParameterStore.tick`; raises the error of the push `after`, which then ends no step."""
         self._check()
         if self.slack is None:
             return
@@ -416,11 +414,15 @@ class StoreLink:
         await self._begun()
         await asyncio.sleep(0)  # a loop of ticks lets other tasks run
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue_call(partial(self._send_ticks, sent), sent.set_exception)
-        if not sent.done():
+        self._queue_call(partial(self._send_ticks, sent, after), sent.set_exception)
+        if sent.done():
+            sent.result()
+        else:
             await self._unless_failed(asyncio.shield(sent))
 
-    def _send_ticks(self, sent: "asyncio.Future[None]") -> None:
+    def _send_ticks(self, sent: "asyncio.Future[None]", after: Collector | None) -> None:
+        if after is not None and after.done.done():
+            after.done.result()  # a push that was refused in the queue ends no step
         self.clock += 1
         for message in self.layout.everything:
             shards = [shard for shard in message.shards if shard not in self._pushed]

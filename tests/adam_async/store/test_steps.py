@@ -82,6 +82,22 @@ async def test_in_bsp_servers_apply_the_weighted_mean_of_a_step() -> None:
         np.testing.assert_array_equal(values.result()["w"], np.full(4, -2.0 * 5))
 
 
+@pytest.mark.parametrize("queued", [0, 40])  # more than a server may owe answers for
+async def test_in_bsp_a_push_pull_that_is_refused_ends_no_step(queued: int) -> None:
+    arrays = {str(number): np.zeros(1) for number in range(queued + 1)}
+    opening = ParameterStore.open("local", arrays, rule=Sgd(rate=1.0), consistency="bsp", replicas=1)
+    async with opening as store:
+        pushes = [asyncio.create_task(store.push({name: np.ones(1)})) for name in arrays]
+        await asyncio.sleep(0)
+        with pytest.raises(StoreError, match="array '0' was pushed before in this step"):
+            await store.push_pull({"0": np.ones(1)})
+        await asyncio.gather(*pushes)
+        assert store.clock == 0
+        await store.tick()
+        values = await store.pull()
+        assert {values[name][0] for name in arrays} == {-1.0}
+
+
 async def test_in_bsp_only_the_creator_needs_replicas() -> None:
     with pytest.raises(StoreError, match="'default' does not exist, and with consistency='bsp' its creator"):
         await ParameterStore.open("local", START, consistency="bsp")
