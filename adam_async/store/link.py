@@ -379,7 +379,7 @@ class StoreLink:
                 pull=isinstance(collector, PullCollector),
             )
             if isinstance(collector, PullCollector):
-                # The values bring the versions, and without clocks no sum refuses a push.
+                # The values bring the versions; `push_pull` reports no refused parts.
                 self._client.push(
                     of.server,
                     step,

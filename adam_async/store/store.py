@@ -210,7 +210,8 @@ class ParameterStore:
     ) -> Values:
         """Push gradients, end the step in a store with clocks, and pull the same arrays.
 
-        See `push` and `pull`. A cancelled call may have pushed and ended the step.
+        See `push` and `pull`. Refused parts are not reported. A cancelled call may have pushed and ended the
+        step.
         """
         return await self._link.push_pull(gradients, read=read, rate=rate, weight=weight)
 

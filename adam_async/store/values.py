@@ -52,7 +52,7 @@ class Values(Mapping[str, NDArray[Any]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedShard:
-    """A part of an array that a push did not change, because its sum was closed or not finite."""
+    """A part of an array that a push did not change: its change was not finite, or its sum was closed."""
 
     name: str
     start: int

@@ -225,6 +225,8 @@ async def test_shards_whose_product_is_not_finite_are_refused_and_named_and_the_
         pushed = await store.push({"w": Factors(np.full((1, 8), 1e200), errors)})
         assert pushed.refused == (RefusedShard(name="w", start=8, stop=16),)
         np.testing.assert_array_equal((await store.pull())["w"], [[-1.0] * 8, [0.0] * 8, [-1.0] * 8])
+        pushed = await store.push({"w": np.full((3, 8), 1e300)}, rate=1e12)
+        assert [part.start for part in pushed.refused] == [0, 8, 16]
 
 
 async def test_several_clients_of_one_loop_lose_no_push() -> None:
