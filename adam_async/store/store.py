@@ -341,7 +341,8 @@ class Opening:
         if self._task is not None:
             raise StoreError("this store was opened before: call ParameterStore.open again")
         opened: asyncio.Future[StoreLink] = asyncio.get_running_loop().create_future()
-        # `await` has no block, so `close` ends the task in place of a group.
+        # `await` has no block, so `close` ends the task in place of a group. A group that this call enters
+        # would cancel the caller at any later `await` if a link fails, and `close` may run in another task.
         self._task = asyncio.create_task(self._run(opened), name=f"store-{self._wish.name}")
         try:
             link = await asyncio.shield(opened)
