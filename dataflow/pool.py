@@ -153,7 +153,7 @@ def function_job(
     *,
     on_done: Callable[[Job], None],
     cost: str | None,
-    with_context: bool,
+    with_context: bool = False,
     paced: bool = True,
 ) -> Job:
     """Return a job that calls `fn(*args)`, or `fn(context, *args)`; for implementations of a pool."""
@@ -353,7 +353,6 @@ class ComputePool:
                 (),
                 on_done=partial(_settle, made),
                 cost="context",
-                with_context=False,
             )
             worker.first.queued = self.clock()
             makings.append(made)
@@ -421,14 +420,13 @@ class ComputePool:
         *args: Any,
         on_done: Callable[[Job], None],
         cost: str | None = None,
-        with_context: bool = False,
     ) -> bool:
-        """Run `fn(*args)`, or `fn(context, *args)`, in a thread; then `on_done(job)` on the loop.
+        """Run `fn(*args)` in a thread; then `on_done(job)` on the loop.
 
         Returns False, and does nothing, if the pool has no room. `job.error` is the error of `fn`, or None;
         `job.result` is its result. `cost` defaults to the function's name. Raises PoolClosed.
         """
-        job = function_job(fn, args, on_done=on_done, cost=cost, with_context=with_context)
+        job = function_job(fn, args, on_done=on_done, cost=cost)
         return bool(self.submit_jobs((job,)))
 
     async def run(

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from transport.budget import Account, Budget
 from transport.calls import CallTable, make_call
@@ -33,7 +33,7 @@ from transport.intake import MESSAGE_COST_BYTES, META_COST, UNCHECKED_BYTES, Int
 from transport.link import LinkStatistics, Observer, OnAnswer, Request, traffic_by_type
 from transport.messages import Identity, Message, RoleTable
 from transport.release import Release
-from transport.requests import AnsweringLink, InboundRequest, serve_in_tasks
+from transport.requests import AnsweringLink, InboundRequest
 from transport.tensors import Tensor
 from transport.waiters import AnswerCallback, Waiter, fail_waiter
 
@@ -479,14 +479,6 @@ class Endpoint(AnsweringLink):
         while self._unhandled:
             self._handle(self._unhandled.popleft())
         self._intake.look()
-
-    async def serve_forever(
-        self, handler: Callable[[Request], Awaitable[object]], *, concurrency: int = 64
-    ) -> None:
-        await serve_in_tasks(self, handler, concurrency=concurrency, stop=self._stop_serving)
-
-    def _stop_serving(self) -> None:
-        self._handler = None
 
     def _send_error(self, request_id: int, code: str, text: str) -> None:
         message = Message(type=code[:64], meta={"text": text[:MAX_ERROR_TEXT]})

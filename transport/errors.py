@@ -1,12 +1,17 @@
 """Pure: the errors of links, by cause and by the party at fault.
 
-TransportError ├── LinkClosed one of the two sides closed the conversation ├── LinkBroken the conversation was
-lost: the peer vanished, fell silent or stopped reading ├── ProtocolError a rule was broken... │ ├──
-LocalProtocolError... by the caller of this side; nothing was sent │ └── RemoteProtocolError... by the peer;
-the link is closed ├── HandshakeRejected one side refused the other ├── DialFailed no peer answered at the
-address within the time limit ├── BindRefused an address that other machines can reach needs a token ├──
-CallTimeout (also a TimeoutError) no reply within the time limit ├── RemoteError the peer answered a request
-with an error └── WouldBlock the peer reads too slowly; wait or drop the message
+TransportError
+├── LinkClosed            one of the two sides closed the conversation
+├── LinkBroken            the conversation was lost: the peer vanished, fell silent or stopped reading
+├── ProtocolError         a rule was broken
+│   ├── LocalProtocolError    by the caller of this side; nothing was sent
+│   └── RemoteProtocolError   by the peer; the link is closed
+├── HandshakeRejected     one side refused the other
+├── DialFailed            no peer answered at the address within the time limit
+├── BindRefused           an address that other machines can reach needs a token
+├── CallTimeout           no reply within the time limit (also a TimeoutError)
+├── RemoteError           the peer answered a request with an error
+└── WouldBlock            the peer reads too slowly; wait or drop the message
 """
 
 from typing import Self

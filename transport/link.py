@@ -10,7 +10,7 @@ pieces, and other messages pass it unless they were sent with ``ordered=True``. 
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -84,8 +84,8 @@ class Request(ABC):
         """
 
     @abstractmethod
-    def reply(self, message: Message, release: Release | None = None) -> None:
-        """Answer the request. An ended link drops and releases the answer.
+    def reply(self, message: Message) -> None:
+        """Answer the request. An ended link drops the answer.
 
         Raises:
             LocalProtocolError: The request was answered before, the role table has no row for the answer, no
@@ -232,15 +232,6 @@ class Link(ABC):
 
         An error of the handler is logged, and the answer has code ``internal``. Without ``receives`` this
         side takes no messages: the first one ends the link with a RemoteProtocolError.
-        """
-
-    @abstractmethod
-    async def serve_forever(
-        self, handler: Callable[[Request], Awaitable[object]], *, concurrency: int = 64
-    ) -> None:
-        """Handle requests with a coroutine function until the link ends, which raises nothing.
-
-        Cancelling cancels the handlers.
         """
 
     @abstractmethod

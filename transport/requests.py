@@ -1,9 +1,8 @@
-"""The requests of the peer, each until its answer, and a handler that runs in tasks."""
+"""The requests of the peer, each until its answer."""
 
-import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from transport.budget import Account
 from transport.errors import LocalProtocolError, RemoteProtocolError, TransportError
@@ -91,7 +90,7 @@ class InboundRequest(Request):
             logger.exception("%r: answering %r failed", self._link, self.message.type)
             self.fail("internal", f"answering {self.message.type!r} failed: {type(error).__name__}")
 
-    def reply(self, message: Message, release: Release | None = None) -> None:
+    def reply(self, message: Message) -> None:
         if self._answered:
             raise LocalProtocolError(
                 "reply", f"request {self._id} ({self.message.type!r}) was answered before"
@@ -102,9 +101,7 @@ class InboundRequest(Request):
                 link._check(message)
             if message.tensors and not self._charged:
                 self._check_size(message)
-            link._transmit(REPLY, self._id, message, release, False)
-        elif release is not None:
-            release()
+            link._transmit(REPLY, self._id, message, None, False)
         self._close()
 
     def fail(self, code: str, text: str) -> None:
@@ -136,40 +133,3 @@ class InboundRequest(Request):
 
     def __repr__(self) -> str:
         return f"<Request {self._id} {self.message.type} from {self._link.peer}>"
-
-
-async def serve_in_tasks(
-    link: Link,
-    handler: Callable[[Request], Awaitable[object]],
-    *,
-    concurrency: int,
-    stop: Callable[[], None],
-) -> None:
-    """Handle requests in tasks until the link ends; `stop` then removes the handler."""
-    slots = asyncio.Semaphore(concurrency)
-
-    async def run(request: Request) -> None:
-        async with slots:
-            try:
-                await handler(request)
-            except TransportError:
-                logger.debug("%r: the link ended during %r", link, request.message.type)
-            except Exception as error:
-                logger.exception("%r: handler failed on %r", link, request.message.type)
-                request.fail("internal", f"handling {request.message.type!r} failed: {type(error).__name__}")
-
-    async with asyncio.TaskGroup() as tg:
-        tasks: set[asyncio.Task[None]] = set()
-
-        def start(request: Request) -> None:
-            task = tg.create_task(run(request), name=f"{link.identity.node}/{request.message.type}")
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
-        link.serve(start)
-        try:
-            await link.wait_closed()
-        finally:
-            stop()
-        for task in tasks:
-            task.cancel()

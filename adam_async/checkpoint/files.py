@@ -6,11 +6,11 @@ checkpoint. A crash leaves a hidden folder, which the next start removes, or a w
 does not name yet. The newest two checkpoints are kept; if the newest is damaged, the older one is read.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from numpy.typing import NDArray
@@ -39,6 +39,8 @@ from adam_async.checkpoint.manifest import (
     trained_again,
 )
 from adam_async.runtime.disk import Disk, Part
+
+_T = TypeVar("_T")
 
 ASIDE = ".aside"
 """Suffix of the names of unfinished files and folders, as in `Disk.write_atomic`."""
@@ -189,21 +191,14 @@ async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
     Raises:
         CheckpointError: The folder has no whole checkpoint; the error names the damage of each.
     """
-    candidates, problems = await _candidates(folder, disk)
-    for name in candidates:
-        try:
-            manifest, weights, state = await _read_one(folder / name, disk)
-        except CheckpointError as error:
-            problems.append(str(error))
-        else:
-            return Checkpoint(
-                manifest=manifest,
-                weights=weights,
-                state=state,
-                problems=tuple(problems),
-                trained_again=trained_again(manifest, await _read_progress(folder, disk)),
-            )
-    raise _none_whole(folder, problems)
+    (manifest, weights, state), problems = await _newest(folder, disk, _read_one)
+    return Checkpoint(
+        manifest=manifest,
+        weights=weights,
+        state=state,
+        problems=tuple(problems),
+        trained_again=trained_again(manifest, await _read_progress(folder, disk)),
+    )
 
 
 async def newest_manifest(folder: Path, disk: Disk) -> Manifest:
@@ -212,18 +207,21 @@ async def newest_manifest(folder: Path, disk: Disk) -> Manifest:
     Raises:
         CheckpointError: The folder has no readable manifest; the error names the damage of each.
     """
+    return (await _newest(folder, disk, _read_manifest))[0]
+
+
+async def _newest(
+    folder: Path, disk: Disk, read: Callable[[Path, Disk], Awaitable[_T]]
+) -> tuple[_T, list[str]]:
+    """Read the newest checkpoint that `read` accepts; return it, and the damage of newer ones."""
     candidates, problems = await _candidates(folder, disk)
     for name in candidates:
         try:
-            return await _read_manifest(folder / name, disk)
+            return await read(folder / name, disk), problems
         except CheckpointError as error:
             problems.append(str(error))
-    raise _none_whole(folder, problems)
-
-
-def _none_whole(folder: Path, problems: Sequence[str]) -> CheckpointError:
     why = "; ".join(problems) or "train --checkpoint writes them"
-    return CheckpointError(f"no checkpoint in {folder} can be read: {why}")
+    raise CheckpointError(f"no checkpoint in {folder} can be read: {why}")
 
 
 async def _candidates(folder: Path, disk: Disk) -> tuple[list[str], list[str]]:

@@ -1,7 +1,8 @@
 """Pure: content and files of a checkpoint, and the options of a run that continues from it.
 
-Theory of operation ------------------- A checkpoint is a folder ``checkpoint-EEEE-NNNNNN`` (epoch, number of
-its trained groups):
+Theory of operation
+-------------------
+A checkpoint is a folder ``checkpoint-EEEE-NNNNNN`` (epoch, number of its trained groups):
 
     model-00001-of-00002.safetensors    parameters, whole tensors by their names
     model.safetensors.index.json        the file of each parameter, as other libraries expect it

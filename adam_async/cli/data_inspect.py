@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from adam_async.cli.contact_sheet import check_png, contact_sheet, sheet_rows
 from adam_async.cli.data import data_folder, load_data
 from adam_async.cli.files import check_target, read_file, write_file
-from adam_async.cli.options import InspectOptions
+from adam_async.cli.options import InspectOptions, check_within
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.datasets import kind_of_name, split_folders
@@ -119,12 +119,8 @@ async def run_inspection(
 
 
 def _check(options: InspectOptions) -> None:
-    for option, value, least, most in (
-        ("--samples", options.samples, 1, MOST_SAMPLES),
-        ("--classes", options.classes, 1, MOST_CLASSES),
-    ):
-        if not least <= value <= most:
-            raise ConfigError(f"{option} must be within {least} and {most}, not {value}")
+    check_within("--samples", options.samples, 1, MOST_SAMPLES)
+    check_within("--classes", options.classes, 1, MOST_CLASSES)
     for option, value, least in (("--seed", options.seed, 0), ("--epoch", options.epoch, 1)):
         if value < least:
             raise ConfigError(f"{option} must be at least {least}, not {value}")

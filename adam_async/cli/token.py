@@ -2,7 +2,7 @@
 
 import sys
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from adam_async.errors import ConfigError
@@ -15,9 +15,9 @@ TOKEN_BYTES = 32
 """Size of a new root token, in random bytes."""
 
 
-async def new_token(out: Path | None, *, entropy: Callable[[int], bytes] = system_entropy) -> int:
+async def new_token(out: Path | None) -> int:
     """Write a random root token. Raises ConfigError: the file exists or cannot be written."""
-    return await _write(b64encode(entropy(TOKEN_BYTES)).decode(), out)
+    return await _write(b64encode(system_entropy(TOKEN_BYTES)).decode(), out)
 
 
 async def derive_token(

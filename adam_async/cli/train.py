@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -67,26 +67,8 @@ from transport import BufferPool, Identity
 logger = logging.getLogger(__name__)
 
 
-class Trainable(Protocol):
-    """Interface of all three kinds of cluster."""
-
-    @property
-    def driver(self) -> Driver:
-        """Driver of the run."""
-
-    async def train(self, on_epoch: OnEpoch | None = None) -> RunResult:
-        """Run all epochs."""
-
-
-class Remote:
-    """A cluster whose roles were started by hand; this process has only its driver."""
-
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
-
-    async def train(self, on_epoch: OnEpoch | None = None) -> RunResult:
-        """Run all epochs. See `Driver.train`."""
-        return await self.driver.train(on_epoch)
+Train = Callable[[OnEpoch], Awaitable[RunResult]]
+"""Runs all epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +111,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
         try:
             async with open_cluster(
                 options, config, contents, environment, dataset, terminal, timeline, imports
-            ) as cluster:
-                driver = cluster.driver
+            ) as (driver, train):
                 driver.listen(terminal.notice)
                 table = LiveTable(
                     driver.progress,
@@ -144,7 +125,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                         options, driver, dataset, contents, resumed, table, imports
                     )
                     try:
-                        result = await cluster.train(table.on_epoch)
+                        result = await train(table.on_epoch)
                     except asyncio.CancelledError:  # an interruption, or a failure of the driver or a role
                         kept = await keep_results(driver, options, disk, environment)
                         if EARLY.first is not None:  # print now: closing the cluster may take long
@@ -415,13 +396,13 @@ async def open_cluster(
     terminal: Terminal,
     timeline: Timeline | None,
     imports: Imports,
-) -> AsyncIterator[Trainable]:
+) -> AsyncIterator[tuple[Driver, Train]]:
     """Start the roles of the configuration, or join running ones."""
     role = "driver" if options.controller is not None else ""
     token = await read_token(options.token_file, environment, role=role)
     if options.controller is not None:
         async with _join(options, config, contents, token, imports) as driver:
-            yield Remote(driver)
+            yield driver, driver.train
     elif config.processes:
         async with ProcessCluster(
             config,
@@ -439,7 +420,7 @@ async def open_cluster(
             step_args=imports.step_args,
             step_path=options.step_path,
         ) as processes:
-            yield processes
+            yield processes.driver, processes.train
     else:
         async with LocalCluster(
             config,
@@ -455,7 +436,7 @@ async def open_cluster(
             step=options.step,
             step_args=imports.step_args,
         ) as local:
-            yield local
+            yield local.driver, local.train
 
 
 @asynccontextmanager

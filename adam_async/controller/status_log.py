@@ -1,8 +1,10 @@
 """Log lines of a controller about its group and the cluster: one line for each change.
 
-Theory of operation ------------------- The consensus node passes its core to the log after every event; the
-log keeps only the last reported state. It has no timer: a core has a tick at least once in two election
-time-outs, and a leader one with each heartbeat, so a line is at most that late.
+Theory of operation
+-------------------
+The consensus node passes its core to the log after every event; the log keeps only the last reported state.
+It has no timer: a core has a tick at least once in two election time-outs, and a leader one with each
+heartbeat, so a line is at most that late.
 
 *Leader.* A line follows an election; a request for votes has none. *Lost and returned controllers.* The
 leader reports them, because it measures each voter's silence; it reports none in its first `LOST_S`. *No

@@ -1,10 +1,11 @@
 """Pure: the ledger of a run's leases at one data server.
 
-Theory of operation ------------------- One data server, the *ledger leader*, enters all events of leases into
-one ledger, in one order; the other servers copy it. A `DataState` is a function of its entries, their times
-included, so a server with the ledger has the state: finished groups, leases, answers to workers. An entry is
-*settled* when all ledger replicas have it; unreplicated entries may be lost, so its effects run only after
-that.
+Theory of operation
+-------------------
+One data server, the *ledger leader*, enters all events of leases into one ledger, in one order; the other
+servers copy it. A `DataState` is a function of its entries, their times included, so a server with the ledger
+has the state: finished groups, leases, answers to workers. An entry is *settled* when all ledger replicas
+have it; unreplicated entries may be lost, so its effects run only after that.
 
 An epoch leaves little state: a state between two epochs is an `Opening`. The ledger of an epoch is the
 opening before it and the entries since then, from `EpochBegan` on; a new replica reads only these. A replica

@@ -1,10 +1,11 @@
 """Pure: one ledger on several data servers, which survives the loss of any of them.
 
-Theory of operation ------------------- The cluster map names the *ledger replicas*, which have the ledger,
-and the *term*, which rises with each new *ledger leader*. The leader enters events and copies them to the
-other replicas. The leader settles an entry when all replicas have it; it first removes an unreachable replica
-from the map. Every remaining replica therefore has all settled entries, and the first of them becomes the
-next leader.
+Theory of operation
+-------------------
+The cluster map names the *ledger replicas*, which have the ledger, and the *term*, which rises with each new
+*ledger leader*. The leader enters events and copies them to the other replicas. The leader settles an entry
+when all replicas have it; it first removes an unreachable replica from the map. Every remaining replica
+therefore has all settled entries, and the first of them becomes the next leader.
 
 A new replica reads the ledger from its opening, counts as soon as it has the whole ledger, and is then added
 to the map. In a new term every replica reads the ledger again, because it may have entries that the new

@@ -21,8 +21,6 @@ from adam_async.data_server.service import DataServer, describe
 from adam_async.data_server.statistics import HostStatistics
 from adam_async.errors import first_cause
 from adam_async.messages import Body, Serve, Serving, pack, text_tensor
-from adam_async.runtime.machine import available_bytes
-from dataflow import ComputePool, MakePool
 from transport import Identity, Link, LinkClosed, Request, TransportError
 from transport.sockets import parse_tcp_address
 
@@ -40,24 +38,12 @@ class DataHost(Role):
             ``tcp://host:port``; data servers take any free port of that host.
         dataset: Data to serve.
         entropy: Source of the incarnations of data servers.
-        make_pool: See `GroupProducer`.
-        available_bytes: See `GroupProducer`.
     """
 
-    def __init__(
-        self,
-        settings: RoleSettings,
-        dataset: Dataset,
-        *,
-        entropy: Callable[[int], bytes],
-        make_pool: MakePool = ComputePool,
-        available_bytes: Callable[[], int] = available_bytes,
-    ) -> None:
+    def __init__(self, settings: RoleSettings, dataset: Dataset, *, entropy: Callable[[int], bytes]) -> None:
         super().__init__(settings)
         describe(dataset)  # refuses a description that the map of no cluster has room for
         self._dataset = dataset
-        self._make_pool = make_pool
-        self._available_bytes = available_bytes
         self._entropy = entropy
         self._asked = 0
         self.serving: dict[str, DataServer] = {}
@@ -94,9 +80,7 @@ class DataHost(Role):
             controller=controller,
             process_memory=self.process_memory,
         )
-        server = DataServer(
-            settings, self._dataset, make_pool=self._make_pool, available_bytes=self._available_bytes
-        )
+        server = DataServer(settings, self._dataset)
         self.serving[controller] = server
         self._spawn(f"cluster-{self._asked}", self._serve(request, node, controller, server))
 

@@ -167,6 +167,13 @@ class Slots:
         assert self.output_error is not None, "this context holds no error gradients"
         return self.output_error
 
+    @property
+    def input_error(self) -> Array:
+        """The error gradient of the only input; a layer must need it."""
+        (error,) = self.input_errors
+        assert error is not None, "no layer needs the error gradient of this input"
+        return error
+
 
 class Layer(ABC):
     """One layer of a network. See the head of this file.

@@ -77,7 +77,6 @@ async def examine(
     entropy: Callable[[int], bytes],
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
-    network: Network | None = None,
     spec: ModelSpec | None = None,
     images_per_group: int = 16,
 ) -> list[Finding]:
@@ -85,14 +84,12 @@ async def examine(
 
     Args:
         entropy: Random bytes for the handshake of the loopback link.
-        network: Network of the loopback link; None: plain TCP.
         spec: Model of the checks of kernels and working sets; None: `mnist-adam`.
 
     A cancellation leaves no files or tasks.
     """
     machine = describe_machine(loop=type(asyncio.get_running_loop()).__module__)
     spec = spec or named_model("mnist-adam")
-    tcp = network or TcpNetwork(token=None, entropy=entropy, rules=role_table())
     return [
         *check_software(machine),
         *[check_extra(*extra) for extra in EXTRAS],
@@ -100,7 +97,7 @@ async def examine(
         await check_kernels(spec, images_per_group, installed=installed_version("numba") is not None),
         *check_working_sets(machine, spec, images_per_group),
         await check_products(machine.cores),
-        await check_link(tcp),
+        await check_link(TcpNetwork(token=None, entropy=entropy, rules=role_table())),
         await check_data(disk, data_dir, cache_dir),
     ]
 

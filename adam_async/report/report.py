@@ -5,7 +5,7 @@ many processes give the same report.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from adam_async.report.baseline import Baseline
 from adam_async.report.defaults import explain_defaults
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import default_rate, squared_norm_of
-from adam_async.run.result import EpochResult, RunResult
-from adam_async.run.run_copies import RunCopies
+from adam_async.run.result import CheckpointResult, EpochResult, RunResult
+from adam_async.run.run_copies import BundleCopies, RunCopies
 from adam_async.run.series import Sample
 from adam_async.run.staleness import StalenessReport, add_up, add_up_by_name
 from adam_async.run.step_model import RunModel, StepModel
@@ -28,6 +28,7 @@ from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import Machine
 from adam_async.runtime.traffic import TrafficRow
 from dataflow import EngineStatistics, PoolStatistics
+from transport import PoolStatistics as BufferPoolStatistics
 
 SCHEMA = "adam-async/report/1"
 """Name and version of the schema; the version grows when a field changes its meaning or is removed."""
@@ -130,16 +131,6 @@ class EventReport(msgspec.Struct, frozen=True, kw_only=True):
     event: str
 
 
-class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint that was written."""
-
-    name: str
-    epoch: int
-    paused_s: float
-    written_s: float
-    bytes: int
-
-
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of one parameter server."""
 
@@ -155,15 +146,6 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     peak_rss_mb: float
 
 
-class BundleReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The copies of the shards that were placed on one server."""
-
-    home: str
-    primary: str
-    in_sync: list[str]
-    joining: list[str]
-
-
 class CopiesReport(msgspec.Struct, frozen=True, kw_only=True):
     """The copies of all shards at the end."""
 
@@ -171,7 +153,7 @@ class CopiesReport(msgspec.Struct, frozen=True, kw_only=True):
     min_in_sync: int
     lagging: list[str]
     """Homes of the shards with fewer copies in sync."""
-    bundles: list[BundleReport]
+    bundles: tuple[BundleCopies, ...]
 
 
 class ControllerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,17 +191,6 @@ class Lag(msgspec.Struct, frozen=True, kw_only=True):
     p50: float
     p99: float
     max: float
-
-
-class BufferReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool of receive buffers; roles of one process may share one."""
-
-    outstanding: int
-    outstanding_bytes: int
-    free: int
-    free_bytes: int
-    acquired: int
-    created: int
 
 
 class PushReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,7 +232,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineStatistics | None
     cpus: tuple[int, ...] | None
     lag_s: Lag
-    buffers: BufferReport
+    buffers: BufferPoolStatistics
+    """Pool of receive buffers; roles of one process may share one."""
     push_buffers: int
     peak_rss_mb: float
     kernels: KernelReport | None = None
@@ -287,7 +259,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     waits: list[WaitReport]
     series: list[Sample]
     events: list[EventReport]
-    checkpoints: list[CheckpointReport]
+    checkpoints: tuple[CheckpointResult, ...]
     copies: CopiesReport | None = None
     controllers: list[ControllerReport] = []
     servers: list[ServerReport]
@@ -342,7 +314,7 @@ def build_report(
         series=list(result.series),
         events=msgspec.convert(result.events, list[EventReport]),
         copies=_copies(result.copies) if result.copies is not None else None,
-        checkpoints=msgspec.convert(result.checkpoints, list[CheckpointReport], from_attributes=True),
+        checkpoints=result.checkpoints,
         **msgspec.structs.asdict(counts),
     )
 
@@ -432,7 +404,7 @@ def _copies(copies: RunCopies) -> CopiesReport:
         copies=copies.copies,
         min_in_sync=copies.min_in_sync,
         lagging=[bundle.home for bundle in copies.lagging],
-        bundles=msgspec.convert(copies.bundles, list[BundleReport], from_attributes=True),
+        bundles=copies.bundles,
     )
 
 
@@ -456,12 +428,7 @@ def _working_sets(model: RunModel, config: Config, machine: Machine) -> list[Wor
 
 def _fitted(each: WorkingSet, machine: Machine) -> WorkingSetReport:
     return WorkingSetReport(
-        layers=each.layers,
-        weights=each.weights,
-        activations=each.activations,
-        gradients=each.gradients,
-        scratch=each.scratch,
-        push_buffers=each.push_buffers,
+        **asdict(each),
         total=each.total,
         fits=each.fits(l2_kb=machine.l2_kb, l3_kb=machine.l3_kb),
     )

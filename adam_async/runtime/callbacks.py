@@ -1,8 +1,9 @@
 """Callbacks of an event loop: an error in a callback ends its block, or the command of its process.
 
-Theory of operation ------------------- The loop calls a callback, so no caller handles its error: the loop
-passes the error to its exception handler and continues. A role that missed one callback may wait for ever for
-the next. Two parts prevent that:
+Theory of operation
+-------------------
+The loop calls a callback, so no caller handles its error: the loop passes the error to its exception handler
+and continues. A role that missed one callback may wait for ever for the next. Two parts prevent that:
 
 - `Callbacks` runs the callbacks of one block. The block has a task that waits for `failure`; the first error
   ends that task, and the task group ends the block. The loop may belong to a host program.

@@ -16,10 +16,11 @@ one moment between its start and its end, so that all answers are those of such 
 A change by the service itself is recorded as a compare-and-set with an unknown outcome. A value is the part
 that clients set, without additions of the service.
 
-Theory of operation ------------------- Keys are independent, so the search treats each alone, as Wing and
-Gong do: place operations one after the other, each only if no unplaced operation has to precede it; return
-from a dead end; and visit no set of placed operations twice with the same state (Lowe). Versions leave little
-to search:
+Theory of operation
+-------------------
+Keys are independent, so the search treats each alone, as Wing and Gong do: place operations one after the
+other, each only if no unplaced operation has to precede it; return from a dead end; and visit no set of
+placed operations twice with the same state (Lowe). Versions leave little to search:
 
 - A key has a version once, so every operation that saw the version belongs there. An operation that fits and
   changes nothing is placed at once, because it blocks no other one.

@@ -1,9 +1,11 @@
 """An event loop on virtual time that repeats a run exactly for the same seed.
 
-Theory of operation ------------------- asyncio schedules all work through `call_soon` and `call_at`, so the
-loop decides the order of all steps. The loop has a queue of ready steps and a heap of timers with ties in
-order of creation. If no step is ready, the clock skips to the next timer. Simulated hours therefore take
-milliseconds, a deadlock is found at once, and the machine has no influence.
+Theory of operation
+-------------------
+asyncio schedules all work through `call_soon` and `call_at`, so the loop decides the order of all steps. The
+loop has a queue of ready steps and a heap of timers with ties in order of creation. If no step is ready, the
+clock skips to the next timer. Simulated hours therefore take milliseconds, a deadlock is found at once, and
+the machine has no influence.
 
 Steps run first in, first out, as asyncio documents; then only the network and the disk are random. With
 `shuffled` the next step is drawn from all ready steps, which is stricter than asyncio: code that fails only

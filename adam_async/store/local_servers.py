@@ -47,6 +47,8 @@ class _LocalServers:
         if self._access is None:
             self._access = asyncio.get_running_loop().create_future()
             self._unused = asyncio.Event()
+            # The store that starts the servers may close before the others, so no group of its can have this
+            # task: the last `leave` waits for it.
             self._task = asyncio.create_task(self._run(self._access), name="local-servers")
         try:
             return await asyncio.shield(self._access)

@@ -4,10 +4,12 @@
         values = await store.pull()
         await store.push({"w": gradient(values["w"])}, read=values)
 
-Theory of operation ------------------- A store is a record in the cluster map and shards on servers
-(`run.store_record`). `open` joins the cluster as a client, creates the store if it is absent, loads its first
-values, and waits until the controllers have opened it. In stores with clocks (ssp, bsp) each client is a
-replica: the controllers give it a number in the clocks, and its loss frees the number.
+Theory of operation
+-------------------
+A store is a record in the cluster map and shards on servers (`run.store_record`). `open` joins the cluster as
+a client, creates the store if it is absent, loads its first values, and waits until the controllers have
+opened it. In stores with clocks (ssp, bsp) each client is a replica: the controllers give it a number in the
+clocks, and its loss frees the number.
 
 Every push has a number on each shard, and the client repeats it over new links until the server answers, so
 the server applies it exactly once (`parameter_server.session`). A cancelled call does not recall its
@@ -340,7 +342,8 @@ class Opening:
         if self._task is not None:
             raise StoreError("this store was opened before: call ParameterStore.open again")
         opened: asyncio.Future[StoreLink] = asyncio.get_running_loop().create_future()
-        # `await` has no block, so `close` ends the task in place of a group.
+        # `await` has no block, so `close` ends the task in place of a group. A group that this call enters
+        # would cancel the caller at any later `await` if a link fails, and `close` may run in another task.
         self._task = asyncio.create_task(self._run(opened), name=f"store-{self._wish.name}")
         try:
             link = await asyncio.shield(opened)

@@ -1,9 +1,10 @@
 """The other workers of a replica: links to all of them, and blocks in both directions.
 
-Theory of operation ------------------- Of two workers the worker with the lower part connects. Both sides
-begin with a `Greet`: the replica generation, and the number of received blocks, after which sending continues
-(`reliable_stream.py`). A worker of another generation gets no answer, so all messages of an earlier
-generation are refused.
+Theory of operation
+-------------------
+Of two workers the worker with the lower part connects. Both sides begin with a `Greet`: the replica
+generation, and the number of received blocks, after which sending continues (`reliable_stream.py`). A worker
+of another generation gets no answer, so all messages of an earlier generation are refused.
 
 Blocks that become ready in one iteration of the loop share one message, whatever their groups; the engine
 gets received blocks at once. Blocks of the other direction carry confirmations; after `CONFIRM_BLOCKS`

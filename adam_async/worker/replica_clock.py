@@ -1,9 +1,11 @@
 """Pure: the arithmetic of a replica's clock: the step that a group joins, and the values that it reads.
 
-Theory of operation ------------------- Step c of a replica follows c earlier steps; its push has clock c + 1.
-Groups join steps at their admission, in the order of their leases, `push_every` to a step, so the same groups
-make the same step in every run. At a *sync clock*, which the data server sends, all replicas have the same
-clock: the open step ends short, and the clock *skips* to the sync clock without pushes in between.
+Theory of operation
+-------------------
+Step c of a replica follows c earlier steps; its push has clock c + 1. Groups join steps at their admission,
+in the order of their leases, `push_every` to a step, so the same groups make the same step in every run. At a
+*sync clock*, which the data server sends, all replicas have the same clock: the open step ends short, and the
+clock *skips* to the sync clock without pushes in between.
 
 Under ``ssp:S`` the values that step c reads contain all pushes of live replicas up to clock c - S. Such a
 replica is at most S steps ahead of the slowest one when it begins a step, and S + 1 when its push is counted.

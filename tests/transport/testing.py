@@ -6,7 +6,7 @@ await check_link(lambda: link_pair(network))
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, fields
 
@@ -294,11 +294,6 @@ class FaultyLink(Link):
 
     def serve(self, handler: Callable[[Request], None], *, receives: bool = True) -> None:
         self.inner.serve(handler, receives=receives)
-
-    async def serve_forever(
-        self, handler: Callable[[Request], Awaitable[object]], *, concurrency: int = 64
-    ) -> None:
-        await self.inner.serve_forever(handler, concurrency=concurrency)
 
     def observe(self, observer: Observer) -> None:
         self.inner.observe(observer)

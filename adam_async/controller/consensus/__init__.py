@@ -3,8 +3,10 @@
 The protocol is Multi-Paxos with a stable leader, as in Raft, and `core.py` has one node of it.
 docs/explanation/consensus.md has the duties of a shell.
 
-Theory of operation ------------------- Events are its input, and effects its output. Time and random numbers
-are arguments. The core never waits: pending work is a field, and every event examines it again.
+Theory of operation
+-------------------
+Events are its input, and effects its output. Time and random numbers are arguments. The core never waits:
+pending work is a field, and every event examines it again.
 
 *Terms.* Each term has at most one leader: a node votes once in a term, and a leader has the votes of a
 majority. Index and term name an entry, and the leader of a term never puts two entries at one index. A

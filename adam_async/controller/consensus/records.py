@@ -9,11 +9,13 @@ The file is append-only. Each `Persist` of the core becomes one *frame*, integer
     head crc   4 bytes, of all before it and of the position of the frame in the file
     payload    the records, as MessagePack
 
-Theory of operation ------------------- After a crash each unsynced frame may be whole, absent or torn, and
-recovery may drop it. It must not drop a durable frame, whose votes and entries this node promised to others.
-`durable` separates the two. If a whole frame after the first bad one has a durable position beyond the bad
-one, then the bad one was durable, the file is damaged, and the node must not start. Otherwise all frames from
-the bad one on were in flight, and recovery cuts them off.
+Theory of operation
+-------------------
+After a crash each unsynced frame may be whole, absent or torn, and recovery may drop it. It must not drop a
+durable frame, whose votes and entries this node promised to others. `durable` separates the two. If a whole
+frame after the first bad one has a durable position beyond the bad one, then the bad one was durable, the
+file is damaged, and the node must not start. Otherwise all frames from the bad one on were in flight, and
+recovery cuts them off.
 
 Damage to the last frames, before any later durable one, stays undetected: they look like a torn tail. The
 checksum of the head covers the size, so recovery never uses a wrong size; a frame from another position or

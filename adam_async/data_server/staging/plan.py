@@ -1,8 +1,9 @@
 """Pure: the plan of a staging: which server reads each file, and from which servers the others copy it.
 
-Theory of operation ------------------- Several data servers each need a copy of one slow source. All of them
-have the same list of files (a manifest: paths and sizes, sorted) and the same list of servers, so they need
-no agreement:
+Theory of operation
+-------------------
+Several data servers each need a copy of one slow source. All of them have the same list of files (a manifest:
+paths and sizes, sorted) and the same list of servers, so they need no agreement:
 
 - File i belongs to server i modulo servers. The owner reads the file from the source, once.
 - The other servers copy files in rounds: in round d, server r copies the files of server r + d. In each round

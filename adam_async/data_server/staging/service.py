@@ -1,10 +1,11 @@
 """The shell of a staging: a data server's copy of a shared source, made together with other servers.
 
-Theory of operation ------------------- A stager is a role without a membership, because no server has data to
-join with yet. The servers therefore know each other by a list of addresses that all of them have. The stager
-listens at its address of the list, reads its own files from the source on a few lanes, and copies the other
-files round by round on a few more. `Staging` has the order, and the substitutes of lost servers. `staged`
-returns when the copy is whole.
+Theory of operation
+-------------------
+A stager is a role without a membership, because no server has data to join with yet. The servers therefore
+know each other by a list of addresses that all of them have. The stager listens at its address of the list,
+reads its own files from the source on a few lanes, and copies the other files round by round on a few more.
+`Staging` has the order, and the substitutes of lost servers. `staged` returns when the copy is whole.
 
 The stager answers the other servers until its block ends, also while its process serves images from the copy.
 A question for a missing file waits. Questions name files by number, and each server's own manifest turns

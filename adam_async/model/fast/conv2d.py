@@ -207,8 +207,7 @@ class FastConv2d(FastSliding, Conv2d):
     def backward_ops(self, slots: Slots) -> list[Op]:
         """Add a border to the errors if necessary, multiply strip by strip, unpack."""
         images, (channels, rows, stride, width, _) = slots.images, self._packed_shape(slots.images)
-        target = slots.scratch["packed_error"] if self._packed() else slots.input_errors[0]
-        assert target is not None
+        target = slots.scratch["packed_error"] if self._packed() else slots.input_error
         ops, source = [], slots.error
         if self._is_bordered(images):
             _, lines, columns, _ = self._bordered_shape(images)
@@ -231,8 +230,7 @@ class FastConv2d(FastSliding, Conv2d):
                 )
             )
         if self._packed():
-            assert slots.input_errors[0] is not None
-            ops.append(self._pack_op(program.UNPACK, slots, target, slots.input_errors[0]))
+            ops.append(self._pack_op(program.UNPACK, slots, target, slots.input_error))
         return ops
 
     def delta_ops(self, slots: Slots, kind: str, out: Field) -> list[Op]:

@@ -61,8 +61,7 @@ class FastDense(Compiled, Dense):
     def backward_ops(self, slots: Slots) -> list[Op]:
         """Multiply by the transposed weights."""
         outputs, inputs = self._sizes
-        target = slots.input_errors[0]
-        assert target is not None
+        target = slots.input_error
         # No bias, so no ending; `fuse` may add the backward of a ReLU there.
         if slots.images == 1:
             arrays = (target, self.ref("weight"), slots.error)

@@ -36,7 +36,20 @@ from adam_async.model.layers import (
 from adam_async.model.layers.pool import Pool
 
 
-class FastRelu(Compiled, Relu):
+class _ByValue(Compiled):
+    """A function of each value, whose derivative follows from the output: no scratch, and one op each way."""
+
+    def forward_ops(self, slots: Slots) -> list[Op]:
+        """Apply the function."""
+        return [Op.of(self.KERNELS[0], slots.output.size, slots.output, slots.inputs[0])]
+
+    def backward_ops(self, slots: Slots) -> list[Op]:
+        """Multiply the error gradient by the derivative."""
+        target = slots.input_error
+        return [Op.of(self.KERNELS[1], target.size, target, slots.error, slots.output)]
+
+
+class FastRelu(_ByValue, Relu):
     """ReLU with compiled kernels; on most tapes the ending of the kernel before it."""
 
     KERNELS: ClassVar[tuple[int, ...]] = (program.RELU, program.RELU_BACK)
@@ -48,16 +61,6 @@ class FastRelu(Compiled, Relu):
 
     def prepare(self, slots: Slots) -> None:
         """Need no views."""
-
-    def forward_ops(self, slots: Slots) -> list[Op]:
-        """Clip at zero."""
-        return [Op.of(program.RELU, slots.output.size, slots.output, slots.inputs[0])]
-
-    def backward_ops(self, slots: Slots) -> list[Op]:
-        """Pass the error gradient if the output is positive."""
-        target = slots.input_errors[0]
-        assert target is not None
-        return [Op.of(program.RELU_BACK, target.size, target, slots.error, slots.output)]
 
 
 class FastMaxPool(Compiled, MaxPool):
@@ -83,8 +86,7 @@ class FastMaxPool(Compiled, MaxPool):
 
     def backward_ops(self, slots: Slots) -> list[Op]:
         """Give each error gradient to the position of the maximum."""
-        target = slots.input_errors[0]
-        assert target is not None
+        target = slots.input_error
         # `positive` is 0 here; `fuse` sets it to 1 in place of a ReLU's backward.
         arrays = (slots.error, target, slots.scratch["winners"])
         return [
@@ -118,43 +120,20 @@ class FastAveragePool(Compiled, AveragePool):
 
     def backward_ops(self, slots: Slots) -> list[Op]:
         """Give each position its part."""
-        target = slots.input_errors[0]
-        assert target is not None
+        target = slots.input_error
         return [self._op(program.AVERAGE_POOL_BACK, slots, slots.error, target)]
 
 
-class FastTanh(Compiled, Tanh):
+class FastTanh(_ByValue, Tanh):
     """Hyperbolic tangent with compiled kernels."""
 
     KERNELS: ClassVar[tuple[int, ...]] = (program.TANH, program.TANH_BACK)
 
-    def forward_ops(self, slots: Slots) -> list[Op]:
-        """Apply the function."""
-        return [Op.of(program.TANH, slots.output.size, slots.output, slots.inputs[0])]
 
-    def backward_ops(self, slots: Slots) -> list[Op]:
-        """Multiply by 1 - y * y."""
-        target = slots.input_errors[0]
-        assert target is not None
-        # The output gives the derivative, so no scratch keeps it from forward to backward.
-        return [Op.of(program.TANH_BACK, target.size, target, slots.error, slots.output)]
-
-
-class FastSigmoid(Compiled, Sigmoid):
+class FastSigmoid(_ByValue, Sigmoid):
     """Logistic function with compiled kernels."""
 
     KERNELS: ClassVar[tuple[int, ...]] = (program.SIGMOID, program.SIGMOID_BACK)
-
-    def forward_ops(self, slots: Slots) -> list[Op]:
-        """Apply the function."""
-        return [Op.of(program.SIGMOID, slots.output.size, slots.output, slots.inputs[0])]
-
-    def backward_ops(self, slots: Slots) -> list[Op]:
-        """Multiply by y * (1 - y)."""
-        target = slots.input_errors[0]
-        assert target is not None
-        # The output gives this derivative, too.
-        return [Op.of(program.SIGMOID_BACK, target.size, target, slots.error, slots.output)]
 
 
 class FastDropout(Compiled, Dropout):
@@ -175,8 +154,7 @@ class FastDropout(Compiled, Dropout):
 
     def backward_ops(self, slots: Slots) -> list[Op]:
         """Multiply by the same factors."""
-        target = slots.input_errors[0]
-        assert target is not None
+        target = slots.input_error
         return [Op.of(program.MULTIPLY_VALUES, target.size, target, slots.error, slots.scratch["factors"])]
 
 
@@ -205,8 +183,7 @@ class FastLocalResponseNorm(Compiled, LocalResponseNorm):
 
     def backward_ops(self, slots: Slots) -> list[Op]:
         """Compute both terms of the derivative."""
-        target = slots.input_errors[0]
-        assert target is not None
+        target = slots.input_error
         arrays = (target, slots.error, slots.inputs[0], slots.output)
         return [self._op(program.RESPONSE_NORM_BACK, slots, *arrays)]
 
@@ -228,8 +205,7 @@ class FastSoftmaxCrossEntropy(Compiled, SoftmaxCrossEntropy):
 
     def backward_ops(self, slots: Slots) -> list[Op]:
         """Subtract one from the right class's share."""
-        target = slots.input_errors[0]
-        assert target is not None
+        target = slots.input_error
         arrays = (target, slots.scratch["shares"], slots.scratch["targets"], self._factors(slots))
         return [Op.of(program.SOFTMAX_BACK, self.input_shapes[0][0], slots.images, *arrays)]
 
@@ -254,8 +230,7 @@ class FastMeanSquaredError(Compiled, MeanSquaredError):
 
     def backward_ops(self, slots: Slots) -> list[Op]:
         """Twice the difference, divided by features and images."""
-        target = slots.input_errors[0]
-        assert target is not None
+        target = slots.input_error
         return [Op.of(program.SQUARED_ERROR_BACK, target.size, target, slots.scratch["difference"])]
 
 
@@ -271,8 +246,7 @@ class FastFlatten(Compiled, Flatten):
 
     def backward_ops(self, slots: Slots) -> list[Op]:
         """Copy back, unless the memory is the same."""
-        target = slots.input_errors[0]
-        assert target is not None
+        target = slots.input_error
         # Error gradients have their own memory, so this case has its own test.
         if same_memory(target, slots.error):
             return []

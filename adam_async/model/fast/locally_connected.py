@@ -53,8 +53,7 @@ class FastLocallyConnected(FastSliding, LocallyConnected):
 
     def backward_ops(self, slots: Slots) -> list[Op]:
         """Multiply pixel by pixel, add up, unpack."""
-        wanted = slots.input_errors[0]
-        assert wanted is not None
+        wanted = slots.input_error
         # The runs are those of the packed input, so their sums have its layout, too.
         target = slots.scratch["packed_error"] if self._packed() else wanted
         arrays = (slots.error, self.ref("weight"), target, slots.views["runs"], self._line(slots.images))

@@ -53,8 +53,7 @@ class Tanh(Layer):
 
     def backward(self, weights: Weights, slots: Slots) -> None:
         """Multiply by 1 - y * y."""
-        slope = slots.input_errors[0]
-        assert slope is not None
+        slope = slots.input_error
         np.multiply(slots.output, slots.output, out=slope)
         np.subtract(1, slope, out=slope)
         np.multiply(slope, slots.error, out=slope)
@@ -76,8 +75,7 @@ class Sigmoid(Layer):
 
     def backward(self, weights: Weights, slots: Slots) -> None:
         """Multiply by y * (1 - y)."""
-        slope = slots.input_errors[0]
-        assert slope is not None
+        slope = slots.input_error
         np.subtract(1, slots.output, out=slope)
         np.multiply(slope, slots.output, out=slope)
         np.multiply(slope, slots.error, out=slope)

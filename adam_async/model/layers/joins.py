@@ -34,8 +34,7 @@ class Flatten(Layer):
 
     def backward(self, weights: Weights, slots: Slots) -> None:
         """Copy back, unless the memory is the same."""
-        target = slots.input_errors[0]
-        assert target is not None
+        target = slots.input_error
         if not np.may_share_memory(target, slots.error):
             np.copyto(target, slots.error.reshape(target.shape))
 

@@ -95,8 +95,7 @@ class SoftmaxCrossEntropy(Loss):
 
     def backward(self, weights: Weights, slots: Slots) -> None:
         """Shares minus one at the right class, times its weight, divided by the number of images."""
-        target = slots.input_errors[0]
-        assert target is not None
+        target = slots.input_error
         share = 1.0 / slots.images
         np.multiply(slots.scratch["shares"], share, out=target)
         target.reshape(-1)[slots.scratch["targets"]] -= share

@@ -103,8 +103,7 @@ class MaxPool(Pool):
     def backward(self, weights: Weights, slots: Slots) -> None:
         """Give each error gradient to the maximum's position: first its column, then its row."""
         views, scratch = slots.views, slots.scratch
-        input_error = slots.input_errors[0]
-        assert input_error is not None
+        input_error = slots.input_error
         # Squares that tile write every error gradient; others add to it, or leave some out.
         if not self._tiles:
             scratch["tall_error"].fill(0)
@@ -178,8 +177,7 @@ class AveragePool(Pool):
     def backward(self, weights: Weights, slots: Slots) -> None:
         """Copy each part to the whole row, then to the whole column."""
         views, scratch = slots.views, slots.scratch
-        input_error = slots.input_errors[0]
-        assert input_error is not None
+        input_error = slots.input_error
         np.multiply(slots.error, 1.0 / self.kernel**2, out=scratch["part"])
         self._spread(scratch["part"], views["across_error"], scratch["tall_error"])
         self._spread(scratch["tall_error"], views["down_error"], input_error)

@@ -62,8 +62,7 @@ class LocalResponseNorm(Layer):
 
     def backward(self, weights: Weights, slots: Slots) -> None:
         """Add up both terms of the derivative."""
-        target = slots.input_errors[0]
-        assert target is not None
+        target = slots.input_error
         scale, power, terms = (slots.scratch[name] for name in ("scale", "power", "terms"))
         np.multiply(slots.error, slots.output, out=terms)
         np.divide(terms, scale, out=terms)

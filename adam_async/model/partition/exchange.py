@@ -165,8 +165,7 @@ class Arrival(Layer):
             return
         target, source = slots.views["own errors"]
         if not slots.views["covers"]:
-            error = slots.input_errors[0]
-            assert error is not None
+            error = slots.input_error
             error.fill(0)
         np.copyto(target, source)
 

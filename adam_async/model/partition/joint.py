@@ -1,9 +1,11 @@
 """Pure: all parts of a cut network in one process, run together by one thread.
 
-Theory of operation ------------------- Local exchange needs no message (paper 3.3; AD-15): if all workers of
-a replica share a process, and no network or delay between them is configured, one worker runs the segments of
-all parts, each after the segments that send to it. A part writes its rows into the memory of the part that
-reads them, and reads error gradients in place.
+Theory of operation
+-------------------
+Local exchange needs no message (paper 3.3; AD-15): if all workers of a replica share a process, and no
+network or delay between them is configured, one worker runs the segments of all parts, each after the
+segments that send to it. A part writes its rows into the memory of the part that reads them, and reads error
+gradients in place.
 
 A joint network has the interface of the whole network: weights are whole tensors, and each part reads its
 rows of them. A gradient consists of the parts' rows, or is the sum of the parts' gradients in the order of

@@ -147,8 +147,7 @@ class JointTapes:
             return ops
         # Rows that the arrival leaves out have no reader here, so their error gradient is 0.
         if not slots.views["covers"]:
-            assert slots.input_errors[0] is not None
-            ops += _zeros(slots.input_errors[0])
+            ops += _zeros(slots.input_error)
         return ops + _copies(*slots.views["own errors"])
 
     def _renamed(self, part: int, ops: Sequence[Op]) -> Iterator[Op]:

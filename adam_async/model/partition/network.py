@@ -1,10 +1,11 @@
 """Pure: one worker's part of a cut network: a network of cut layers, and the order in which it runs.
 
-Theory of operation ------------------- A part runs its own steps of the whole network: its layers forward in
-their order, then backward. A *segment* is a longest run of steps without a wait: a step that receives from
-another worker begins a segment, unless the segment has only such steps so far. At its end a segment sends its
-results. No deadlock can occur, because every worker runs its steps in the order of the whole network, so each
-wait is for an earlier step.
+Theory of operation
+-------------------
+A part runs its own steps of the whole network: its layers forward in their order, then backward. A *segment*
+is a longest run of steps without a wait: a step that receives from another worker begins a segment, unless
+the segment has only such steps so far. At its end a segment sends its results. No deadlock can occur, because
+every worker runs its steps in the order of the whole network, so each wait is for an earlier step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -61,8 +61,6 @@ LINKS = LinkConfig(
 """Options of links with limits small enough that little traffic reaches all of them."""
 
 CLIENTS = ("client-0", "client-1", "client-2")
-SERVED_FOREVER = "client-0"
-"""Client whose requests the server handles by `serve_forever`."""
 
 SIZES = (0, 7, 500, 5_000, 20_000)
 """Sizes of an array, in numbers: none, one write, one frame, several frames."""
@@ -111,10 +109,7 @@ class TransportClients:
                     tasks[group.create_task(_answer(request), name=f"answer-{name}")] = None
 
                 link.observe(self._count)
-                if name in SERVED_FOREVER:
-                    tasks[group.create_task(link.serve_forever(_answer), name=f"serve-{name}")] = None
-                else:
-                    link.serve(begin)
+                link.serve(begin)
                 try:
                     while True:
                         note = await link.receive()
@@ -240,7 +235,6 @@ async def _with_room(wait: Awaitable[None]) -> None:
 
 async def _answer(request: Request) -> None:
     """Return an `echo`; refuse a `count` after a pause."""
-    _check_question(request)
     message = request.message
     if message.type == "echo":
         request.reply(Message(type="echoed", meta=message.meta, tensors=message.tensors))
