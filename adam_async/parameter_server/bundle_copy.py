@@ -46,6 +46,7 @@ from adam_async.replication.effects import (
 )
 from adam_async.replication.local_copy import Bundle as BundleFacts
 from adam_async.replication.log import Entry as LogEntry
+from adam_async.replication.log import Log
 from adam_async.replication.member import BundleMember
 from adam_async.replication.violations import Violation
 from adam_async.run.bundle_record import BundleRecord, Member
@@ -251,6 +252,11 @@ class BundleCopy:
     def is_primary(self) -> bool:
         """Whether this server is the primary, as far as it knows."""
         return self._core.is_primary
+
+    @property
+    def log(self) -> Log:
+        """The log, for reading."""
+        return self._core.log
 
     @property
     def state_position(self) -> int | None:

@@ -2,15 +2,18 @@
 
     bundles = Bundles()
     bundles.applies(copy, entry, parts)      # before each entry that a copy applies
-    bundles.compare(copy)                    # between two entries
+    bundles.commits(copy, entry, others)     # if the copy is the primary
+    bundles.compare(copy, store)             # between two entries
 
 A bundle has one log: the members that apply a position apply the same entry (`one log`), each in the order of
 the positions. An entry that a primary applies is one that it acknowledges, so a generation has one primary
-(`one primary`). No copy returns to an older generation (I4). Copies at the same position have the same state,
-and a shard has one content for each version (`equal copies`).
+(`one primary`), and all members in sync hold the entry (`committed`). With fewer than ``min_in_sync`` members
+a primary applies no new entry (`min_in_sync`). No copy returns to an older generation (I4). Copies at the
+same position have the same state, and a shard has one content for each version (`equal copies`). The clocks
+of live replicas differ by no more than the mode permits (`staleness`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -20,15 +23,15 @@ import numpy as np
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.shard import Shard, ShardTables
-from adam_async.replication.log import Entry
+from adam_async.replication.log import Entry, Log
 from adam_async.run.bundle_record import BundleRecord, Member
+from adam_async.run.store_record import StoreRecord
 from adam_async.simulation.scenario import Violation
 
 Digest = bytes
 
 Key = tuple[str, str]
 """Id of the store and home of a bundle."""
-
 
 NOT_LOGGED = ("ordered", "duplicates", "shards")
 """Fields of a shard's tables that belong to the front of the primary, or count shards that share them."""
@@ -55,6 +58,11 @@ class Copy(Protocol):
     @property
     def is_primary(self) -> bool:
         """Whether the server orders and answers."""
+        ...
+
+    @property
+    def log(self) -> Log:
+        """The log, for reading."""
         ...
 
     @property
@@ -87,6 +95,10 @@ class Bundles:
         self._states: dict[tuple[Key, int], tuple[Digest, Member]] = {}
         self._shards: dict[tuple[str, int, int], tuple[Digest, Member]] = {}
         """Content by store, shard and version."""
+        self._compared: dict[tuple[Key, Member], tuple[Bundle, int]] = {}
+        """Last compared position of each copy."""
+        self._alone: dict[tuple[Key, Member], tuple[int, int]] = {}
+        """By primary with too few members: version of its record, and the end of its log at first."""
 
     def applies(self, copy: Copy, entry: Entry, parts: Sequence[Part]) -> None:
         """Check the next entry of a copy. Raises Violation."""
@@ -120,12 +132,38 @@ class Bundles:
                 text = f"{first} and {me} both acknowledged as the primary of {key[1]}"
                 raise Violation("one primary", f"{text} in generation {generation}")
 
-    def compare(self, copy: Copy) -> None:
-        """Compare the state of a copy with those of the others at its position. Raises Violation."""
-        position = copy.state_position
-        if position is None:
+    def commits(self, primary: Copy, entry: Entry, others: Iterable[Copy]) -> None:
+        """Check that other members in sync hold an entry that a primary applies. Raises Violation."""
+        for other in others:
+            held = other.log.at(entry.position)
+            is_dropped = other.log.start >= entry.position  # all members have applied it
+            if not is_dropped and (held is None or held.generation != entry.generation):
+                text = f"{primary.me} applied entry {entry.position} of {primary.home}"
+                raise Violation("committed", f"{text}, and {other.me} does not hold it: {other.log}")
+
+    def _check_members(self, copy: Copy, key: Key, least: int) -> None:
+        """Check that a primary with too few members applies no new entry."""
+        changed, before = copy.record.changed, self._alone.pop((key, copy.me), None)
+        if not copy.is_primary or len(copy.record.in_sync) >= least:
             return
+        if before is None or before[0] != changed:
+            before = changed, copy.log.last
+        self._alone[key, copy.me] = before
+        if copy.log.applied > before[1]:
+            text = f"{copy.me} applied entry {copy.log.applied} of {key[1]}"
+            raise Violation(
+                "min_in_sync", f"{text} with {len(copy.record.in_sync)} of {least} members in sync"
+            )
+
+    def compare(self, copy: Copy, store: StoreRecord) -> None:
+        """Compare the state of a copy with those of the others at its position. Raises Violation."""
         bundle, me, key = copy.shards, copy.me, (copy.record.store, copy.home)
+        self._check_members(copy, key, store.min_in_sync_in_force)
+        position = copy.state_position
+        if position is None or self._compared.get((key, me)) == (bundle, position):
+            return
+        self._compared[key, me] = bundle, position
+        _check_clocks(bundle, store.slack, me)
         contents = []
         for number, shard in sorted(bundle.shards.items()):
             content = _content_of(shard)
@@ -142,6 +180,14 @@ class Bundles:
         if first != digest:
             text = f"{other} and {me} differ after entry {position} of {key[1]}"
             raise Violation("equal copies", text)
+
+
+def _check_clocks(bundle: Bundle, slack: int | None, me: Member) -> None:
+    """Check that no live replica is too far ahead of another one. Raises Violation."""
+    for tables in bundle.tables() if slack is not None else ():
+        clocks = [clock for replica, clock in tables.clocks.items() if replica in bundle.replicas.live]
+        if clocks and max(clocks) > min(clocks) + slack + 1:
+            raise Violation("staleness", f"the clocks of {me} are {tables.clocks} with a slack of {slack}")
 
 
 def _digest(pieces: Sequence[bytes]) -> Digest:
