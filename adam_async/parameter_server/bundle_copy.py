@@ -261,7 +261,7 @@ class BundleCopy:
     @property
     def state_position(self) -> int | None:
         """Position of the last applied entry; None while an entry is in work, or while pieces are missing."""
-        if self._is_catching_up or not self._shards.bundle.idle:
+        if self._is_catching_up or not self._core.is_whole or not self._shards.bundle.idle:
             return None
         return self._core.log.applied
 

@@ -10,10 +10,10 @@ the positions. An entry that a primary applies is one that it acknowledges, so a
 (`one primary`), and all members in sync hold the entry (`committed`). With fewer than ``min_in_sync`` members
 a primary applies no new entry (`min_in_sync`). No copy returns to an older generation (I4). Copies at the
 same position have the same state, and a shard has one content for each version (`equal copies`). The clocks
-of live replicas differ by no more than the mode permits (`staleness`).
+of the live clients of a store differ by no more than its mode permits (`staleness`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -35,6 +35,9 @@ Key = tuple[str, str]
 
 NOT_LOGGED = ("ordered", "duplicates", "shards")
 """Fields of a shard's tables that belong to the front of the primary, or count shards that share them."""
+
+LOGGED = tuple(name for name in ShardTables.__dataclass_fields__ if name not in NOT_LOGGED)
+"""Fields of a shard's tables that are functions of the log."""
 
 
 class Copy(Protocol):
@@ -163,7 +166,8 @@ class Bundles:
         if position is None or self._compared.get((key, me)) == (bundle, position):
             return
         self._compared[key, me] = bundle, position
-        _check_clocks(bundle, store.slack, me)
+        if store.slack is not None and not store.program:
+            _check_clocks(bundle, store.slack, me)
         contents = []
         for number, shard in sorted(bundle.shards.items()):
             content = _content_of(shard)
@@ -182,9 +186,12 @@ class Bundles:
             raise Violation("equal copies", text)
 
 
-def _check_clocks(bundle: Bundle, slack: int | None, me: Member) -> None:
-    """Check that no live replica is too far ahead of another one. Raises Violation."""
-    for tables in bundle.tables() if slack is not None else ():
+def _check_clocks(bundle: Bundle, slack: int, me: Member) -> None:
+    """Check that no live client of a store is too far ahead of another one. Raises Violation.
+
+    A replica of a run skips to the last clock of an epoch once it has no groups left.
+    """
+    for tables in bundle.tables():
         clocks = [clock for replica, clock in tables.clocks.items() if replica in bundle.replicas.live]
         if clocks and max(clocks) > min(clocks) + slack + 1:
             raise Violation("staleness", f"the clocks of {me} are {tables.clocks} with a slack of {slack}")
@@ -206,7 +213,6 @@ def _content_of(shard: Shard) -> Digest:
 def _tables_of(shard: Shard) -> bytes:
     """Return all tables of a shard that are functions of the log."""
     tables, pending = shard.tables, shard.pending
-    fields = [name for name in ShardTables.__dataclass_fields__ if name not in NOT_LOGGED]
     waiting: dict[int, list[tuple[int, int]]] = {}
     if pending is not None:
         waiting = {
@@ -214,22 +220,20 @@ def _tables_of(shard: Shard) -> bytes:
             for clock, contributions in pending.waiting.items()
         }
     reached = pending.reached if pending is not None else 0
-    return _encoded([*(getattr(tables, name) for name in fields), waiting, reached])
+    return _encoded([*(getattr(tables, name) for name in LOGGED), waiting, reached])
 
 
 def _clocks_of(bundle: Bundle) -> bytes:
     """Return the replica generations of a bundle."""
-    return _encoded([bundle.epoch, msgspec.structs.asdict(bundle.replicas.state())])
+    return _encoded([bundle.epoch, *msgspec.structs.astuple(bundle.replicas.state())])
 
 
-def _encoded(value: object) -> bytes:
-    return msgspec.msgpack.encode(_in_order(value))
+def _encoded(values: Iterable[object]) -> bytes:
+    return msgspec.msgpack.encode([_in_order(each) for each in values])
 
 
 def _in_order(value: object) -> object:
-    """Return a value with its mappings as sorted pairs."""
-    if isinstance(value, Mapping):
-        return sorted((_in_order(key), _in_order(each)) for key, each in value.items())
-    if isinstance(value, list | tuple):
-        return [_in_order(each) for each in value]
+    """Return a value with its dictionaries as sorted pairs; no list contains one."""
+    if isinstance(value, dict):
+        return sorted([(key, _in_order(each)) for key, each in value.items()])
     return value

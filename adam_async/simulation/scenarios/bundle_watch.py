@@ -181,10 +181,11 @@ class BundleWatch:
 
     def lacking(self) -> str:
         """Return which bundles lack copies in sync on running servers; empty if none does."""
-        found = [] if self.map.bundles else ["there is no bundle"]
+        phases = {name: store.phase for name, store in self.map.stores.items()}
+        found = [] if "open" in phases.values() else ["no store is open"]
         for key, bundle in sorted(self.map.bundles.items()):
-            store, copies = self.map.stores[key.split("/", 2)[1]], self._copies(key)
-            if store.phase not in ("loading", "open"):
+            copies = self._copies(key)
+            if phases[key.split("/", 2)[1]] == "failed":
                 continue
             members = [member for member in bundle.in_sync if self.runs(member)]
             if len(members) < copies or len(members) < len(bundle.in_sync):

@@ -96,6 +96,7 @@ class PushClients:
 
     Attributes:
         pending: Pushes without an answer.
+        are_going_on: Whether the clients push: until `stop`, or until all columns are taken.
     """
 
     def __init__(
@@ -112,14 +113,14 @@ class PushClients:
         self.pending = PendingPushes(world, cluster.bundles)
         self._working: set[str] = set()
         self._dice = world.dice.fork("pushers")
-        self._going_on = True
+        self.are_going_on = True
         for name in PUSHERS:
             world.node(name).start(self._run)
 
     async def _run(self, node: Node) -> None:
         dice = self._dice.fork(f"{node.name}/{node.incarnation}")
         self.pending.forget(node.name)
-        while self._going_on:
+        while self.are_going_on:
             self._working.add(node.name)
             try:
                 await self._use(node, dice)
@@ -179,7 +180,7 @@ class PushClients:
 
     async def _work(self, name: str, link: StoreLink, dice: RandomStream) -> None:
         store = self._pushes_to(link)
-        while self._going_on and not store.full:
+        while self.are_going_on and not store.full:
             count = 1 + dice.below(4) if self._slack != 0 else 1
             async with asyncio.TaskGroup() as group:
                 for _ in range(count):
@@ -192,7 +193,7 @@ class PushClients:
             await link.tick()
             await self._pull(name, link, dice.choose(list(store.arrays)))
             await asyncio.sleep(dice.around(PACE_S))
-        self._going_on = self._going_on and not store.full
+        self.are_going_on = self.are_going_on and not store.full
 
     async def _push(self, name: str, link: StoreLink, array: str, dice: RandomStream) -> None:
         pushes = self._pushes_to(link).arrays[array]
@@ -240,7 +241,7 @@ class PushClients:
         Raises:
             Violation: A push is pending for too long, or a client goes on for `LEAVE_S`.
         """
-        self._going_on = False
+        self.are_going_on = False
         await self.pending.answered()
         await settle(self._world, self._unfinished, within_s=LEAVE_S, invariant="clients are answered")
 

@@ -6,7 +6,7 @@ from adam_async.simulation.faults import Strike, check_noticed, is_running
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenario import Ledger
-from adam_async.simulation.scenarios.push_clients import PUSHERS
+from adam_async.simulation.scenarios.push_clients import PUSHERS, PushClients
 from adam_async.simulation.scenarios.push_cluster import SERVERS, PushCluster
 from adam_async.simulation.scenarios.server_faults import LINK_KINDS, LOSS_KINDS, STALL_KINDS, ServerFaults
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS
@@ -24,8 +24,15 @@ class PushFaults:
         strikes: Faults by kind, for `faults.strike_all`.
     """
 
-    def __init__(self, world: World, cluster: PushCluster, ledger: Ledger) -> None:
-        servers = ServerFaults(world, cluster.bundles, ledger, servers=SERVERS, peers=PUSHERS)
+    def __init__(self, world: World, cluster: PushCluster, clients: PushClients, ledger: Ledger) -> None:
+        servers = ServerFaults(
+            world,
+            cluster.bundles,
+            ledger,
+            servers=SERVERS,
+            peers=PUSHERS,
+            is_over=lambda: not clients.are_going_on,
+        )
         self.strikes: dict[str, Strike] = {
             **servers.strikes,
             LEADER_KILL: self._kill_leader,

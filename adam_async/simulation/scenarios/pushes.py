@@ -77,7 +77,8 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     clients = PushClients(world, cluster, ledger, settings)
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(cluster.watch(), name="watch")
-        await strike_all(world, plan.faults, ledger, own=PushFaults(world, cluster, ledger).strikes)
+        strikes = PushFaults(world, cluster, clients, ledger).strikes
+        await strike_all(world, plan.faults, ledger, own=strikes)
         await clients.pending.answered()
         await settle(world, cluster.bundles.lacking, within_s=WHOLE_S, invariant="all copies return")
         await clients.stop()

@@ -34,8 +34,8 @@ LINK_KINDS = ("cut", "cut-one-way", "narrow", "reset")
 SPARE_S = 60.0
 """Time limit of the wait until a server may be lost, in seconds."""
 
-MOMENT_S = 0.5
-"""Time limit of the wait for a moment of the replication, in seconds; a peer notices the fault later."""
+MOMENT_S = 1.0
+"""Time limit of the wait for a moment of the replication, in seconds: peers act on a cut somewhat later."""
 
 FAILED_S = 15.0
 """Time limit until a store without copies has failed, in seconds."""
@@ -198,6 +198,7 @@ class ServerFaults:
     async def _power(self, world: World, fault: Fault) -> None:
         """Crash all servers at once; the stores must fail, and the map must name the reasons."""
         async with self._one:
+            check_noticed(not self._is_over())
             stores = {store.id for store in self._bundles.map.stores.values() if store.phase == "open"}
             crashed = [name for name in self._servers if is_running(world.node(name))]
             for name in crashed:
