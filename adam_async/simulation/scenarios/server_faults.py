@@ -40,6 +40,9 @@ MOMENT_S = 1.0
 FAILED_S = 15.0
 """Time limit until a store without copies has failed, in seconds."""
 
+BUSY_S = 10.0
+"""Time limit of the wait for an answered push, as after an earlier fault all clients may wait, in seconds."""
+
 FOLLOW_S = 5.0
 """Time limit of the wait for the successor of a lost primary, in seconds."""
 
@@ -90,15 +93,18 @@ class ServerFaults:
         self._dice = world.dice.fork("victims")
 
     @asynccontextmanager
-    async def victim(self, fault: Fault) -> AsyncIterator[str]:
+    async def victim(self, fault: Fault, *, leads: bool = False) -> AsyncIterator[str]:
         """Reserve a server that may be lost: the target, or the one that is the primary of most bundles.
+
+        Args:
+            leads: Whether it must be the primary of a bundle with another member in sync.
 
         Raises:
             Missed: None may be lost for `SPARE_S`, or the workload has ended.
         """
         until = self._world.now + SPARE_S
         async with self._one:
-            while not (name := self._choose(fault)):
+            while not (name := self._choose(fault, leads=leads)):
                 if self._world.now > until or self._is_over():
                     raise Missed
                 await asyncio.sleep(STEP_S)
@@ -108,11 +114,11 @@ class ServerFaults:
             finally:
                 self._bundles.disturbed.discard(name)
 
-    def _choose(self, fault: Fault) -> str:
+    def _choose(self, fault: Fault, *, leads: bool) -> str:
         bundles, led = self._bundles, self._bundles.led_by
         ranked = sorted(self._servers, key=lambda name: (name not in fault.targets, -len(led(name)), name))
         spared = [name for name in ranked if is_running(self._world.node(name)) and bundles.can_spare(name)]
-        return spared[0] if spared else ""
+        return next((name for name in spared if not leads or self._successor(self._main_bundle(name))), "")
 
     async def _until(self, happened: Callable[[], bool], limit_s: float, step_s: float) -> bool:
         until = self._world.now + limit_s
@@ -143,8 +149,10 @@ class ServerFaults:
 
     async def _split(self, world: World, fault: Fault) -> None:
         """Cut a primary off from its successor, and lose it while only another member has an entry."""
-        async with self.victim(fault) as name:
-            key = max(self._bundles.led_by(name), key=self._count_in_sync, default="")
+        async with self.victim(fault, leads=True) as name:
+            answered = self._bundles.acknowledged
+            await self._until(lambda: self._bundles.acknowledged > answered, BUSY_S, STEP_S)
+            key = self._main_bundle(name)
             successor = self._successor(key)
             check_noticed(bool(successor))
             world.network.cut(name, successor, both=False)
@@ -159,10 +167,9 @@ class ServerFaults:
 
     async def _lose_successors(self, world: World, fault: Fault) -> None:
         """Lose a primary of three, and then the next one."""
-        async with self.victim(fault) as name:
-            key = max(self._bundles.led_by(name), key=self._count_in_sync, default="")
+        async with self.victim(fault, leads=True) as name:
+            key = self._main_bundle(name)
             second = self._successor(key)
-            check_noticed(bool(second))
             self._end(name, fault)
             names = [name]
             follows = await self._until(lambda: key in self._bundles.led_by(second), FOLLOW_S, SHORT_STEP_S)
@@ -174,8 +181,10 @@ class ServerFaults:
                 names.append(second)
         await self._restart(names, fault)
 
-    def _count_in_sync(self, key: str) -> int:
-        return len(self._bundles.map.bundles[key].in_sync)
+    def _main_bundle(self, primary: str) -> str:
+        """Return the bundle of a primary with the most members in sync; empty if it leads none."""
+        bundles = self._bundles.map.bundles
+        return max(self._bundles.led_by(primary), key=lambda key: len(bundles[key].in_sync), default="")
 
     def _successor(self, key: str) -> str:
         """Return the server that follows the primary of a bundle; empty without one."""

@@ -169,7 +169,9 @@ def test_a_primary_that_applies_new_entries_without_enough_members_is_found() ->
 
     copy.log.append(1, None, 0)
     copy.log.applied = 3
-    with pytest.raises(Violation, match=r"min_in_sync: .* applied entry 3 of ps-1 with 1 of 2 members in sync"):
+    with pytest.raises(
+        Violation, match=r"min_in_sync: .* applied entry 3 of ps-1 with 1 of 2 members in sync"
+    ):
         bundles.compare(copy, STORE)
 
 
