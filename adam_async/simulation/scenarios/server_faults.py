@@ -169,14 +169,13 @@ class ServerFaults:
         """Lose a primary of three, and then the next one."""
         async with self.victim(fault, leads=True) as name:
             key = self._main_bundle(name)
-            second = self._successor(key)
             self._end(name, fault)
             names = [name]
-            follows = await self._until(lambda: key in self._bundles.led_by(second), FOLLOW_S, SHORT_STEP_S)
-            if follows:
-                # With nothing to send the moment never comes; the loss alone is a fault, too.
-                await self._until(lambda: self._lags(key), MOMENT_S, SHORT_STEP_S)
-            if follows and self._bundles.can_spare(second):
+            await self._until(lambda: self._primary(key) not in ("", name), FOLLOW_S, SHORT_STEP_S)
+            # With nothing to send the moment never comes; the loss alone is a fault, too.
+            await self._until(lambda: self._lags(key), MOMENT_S, SHORT_STEP_S)
+            second = self._primary(key)
+            if second not in ("", name) and self._bundles.can_spare(second):
                 self._end(second, fault)
                 names.append(second)
         await self._restart(names, fault)
@@ -186,16 +185,21 @@ class ServerFaults:
         bundles = self._bundles.map.bundles
         return max(self._bundles.led_by(primary), key=lambda key: len(bundles[key].in_sync), default="")
 
+    def _primary(self, key: str) -> str:
+        """Return the primary of a bundle; empty without one."""
+        bundle = self._bundles.map.bundles.get(key)
+        return bundle.primary[0] if bundle is not None and bundle.primary is not None else ""
+
     def _successor(self, key: str) -> str:
-        """Return the server that follows the primary of a bundle; empty without one."""
+        """Return the first server in sync after the primary of a bundle; empty without one."""
         bundle = self._bundles.map.bundles.get(key)
         return bundle.in_sync[1][0] if bundle is not None and len(bundle.in_sync) > 1 else ""
 
     def _is_split(self, key: str, primary: str) -> bool:
         """Whether a primary has sent an entry that its successor lacks, to another member if there is one."""
-        bundle = self._bundles.map.bundles.get(key)
-        if bundle is None or bundle.primary is None or bundle.primary[0] != primary:
+        if self._primary(key) != primary:
             return False
+        bundle = self._bundles.map.bundles[key]
         mine, successor, *others = [*self._bundles.held(key), 0, 0][: max(2, len(bundle.in_sync))]
         return max(others, default=mine) > successor
 

@@ -52,7 +52,7 @@ def test_two_of_three_copies_may_be_lost_one_after_the_other() -> None:
 def test_a_store_whose_servers_all_lose_power_fails_and_clients_go_on_with_another() -> None:
     result = run_case(PUSHES, case_of(Fault(at_s=3.0, kind="power", lasts_s=1.0)))
 
-    assert (result.invariant, result.text, result.too_little) == ("", "", ("none of " + ", ".join(EVENTS),))
+    assert (result.invariant, result.text) == ("", "")
     assert result.counts["bundles lost"] == 4
     assert result.counts["stores opened again"] >= len(PUSHERS)
 
