@@ -11,7 +11,7 @@ from adam_async.controller.replicated_state import ReplicatedState
 from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.replication.log import Entry
+from adam_async.replication.log import Entry, Log
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.simulation.checkers.bundles import Bundles
@@ -166,17 +166,17 @@ class BundleWatch:
         bundles = self.map.bundles.items()
         return [key for key, each in bundles if each.primary is not None and each.primary[0] == name]
 
-    def held(self, key: str) -> list[int]:
-        """Return the last position in the log of each member in sync of a bundle, the primary first.
+    def logs(self, key: str) -> list[Log]:
+        """Return the log of each member in sync of a bundle, the primary first.
 
-        A member that does not run, or has not taken up its copy, has position 0.
+        A member that does not run, or has not taken up its copy, has an empty log.
         """
         bundle, home = self.map.bundles[key], key.rpartition("/")[2]
         found = []
         for member in bundle.in_sync:
             server = self.servers.get(member[0]) if self.runs(member) else None
             served = server.served.get((bundle.store, home)) if server is not None else None
-            found.append(served.copy.log.last if served is not None and served.copy is not None else 0)
+            found.append(served.copy.log if served is not None and served.copy is not None else Log())
         return found
 
     def lacking(self) -> str:

@@ -5,7 +5,8 @@ never take all copies. A killed server is down for a while; meanwhile the next f
 strike in the few milliseconds in which a bundle depends on its rules:
 
     split         a primary is lost while another member holds an entry that its successor lacks
-    successors    a primary is lost, and its successor before the others have the successor's entries
+    successors    a primary is lost after an entry that the others do not know to be committed, and then its
+                  successor before the others have the successor's entries
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from dataclasses import replace
 
 import msgspec
 
+from adam_async.replication.log import Log
 from adam_async.simulation.faults import KINDS, Missed, Strike, check_noticed, is_running
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault
@@ -166,19 +168,33 @@ class ServerFaults:
         world.node(name).restart()
 
     async def _lose_successors(self, world: World, fault: Fault) -> None:
-        """Lose a primary of three, and then the next one."""
+        """Lose a primary before the others know that its last entry is committed, and then the next primary.
+
+        With nothing to send these moments never come; the losses alone are faults, too.
+        """
         async with self.victim(fault, leads=True) as name:
             key = self._main_bundle(name)
-            self._end(name, fault)
-            names = [name]
+            await self._until(lambda: self._is_held(key), MOMENT_S, SHORT_STEP_S)
+            last = self._last(key)
+            cut = [node for node, _ in self._bundles.map.bundles[key].in_sync if node != name]
+            for other in cut:
+                world.network.cut(name, other, both=False)
+            await self._until(lambda: self._applied(key) >= last, MOMENT_S / 2, SHORT_STEP_S)
+            names = [name] if self._bundles.can_spare(name) else []
+            for each in names:
+                self._end(each, fault)
             await self._until(lambda: self._primary(key) not in ("", name), FOLLOW_S, SHORT_STEP_S)
-            # With nothing to send the moment never comes; the loss alone is a fault, too.
             await self._until(lambda: self._lags(key), MOMENT_S, SHORT_STEP_S)
             second = self._primary(key)
             if second not in ("", name) and self._bundles.can_spare(second):
                 self._end(second, fault)
                 names.append(second)
-        await self._restart(names, fault)
+        await asyncio.sleep(fault.lasts_s)
+        for other in cut:
+            world.network.heal(name, other, both=False, reset=fault.amount > 0)
+        for each in names:
+            world.node(each).restart()
+        check_noticed(bool(names))
 
     def _main_bundle(self, primary: str) -> str:
         """Return the bundle of a primary with the most members in sync; empty if it leads none."""
@@ -195,18 +211,33 @@ class ServerFaults:
         bundle = self._bundles.map.bundles.get(key)
         return bundle.in_sync[1][0] if bundle is not None and len(bundle.in_sync) > 1 else ""
 
+    def _logs(self, key: str) -> list[Log]:
+        return self._bundles.logs(key) if self._primary(key) else [Log()]
+
+    def _last(self, key: str) -> int:
+        """Return the position of the last entry of a primary."""
+        return self._logs(key)[0].last
+
+    def _applied(self, key: str) -> int:
+        """Return the position of the last entry that a primary has applied."""
+        return self._logs(key)[0].applied
+
     def _is_split(self, key: str, primary: str) -> bool:
         """Whether a primary has sent an entry that its successor lacks, to another member if there is one."""
         if self._primary(key) != primary:
             return False
-        bundle = self._bundles.map.bundles[key]
-        mine, successor, *others = [*self._bundles.held(key), 0, 0][: max(2, len(bundle.in_sync))]
-        return max(others, default=mine) > successor
+        mine, *others = [log.last for log in self._logs(key)]
+        return bool(others) and max(others[1:], default=mine) > others[0]
+
+    def _is_held(self, key: str) -> bool:
+        """Whether all members in sync hold the last entry of a primary, which does not know it yet."""
+        mine, *others = self._logs(key)
+        return mine.committed < mine.last and all(log.last == mine.last for log in others)
 
     def _lags(self, key: str) -> bool:
         """Whether a member in sync lacks an entry of its primary."""
-        held = self._bundles.held(key) if key in self._bundles.map.bundles else []
-        return bool(held) and min(held) < held[0]
+        mine, *others = self._logs(key)
+        return any(log.last < mine.last for log in others)
 
     async def _power(self, world: World, fault: Fault) -> None:
         """Crash all servers at once; the stores must fail, and the map must name the reasons."""

@@ -12,6 +12,8 @@ from adam_async.simulation.scenarios.push_faults import OWN_KINDS, POWER
 from adam_async.simulation.scenarios.pushes import PUSHES
 from adam_async.simulation.scenarios.server_faults import LOSS_KINDS
 from adam_async.simulation.wire import Conditions
+from tests.ablations.patches import Patch
+from tests.adam_async.replication.ablations import commit_alone, drop_tail, keep_conflicting_entries
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 
 SEEDS, AT_ONCE = 60, 5
@@ -70,6 +72,22 @@ def test_a_primary_is_lost_and_then_its_successor() -> None:
 
     assert (result.invariant, result.text) == ("", "")
     assert result.counts[SUCCESSIVE] > 0
+
+
+@pytest.mark.parametrize(
+    ("patch", "kind", "invariant"),
+    [
+        (keep_conflicting_entries, "split", "committed"),
+        (drop_tail, "successors", "one log"),
+        (commit_alone, "kill", "committed"),
+    ],
+)
+def test_a_loss_in_the_moment_that_needs_a_safeguard_finds_its_removal(
+    patch: Patch, kind: str, invariant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch(monkeypatch.setattr)
+
+    assert run_case(PUSHES, case_of(Fault(at_s=2.0, kind=kind, lasts_s=1.0))).invariant == invariant
 
 
 def test_a_plan_loses_two_servers_or_more() -> None:
