@@ -1,7 +1,7 @@
 """Number of seeds until a simulated run fails after the removal of a safeguard, and the test that guards it.
 
-    python -m benchmarks.ablations [--seeds 300] [--all] [--only TEXT] [--json FILE]
-    python -m benchmarks.ablations --guards [--only TEXT] [--json FILE]
+    python -m benchmarks.ablations [--seeds 300] [--all] [--scenario NAME] [--only TEXT] [--json FILE]
+    python -m benchmarks.ablations --guards [--scenario NAME] [--only TEXT] [--json FILE]
 
 `tests.ablations` has the safeguards. A separate process runs a scenario without one safeguard, seed 1, 2, 3,
 ... until a run fails. A patch of a named function removes the safeguard, or a replacement of source text in a
@@ -202,9 +202,14 @@ def main() -> None:
     )
     parser.add_argument("--guards", action="store_true", help="run the guarding tests instead of seeds")
     parser.add_argument("--only", default="", help="only safeguards whose name contains this text")
+    parser.add_argument("--scenario", default="", help="only safeguards of this scenario")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    chosen = [ablation for ablation in (*ABLATIONS, *BOUNDS, *COPIES) if options.only in ablation.name]
+    chosen = [
+        ablation
+        for ablation in (*ABLATIONS, *BOUNDS, *COPIES)
+        if options.only in ablation.name and options.scenario in ("", ablation.scenario)
+    ]
     if options.guards:
         rows = check_guards(chosen)
         missed = [row["name"] for row in rows if not row["caught"]]

@@ -46,6 +46,7 @@ from adam_async.replication.effects import (
 )
 from adam_async.replication.local_copy import Bundle as BundleFacts
 from adam_async.replication.log import Entry as LogEntry
+from adam_async.replication.log import Log
 from adam_async.replication.member import BundleMember
 from adam_async.replication.violations import Violation
 from adam_async.run.bundle_record import BundleRecord, Member
@@ -253,9 +254,14 @@ class BundleCopy:
         return self._core.is_primary
 
     @property
+    def log(self) -> Log:
+        """The log, for reading."""
+        return self._core.log
+
+    @property
     def state_position(self) -> int | None:
         """Position of the last applied entry; None while an entry is in work, or while pieces are missing."""
-        if self._is_catching_up or not self._shards.bundle.idle:
+        if self._is_catching_up or not self._core.is_whole or not self._shards.bundle.idle:
             return None
         return self._core.log.applied
 

@@ -54,6 +54,11 @@ class BundleMember:
         return self._copy.log
 
     @property
+    def is_whole(self) -> bool:
+        """Whether this member has all pieces of the state."""
+        return self._copy.is_whole
+
+    @property
     def is_primary(self) -> bool:
         """Whether this member is the primary, as far as it knows."""
         return self._primary is not None

@@ -6,17 +6,15 @@ The scenario `pushes` finds most of them. A row that no seed is expected to find
 from tests.ablations import copy_patches
 from tests.ablations.patches import Patch
 from tests.ablations.safeguards import Ablation
+from tests.adam_async.replication import ablations as core
 
 CORE = "tests/adam_async/replication/test_member.py::"
-KILLED = (
-    "tests/adam_async/simulation/scenarios/test_pushes.py::"
-    "test_a_killed_server_costs_no_push_and_returns_with_all_copies"
-)
-RETURNS = (
-    "tests/adam_async/simulation/scenarios/test_pushes.py::"
-    "test_two_of_three_copies_may_be_lost_one_after_the_other"
-)
-RARE = "a primary must be lost within milliseconds, and seeds of the core find it in a few runs"
+PIECES = "tests/adam_async/parameter_server/test_bundle.py::test_a_copy_that_joins_by_pieces_amid_entries_"
+PIECES += "ends_with_the_same_bits"
+RULES = "tests/adam_async/controller/test_bundle_rules.py::"
+SCENARIO = "tests/adam_async/simulation/scenarios/test_pushes.py::"
+KILLED = SCENARIO + "test_a_killed_server_costs_no_push_and_returns_with_all_copies"
+RETURNS = SCENARIO + "test_two_of_three_copies_may_be_lost_one_after_the_other"
 
 
 def _row(name: str, patch: Patch, *, guard: str = KILLED, breaks: str = "", seldom: str = "") -> Ablation:
@@ -25,44 +23,105 @@ def _row(name: str, patch: Patch, *, guard: str = KILLED, breaks: str = "", seld
 
 COPIES = (
     _row(
-        "an entry is acknowledged once all members in sync hold it",
-        copy_patches.commit_without_members,
+        "an entry is committed once all members in sync hold it",
+        core.commit_alone,
         guard=CORE + "test_an_entry_is_committed_once_all_members_in_sync_hold_it",
-        breaks="one log",
+        breaks="committed",
     ),
+    _row("a member applies committed entries only", core.apply_uncommitted, breaks="one log"),
     _row(
-        "a member applies committed entries only",
-        copy_patches.apply_uncommitted_entries,
-        breaks="all copies return",
-    ),
-    _row(
-        "a member keeps its tail when a new primary begins",
-        copy_patches.drop_tail_at_begin,
-        guard=CORE + "test_after_two_successive_losses_an_acknowledged_entry_is_there",
-        seldom=RARE,
+        "a message of an older generation is refused",
+        core.acknowledge_old_generations,
+        guard=CORE + "test_a_primary_that_was_replaced_commits_nothing_and_stops_when_it_learns_that",
+        breaks="committed, or one log",
     ),
     _row(
         "the new primary's entry takes the place of an uncommitted one",
-        copy_patches.keep_conflicting_copies,
+        core.keep_conflicting_entries,
         guard=CORE + "test_another_entry_takes_the_place_of_an_uncommitted_one_and_of_all_behind_it",
-        seldom=RARE,
+        breaks="committed, or one log",
     ),
     _row(
-        "a piece has the numbers of applied pushes",
-        copy_patches.copy_without_numbers,
+        "a member keeps its tail when a new primary begins",
+        core.drop_tail,
+        guard=CORE + "test_after_two_successive_losses_an_acknowledged_entry_is_there",
+        breaks="one log",
+    ),
+    _row(
+        "only a member in sync becomes the primary",
+        copy_patches.permit_all_primaries,
+        guard=RULES + "test_a_joining_member_does_not_become_the_primary",
+        seldom="a member that joins does not propose itself; the rule is for servers with a defect",
+    ),
+    _row(
+        "a member is a node with its incarnation",
+        core.start_without_incarnation,
+        guard=CORE + "test_a_member_outside_in_sync_does_not_take_over",
+        seldom="the map, the links and the copy compare incarnations, and each makes up for the others",
+    ),
+    _row(
+        "a joining member counts once it is proposed",
+        core.count_members_of_the_map_alone,
+        guard=CORE + "test_a_joining_member_counts_from_the_moment_of_its_proposal",
+        breaks="committed",
+    ),
+    _row(
+        "a struck-out member counts until the map has the change",
+        core.count_proposed_members_alone,
+        guard=CORE + "test_a_struck_out_member_counts_until_the_map_confirms_it",
+        breaks="committed",
+    ),
+    _row(
+        "a joining member is added once it has all pieces",
+        core.add_without_pieces,
+        breaks="committed, or I1",
+    ),
+    _row("a joining member is added once it has all entries", core.add_without_entries, breaks="committed"),
+    _row(
+        "an entry is committed by min_in_sync members at least",
+        core.commit_below_min_in_sync,
+        guard=CORE + "test_below_min_in_sync_an_entry_waits_and_the_reason_is_named",
+        breaks="min_in_sync",
+    ),
+    _row(
+        "a joining member applies no more than the primary",
+        core.let_joining_members_apply_all,
         breaks="equal copies",
+    ),
+    _row(
+        "a piece has the numbers of applied pushes", copy_patches.copy_without_numbers, breaks="equal copies"
     ),
     _row("a piece has the clocks of replicas", copy_patches.copy_without_clocks, breaks="equal copies"),
     _row(
-        "an entry is not applied again to a piece that has it",
-        copy_patches.apply_entries_of_pieces_again,
-        guard=CORE + "test_an_entry_in_a_piece_is_not_applied_to_it_again_and_none_to_a_lacking_piece",
-        seldom="a small store is one piece, which is there before the entries that it has are committed",
+        "a piece has the ended replica generations",
+        copy_patches.copy_without_ended_generations,
+        guard=PIECES,
+        breaks="equal copies",
     ),
     _row(
-        "an entry has the verdict of each gradient",
-        copy_patches.ship_no_verdict,
+        "an entry is not applied again to a piece that has it",
+        core.apply_again,
+        guard=CORE + "test_an_entry_in_a_piece_is_not_applied_to_it_again_and_none_to_a_lacking_piece",
         breaks="equal copies",
+    ),
+    _row("an entry has the verdict of each gradient", copy_patches.ship_no_verdict, breaks="equal copies"),
+    _row(
+        "members take replicas and epochs from entries",
+        copy_patches.follow_own_map,
+        breaks="equal copies",
+    ),
+    _row("members take the batches of the primary", copy_patches.form_own_batches, breaks="equal copies"),
+    _row(
+        "a record is proposed with the version that it was made from",
+        copy_patches.propose_with_newest_version,
+        guard=CORE + "test_a_proposal_of_unknown_outcome_is_repeated_as_it_was",
+        seldom="the rules for a change of a record refuse nearly all of them",
+    ),
+    _row(
+        "a handover waits until the successor has applied all entries",
+        core.hand_over_without_flush,
+        guard=CORE + "test_a_handover_pauses_the_order_until_the_map_has_it",
+        seldom="the successor has all committed entries; the cost is the answers to others",
     ),
     _row(
         "pushes are sent again under their numbers",

@@ -3,51 +3,22 @@
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from adam_async.messages.replication import PieceCopy
-from adam_async.parameter_server import log_entries, shard_pieces
+from adam_async.controller import bundle_rules
+from adam_async.parameter_server import bundle_copy, log_entries, shard_pieces
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.events import Apply
+from adam_async.parameter_server.served_store import ServedStore
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.parameter_server.session import Session
 from adam_async.parameter_server.state import ServerState
-from adam_async.replication.log import Log
-from adam_async.replication.member import BundleMember
-from adam_async.replication.primary import Primary
-from adam_async.replication.secondary import Secondary
+from adam_async.run.bundle_record import BundleRecord
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.ids import Replica
+from adam_async.run.store_record import StoreRecord
 from tests.ablations.patches import replaces
 from transport import Message
-
-FAR = 1 << 50
-"""Position beyond every log."""
-
-
-@replaces(Primary, "_counted")
-def commit_without_members(*_: Any) -> set[Any]:
-    """Commit an entry without waiting for another member."""
-    return set()
-
-
-@replaces(Secondary, "received")
-def apply_uncommitted_entries(received: Any, self: Secondary, message: Any, content: Any) -> None:
-    """Apply an entry on arrival."""
-    if not isinstance(message, PieceCopy):
-        message = msgspec.structs.replace(message, committed=FAR)
-    received(self, message, content)
-
-
-@replaces(Secondary, "begin")
-def drop_tail_at_begin(begin: Any, self: Secondary, message: Any) -> None:
-    """Drop the uncommitted entries when a new primary begins."""
-    if message.session > self._session:
-        self._copy.log._drop_from(self._copy.log.committed + 1)
-        self._equal = self._copy.log.committed
-    begin(self, message)
-
-
-@replaces(Log, "put")
-def keep_conflicting_copies(put: Any, self: Log, entry: Any) -> None:
-    """Keep an uncommitted entry in place of the new primary's."""
-    if entry.position > self.last:
-        put(self, entry)
 
 
 @replaces(shard_pieces, "_tables_state")
@@ -63,10 +34,52 @@ def copy_without_clocks(tables_state: Any, tables: Any) -> Any:
     return msgspec.structs.replace(tables_state(tables), clocks={})
 
 
-@replaces(BundleMember, "applies_to")
-def apply_entries_of_pieces_again(_: Any, self: BundleMember, piece: int, position: int) -> bool:
-    """Apply entries to a piece that has them already."""
-    return piece < len(self._copy.pieces)
+@replaces(bundle_copy, "copy_piece")
+def copy_without_ended_generations(copy_piece: Any, bundle: Bundle, specs: Any) -> Any:
+    """Leave the ended replica generations out of pieces."""
+    if specs:
+        return copy_piece(bundle, specs)
+    clocks = msgspec.structs.replace(bundle.replicas.state(), over=[], newest={})
+    state = shard_pieces.ReplicasState(bundle.epoch, clocks)
+    return [np.frombuffer(msgspec.msgpack.encode(state), np.uint8)]
+
+
+@replaces(ServedStore, "map_changed")
+def follow_own_map(map_changed: Any, self: ServedStore, cluster: ClusterMap) -> None:
+    """Let each copy follow the replicas of its own map, beside the entries."""
+    map_changed(self, cluster)
+    store = cluster.store(self.store.id)
+    if store is not None and not self.is_primary:
+        live = {Replica(replica): pair[0] for replica, pair in cluster.pushers(store).items()}
+        self.bundle.replicas.change(live, self.bundle.shards.values())
+
+
+@replaces(bundle_copy, "decode_entry")
+def form_own_batches(decode_entry: Any, parts: Any, bundle: Bundle, specs: Any) -> Any:
+    """Let each copy order the pushes of a batch."""
+    entry = decode_entry(parts, bundle, specs)
+    return Apply(entry.pushes[::-1]) if isinstance(entry, Apply) else entry
+
+
+@replaces(ParameterServer, "_set_bundle")
+async def propose_with_newest_version(
+    set_bundle: Any, self: ParameterServer, home: str, record: BundleRecord, expected: int
+) -> bool:
+    """Propose a record whatever version it was made from."""
+    newest = self._membership.map.bundle(record.store, home)
+    outcome: bool = await set_bundle(self, home, record, newest.changed if newest is not None else expected)
+    return outcome
+
+
+@replaces(bundle_rules, "fault_of_change")
+def permit_all_primaries(
+    fault_of_change: Any, store: StoreRecord, old: BundleRecord, new: BundleRecord
+) -> str:
+    """Let a server outside `in_sync` become the primary."""
+    if new.primary != old.primary and new.primary in old.members:
+        return ""
+    fault: str = fault_of_change(store, old, new)
+    return fault
 
 
 @replaces(log_entries, "push_part")

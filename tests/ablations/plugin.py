@@ -3,11 +3,13 @@
 import os
 
 from tests.ablations import copy_patches, patches
+from tests.adam_async.replication import ablations as core_patches
 
 
 def remove(name: str) -> None:
     """Remove a safeguard by the name of its patch."""
-    getattr(copy_patches if hasattr(copy_patches, name) else patches, name)()
+    owner = next(each for each in (copy_patches, core_patches, patches) if hasattr(each, name))
+    getattr(owner, name)()
 
 
 if "ADAM_ABLATION" in os.environ:

@@ -2,15 +2,18 @@
 
     bundles = Bundles()
     bundles.applies(copy, entry, parts)      # before each entry that a copy applies
-    bundles.compare(copy)                    # between two entries
+    bundles.commits(copy, entry, others)     # if the copy is the primary
+    bundles.compare(copy, store)             # between two entries
 
 A bundle has one log: the members that apply a position apply the same entry (`one log`), each in the order of
 the positions. An entry that a primary applies is one that it acknowledges, so a generation has one primary
-(`one primary`). No copy returns to an older generation (I4). Copies at the same position have the same state,
-and a shard has one content for each version (`equal copies`).
+(`one primary`), and all members in sync hold the entry (`committed`). With fewer than ``min_in_sync`` members
+a primary applies no new entry (`min_in_sync`). No copy returns to an older generation (I4). Copies at the
+same position have the same state, and a shard has one content for each version (`equal copies`). The clocks
+of the live clients of a store differ by no more than its mode permits (`staleness`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -20,8 +23,9 @@ import numpy as np
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.shard import Shard, ShardTables
-from adam_async.replication.log import Entry
+from adam_async.replication.log import Entry, Log
 from adam_async.run.bundle_record import BundleRecord, Member
+from adam_async.run.store_record import StoreRecord
 from adam_async.simulation.scenario import Violation
 
 Digest = bytes
@@ -29,9 +33,11 @@ Digest = bytes
 Key = tuple[str, str]
 """Id of the store and home of a bundle."""
 
-
 NOT_LOGGED = ("ordered", "duplicates", "shards")
 """Fields of a shard's tables that belong to the front of the primary, or count shards that share them."""
+
+LOGGED = tuple(name for name in ShardTables.__dataclass_fields__ if name not in NOT_LOGGED)
+"""Fields of a shard's tables that are functions of the log."""
 
 
 class Copy(Protocol):
@@ -55,6 +61,11 @@ class Copy(Protocol):
     @property
     def is_primary(self) -> bool:
         """Whether the server orders and answers."""
+        ...
+
+    @property
+    def log(self) -> Log:
+        """The log, for reading."""
         ...
 
     @property
@@ -87,6 +98,10 @@ class Bundles:
         self._states: dict[tuple[Key, int], tuple[Digest, Member]] = {}
         self._shards: dict[tuple[str, int, int], tuple[Digest, Member]] = {}
         """Content by store, shard and version."""
+        self._compared: dict[tuple[Key, Member], tuple[Bundle, int]] = {}
+        """Last compared position of each copy."""
+        self._alone: dict[tuple[Key, Member], tuple[int, int]] = {}
+        """By primary with too few members: version of its record, and the end of its log at first."""
 
     def applies(self, copy: Copy, entry: Entry, parts: Sequence[Part]) -> None:
         """Check the next entry of a copy. Raises Violation."""
@@ -120,12 +135,39 @@ class Bundles:
                 text = f"{first} and {me} both acknowledged as the primary of {key[1]}"
                 raise Violation("one primary", f"{text} in generation {generation}")
 
-    def compare(self, copy: Copy) -> None:
-        """Compare the state of a copy with those of the others at its position. Raises Violation."""
-        position = copy.state_position
-        if position is None:
+    def commits(self, primary: Copy, entry: Entry, others: Iterable[Copy]) -> None:
+        """Check that other members in sync hold an entry that a primary applies. Raises Violation."""
+        for other in others:
+            held = other.log.at(entry.position)
+            is_dropped = other.log.start >= entry.position  # all members have applied it
+            if not is_dropped and (held is None or held.generation != entry.generation):
+                text = f"{primary.me} applied entry {entry.position} of {primary.home}"
+                raise Violation("committed", f"{text}, and {other.me} does not hold it: {other.log}")
+
+    def _check_members(self, copy: Copy, key: Key, least: int) -> None:
+        """Check that a primary with too few members applies no new entry."""
+        changed, before = copy.record.changed, self._alone.pop((key, copy.me), None)
+        if not copy.is_primary or len(copy.record.in_sync) >= least:
             return
+        if before is None or before[0] != changed:
+            before = changed, copy.log.last
+        self._alone[key, copy.me] = before
+        if copy.log.applied > before[1]:
+            text = f"{copy.me} applied entry {copy.log.applied} of {key[1]}"
+            raise Violation(
+                "min_in_sync", f"{text} with {len(copy.record.in_sync)} of {least} members in sync"
+            )
+
+    def compare(self, copy: Copy, store: StoreRecord) -> None:
+        """Compare the state of a copy with those of the others at its position. Raises Violation."""
         bundle, me, key = copy.shards, copy.me, (copy.record.store, copy.home)
+        self._check_members(copy, key, store.min_in_sync_in_force)
+        position = copy.state_position
+        if position is None or self._compared.get((key, me)) == (bundle, position):
+            return
+        self._compared[key, me] = bundle, position
+        if store.slack is not None and not store.program:
+            _check_clocks(bundle, store.slack, me)
         contents = []
         for number, shard in sorted(bundle.shards.items()):
             content = _content_of(shard)
@@ -144,6 +186,17 @@ class Bundles:
             raise Violation("equal copies", text)
 
 
+def _check_clocks(bundle: Bundle, slack: int, me: Member) -> None:
+    """Check that no live client of a store is too far ahead of another one. Raises Violation.
+
+    A replica of a run skips to the last clock of an epoch once it has no groups left.
+    """
+    for tables in bundle.tables():
+        clocks = [clock for replica, clock in tables.clocks.items() if replica in bundle.replicas.live]
+        if clocks and max(clocks) > min(clocks) + slack + 1:
+            raise Violation("staleness", f"the clocks of {me} are {tables.clocks} with a slack of {slack}")
+
+
 def _digest(pieces: Sequence[bytes]) -> Digest:
     digest = blake2b(digest_size=12)
     for piece in pieces:
@@ -160,7 +213,6 @@ def _content_of(shard: Shard) -> Digest:
 def _tables_of(shard: Shard) -> bytes:
     """Return all tables of a shard that are functions of the log."""
     tables, pending = shard.tables, shard.pending
-    fields = [name for name in ShardTables.__dataclass_fields__ if name not in NOT_LOGGED]
     waiting: dict[int, list[tuple[int, int]]] = {}
     if pending is not None:
         waiting = {
@@ -168,22 +220,20 @@ def _tables_of(shard: Shard) -> bytes:
             for clock, contributions in pending.waiting.items()
         }
     reached = pending.reached if pending is not None else 0
-    return _encoded([*(getattr(tables, name) for name in fields), waiting, reached])
+    return _encoded([*(getattr(tables, name) for name in LOGGED), waiting, reached])
 
 
 def _clocks_of(bundle: Bundle) -> bytes:
     """Return the replica generations of a bundle."""
-    return _encoded([bundle.epoch, msgspec.structs.asdict(bundle.replicas.state())])
+    return _encoded([bundle.epoch, *msgspec.structs.astuple(bundle.replicas.state())])
 
 
-def _encoded(value: object) -> bytes:
-    return msgspec.msgpack.encode(_in_order(value))
+def _encoded(values: Iterable[object]) -> bytes:
+    return msgspec.msgpack.encode([_in_order(each) for each in values])
 
 
 def _in_order(value: object) -> object:
-    """Return a value with its mappings as sorted pairs."""
-    if isinstance(value, Mapping):
-        return sorted((_in_order(key), _in_order(each)) for key, each in value.items())
-    if isinstance(value, list | tuple):
-        return [_in_order(each) for each in value]
+    """Return a value with its dictionaries as sorted pairs; no list contains one."""
+    if isinstance(value, dict):
+        return sorted([(key, _in_order(each)) for key, each in value.items()])
     return value

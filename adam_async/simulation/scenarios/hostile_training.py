@@ -82,7 +82,7 @@ class _Run:
         self.ledger = ledger
         self.cluster = TrainingCluster(world, setup_of(plan.options.settings, TRAINING), ledger)
         self.peers = HostilePeers(world, self.cluster, ledger)
-        self.clients = StoreClients(world, self.cluster, ledger, self.cluster.setup.stores)
+        self.clients = StoreClients(world, self.cluster, ledger)
 
     async def run(self) -> None:
         """Train beside hostile peers, and check values and memory after the run."""

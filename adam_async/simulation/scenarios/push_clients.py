@@ -6,8 +6,7 @@ once, pulls, and ends its step. Every push adds 1 to a column of its own in each
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +19,7 @@ from adam_async.simulation.checkers.store_pushes import Pulled, StorePushes
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Setting
 from adam_async.simulation.scenario import Ledger, Violation, settle
+from adam_async.simulation.scenarios.pending_pushes import PendingPushes
 from adam_async.simulation.scenarios.push_cluster import WAITS, PushCluster
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, network_of
 from adam_async.store.arrays import Gradient, InitialArrays, records_of
@@ -62,9 +62,6 @@ PACE_S = 0.08
 OPEN_AGAIN_S = 0.2
 """Pause between the failure of a store and the next attempt to open it, in seconds."""
 
-HEALED_S = 10.0
-"""Time limit of all pending pushes after the end of the faults, in seconds."""
-
 LEAVE_S = 30.0
 """Time limit of the last steps of all clients after their last pushes, in seconds."""
 
@@ -74,6 +71,7 @@ def draw_store(dice: RandomStream) -> dict[str, Setting]:
     consistency = dice.choose(CONSISTENCIES)
     return {
         "copies": dice.choose([2, 3, 3]),
+        "min_in_sync": dice.choose([0, 0, 1]),
         "consistency": consistency,
         "momentum": consistency != "bsp" and dice.chance(0.2),
     }
@@ -95,32 +93,34 @@ class PushClients:
 
     Args:
         settings: Settings from `draw_store`.
+
+    Attributes:
+        pending: Pushes without an answer.
+        are_going_on: Whether the clients push: until `stop`, or until all columns are taken.
     """
 
     def __init__(
         self, world: World, cluster: PushCluster, ledger: Ledger, settings: Mapping[str, Setting]
     ) -> None:
         self._world = world
-        self._cluster = cluster
         self._ledger = ledger
         self._slack = slack_of(str(settings["consistency"]))
         self._copies = int(settings["copies"])
+        self._min_in_sync = int(settings["min_in_sync"])
         self._momentum = MOMENTUM if settings["momentum"] else 0.0
         self._stores: dict[str, _Store] = {}
         """Pushes by the id of the store."""
-        self._pending: dict[int, str] = {}
-        """Client of each pending push, by the number of the push."""
-        self._pushes = 0
+        self.pending = PendingPushes(world, cluster.bundles)
         self._working: set[str] = set()
         self._dice = world.dice.fork("pushers")
-        self._going_on = True
+        self.are_going_on = True
         for name in PUSHERS:
             world.node(name).start(self._run)
 
     async def _run(self, node: Node) -> None:
         dice = self._dice.fork(f"{node.name}/{node.incarnation}")
-        self._forget(node.name)
-        while self._going_on:
+        self.pending.forget(node.name)
+        while self.are_going_on:
             self._working.add(node.name)
             try:
                 await self._use(node, dice)
@@ -128,7 +128,7 @@ class PushClients:
                 self._ledger.counts["stores opened again"] += 1
                 self._ledger.note("store", node.name, str(first_cause(errors)))
             finally:
-                self._forget(node.name)
+                self.pending.forget(node.name)
                 self._working.discard(node.name)
             await asyncio.sleep(dice.around(OPEN_AGAIN_S))
 
@@ -158,6 +158,7 @@ class PushClients:
             is_summed=self._slack == 0,
             replicas=BEGUN_WITH,
             copies=self._copies,
+            min_in_sync=self._min_in_sync,
             servers=0,
             shard_bytes=SHARD_BYTES,
             reader=False,
@@ -179,7 +180,7 @@ class PushClients:
 
     async def _work(self, name: str, link: StoreLink, dice: RandomStream) -> None:
         store = self._pushes_to(link)
-        while self._going_on and not store.full:
+        while self.are_going_on and not store.full:
             count = 1 + dice.below(4) if self._slack != 0 else 1
             async with asyncio.TaskGroup() as group:
                 for _ in range(count):
@@ -192,7 +193,7 @@ class PushClients:
             await link.tick()
             await self._pull(name, link, dice.choose(list(store.arrays)))
             await asyncio.sleep(dice.around(PACE_S))
-        self._going_on = self._going_on and not store.full
+        self.are_going_on = self.are_going_on and not store.full
 
     async def _push(self, name: str, link: StoreLink, array: str, dice: RandomStream) -> None:
         pushes = self._pushes_to(link).arrays[array]
@@ -208,35 +209,18 @@ class PushClients:
         row[0, column] = -1
         factors = Factors(row, np.ones((1, ROWS), np.float32))
         gradient: Gradient = factors if dice.chance(0.3) else np.repeat(row, ROWS, axis=0)
-        with self._noted(name):
+        with self.pending.noted(name):
             outcome = await link.push({array: gradient}, weight=weight)
         pushes.acknowledged(column, _rows_of(outcome))
-        self._cluster.acknowledged += 1
         self._ledger.operations += 1
 
     async def _push_infinity(self, name: str, link: StoreLink, array: str) -> None:
         """Push finite factors whose product is not finite, which no server may apply."""
         factors = Factors(np.full((1, COLUMNS), LARGE, np.float32), np.full((1, ROWS), LARGE, np.float32))
-        with self._noted(name):
+        with self.pending.noted(name):
             outcome = await link.push({array: factors})
         # A repeated push is answered as a duplicate, also if it was refused.
         self._ledger.counts["refused pushes"] += bool(outcome.refused)
-
-    @contextmanager
-    def _noted(self, name: str) -> Iterator[None]:
-        """Note a push of a client as pending until its answer."""
-        self._pushes += 1
-        number = self._pushes
-        self._pending[number] = name
-        self._cluster.open_pushes = len(self._pending)
-        yield
-        del self._pending[number]
-        self._cluster.open_pushes = len(self._pending)
-
-    def _forget(self, name: str) -> None:
-        """Forget the pending pushes of a client's incarnation that was killed, or of a store that failed."""
-        for number in [number for number, client in self._pending.items() if client == name]:
-            del self._pending[number]
 
     async def _pull(self, name: str, link: StoreLink, array: str) -> None:
         pushes = self._pushes_to(link).arrays[array]
@@ -251,28 +235,14 @@ class PushClients:
 
     # --- the end -----------------------------------------------------------------------------
 
-    async def answered(self) -> None:
-        """Wait for the answers to all pushes that are pending now.
-
-        Raises:
-            Violation: One is pending for `HEALED_S`.
-        """
-        pending = set(self._pending)
-
-        def left() -> str:
-            late = sorted({self._pending[number] for number in pending & self._pending.keys()})
-            return f"pushes of {', '.join(late)} are pending; {self._cluster.lacking()}" if late else ""
-
-        await settle(self._world, left, within_s=HEALED_S, invariant="pending pushes end")
-
     async def stop(self) -> None:
         """Let all clients end their step, and leave.
 
         Raises:
-            Violation: A push is pending for `HEALED_S`, or a client goes on for `LEAVE_S`.
+            Violation: A push is pending for too long, or a client goes on for `LEAVE_S`.
         """
-        self._going_on = False
-        await self.answered()
+        self.are_going_on = False
+        await self.pending.answered()
         await settle(self._world, self._unfinished, within_s=LEAVE_S, invariant="clients are answered")
 
     def _unfinished(self) -> str:

@@ -1,12 +1,13 @@
 """Clients push to a store with two or three copies of each shard while its servers are lost and return.
 
 Three controllers, four parameter servers and three pushers, each a machine of its own. The faults strike one
-after the other: a server is killed, crashes, freezes, becomes slow or is cut off, a link is cut, narrow or
-reset, the leading controller or a client is killed. At least one member in sync of each bundle stays well.
-The invariants: each acknowledged push is applied once, each other one once or never (I1, I2); the copies of a
-bundle have one log, one primary in each generation and equal values (`checkers.bundles`); after the last
-fault all pending pushes end, all bundles have all copies again, and these are equal. In a few seeds all
-servers crash at the end: then the store fails, and the map says why.
+after the other: a server is killed, crashes, freezes, becomes slow, has a wrong clock or is cut off, a link
+is cut, narrow or reset, the leading controller or a client is killed. At least one member in sync of each
+bundle stays well. The invariants: each acknowledged push is applied once, each other one once or never (I1,
+I2); the copies of a bundle have one log, one primary in each generation and equal values
+(`checkers.bundles`); after the last fault all pending pushes end, all bundles have all copies again, and
+these are equal. In a few seeds all servers lose their power at once: then the store fails, the map says why,
+and the clients go on with a new store.
 """
 
 import asyncio
@@ -16,17 +17,11 @@ from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, settle
+from adam_async.simulation.scenarios.bundle_watch import EVENTS
 from adam_async.simulation.scenarios.push_clients import PUSHERS, PushClients, draw_store
-from adam_async.simulation.scenarios.push_cluster import EVENTS, SERVERS, PushCluster
-from adam_async.simulation.scenarios.push_faults import (
-    LEADER_KILL,
-    LINK_KINDS,
-    LOSS_KINDS,
-    OWN_KINDS,
-    PUSHER_KILL,
-    STALL_KINDS,
-    PushFaults,
-)
+from adam_async.simulation.scenarios.push_cluster import SERVERS, PushCluster
+from adam_async.simulation.scenarios.push_faults import OWN_KINDS, POWER, PUSHER_KILL, PushFaults
+from adam_async.simulation.scenarios.server_faults import LINK_KINDS, LOSS_KINDS, STALL_KINDS
 
 BEGUN_S, STRIKE_S = 1.5, 12.0
 """Earliest and latest start of a fault, in seconds."""
@@ -34,19 +29,23 @@ BEGUN_S, STRIKE_S = 1.5, 12.0
 LEAST_S = 0.6
 """Least duration of a fault in seconds."""
 
+CLOCK_RATES = (0.3, 0.8, 1.25, 3.0)
+"""Rates of a wrong clock, in seconds per second."""
+
 WHOLE_S = 30.0
 """Time limit until all bundles have all copies in sync under load, after the last fault, in seconds."""
 
-FAILED_S = 15.0
-"""Time limit until a store without copies has failed, in seconds."""
+POWER_SHARE = 0.05
+"""Share of the seeds in which all servers lose their power at once."""
 
 
 def draw_plan(dice: RandomStream) -> Plan:
     """Draw two losses of servers, and further faults."""
     kinds = ["kill", dice.choose(LOSS_KINDS), *(dice.choose(OWN_KINDS) for _ in range(2 + dice.below(5)))]
+    if dice.chance(POWER_SHARE):
+        kinds.append(POWER)
     faults = [_draw_fault(dice, kind) for kind in kinds]
-    settings = draw_store(dice) | {"loses_all": dice.chance(0.05)}
-    return Plan(options=draw_options(dice, settings), faults=in_order(faults))
+    return Plan(options=draw_options(dice, draw_store(dice)), faults=in_order(faults))
 
 
 def _draw_fault(dice: RandomStream, kind: str) -> Fault:
@@ -59,14 +58,14 @@ def _draw_fault(dice: RandomStream, kind: str) -> Fault:
             amount = dice.choose([0.001, 0.005, 0.02])
         case "narrow":
             amount = dice.choose([500.0, 5_000.0, 50_000.0])
+        case "clock":
+            amount = dice.choose(CLOCK_RATES)
         case "reset":
             lasts_s = 0.0
-        case "cut" | "cut-one-way" | "isolate":
+        case "cut" | "cut-one-way" | "isolate" | "split" | "successors":
             amount = float(dice.below(2))
         case _ if kind == PUSHER_KILL:
             targets = (dice.choose(PUSHERS),)
-        case _ if kind == LEADER_KILL:
-            targets = ()
     at_s = dice.between(BEGUN_S, STRIKE_S)
     return Fault(at_s=round(at_s, 3), kind=kind, targets=targets, lasts_s=round(lasts_s, 3), amount=amount)
 
@@ -74,47 +73,21 @@ def _draw_fault(dice: RandomStream, kind: str) -> Fault:
 async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     """Carry out a plan."""
     settings = plan.options.settings
-    cluster = PushCluster(world, ledger, copies=int(settings["copies"]))
+    cluster = PushCluster(world, ledger)
     clients = PushClients(world, cluster, ledger, settings)
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(cluster.watch(), name="watch")
-        await strike_all(world, plan.faults, ledger, own=PushFaults(world, cluster, ledger).strikes)
-        await clients.answered()
-        await settle(world, cluster.lacking, within_s=WHOLE_S, invariant="all copies return")
-        if settings["loses_all"]:
-            await lose_all(world, cluster)
-        else:
-            await clients.stop()
-            reader = world.node("last-reader")
-            reader.start(clients.read_all)
-            assert reader.task is not None
-            await reader.task
+        strikes = PushFaults(world, cluster, clients, ledger).strikes
+        await strike_all(world, plan.faults, ledger, own=strikes)
+        await clients.pending.answered()
+        await settle(world, cluster.bundles.lacking, within_s=WHOLE_S, invariant="all copies return")
+        await clients.stop()
+        reader = world.node("last-reader")
+        reader.start(clients.read_all)
+        assert reader.task is not None
+        await reader.task
         watch.cancel()
-    cluster.compare()
-
-
-async def lose_all(world: World, cluster: PushCluster) -> None:
-    """Crash all servers at once; the store must fail, and say why.
-
-    Raises:
-        Violation: It goes on for `FAILED_S`.
-    """
-    stores = {store.id for store in cluster.map.stores.values()}
-    for name in SERVERS:
-        world.node(name).crash()
-    await asyncio.sleep(LEAST_S)
-    for name in SERVERS:
-        world.node(name).restart()
-
-    def unfailed() -> str:
-        left = [store for store in cluster.map.stores.values() if store.id in stores]
-        return ", ".join(
-            f"store {store.id} is {store.phase}"
-            for store in left
-            if store.phase != "failed" or not store.reason
-        )
-
-    await settle(world, unfailed, within_s=FAILED_S, invariant="a store without copies fails")
+    cluster.bundles.compare()
 
 
 PUSHES = Scenario(

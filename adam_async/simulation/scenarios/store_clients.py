@@ -25,6 +25,7 @@ from adam_async.simulation.checkers.store_pushes import Pulled, StorePushes
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Setting
 from adam_async.simulation.scenario import Ledger, settle
+from adam_async.simulation.scenarios.pending_pushes import PendingPushes
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, TrainingCluster, network_of
 from adam_async.store.arrays import InitialArrays, records_of
 from adam_async.store.link import StoreLink
@@ -92,13 +93,20 @@ class _OpenStore:
 
 
 class StoreClients:
-    """All clients of a run, over all incarnations of their machines."""
+    """All clients of a run, over all incarnations of their machines.
 
-    def __init__(self, world: World, cluster: TrainingCluster, ledger: Ledger, consistency: str) -> None:
+    Attributes:
+        pending: Pushes without an answer.
+    """
+
+    def __init__(self, world: World, cluster: TrainingCluster, ledger: Ledger) -> None:
+        setup = cluster.setup
         self._world = world
         self._cluster = cluster
         self._ledger = ledger
-        self._slack = slack_of(consistency)
+        self._slack = slack_of(setup.stores)
+        self._copies = setup.config.copies_in_force
+        self.pending = PendingPushes(world, cluster.bundles)
         self._stores: dict[str, StorePushes] = {}
         """Pushes to each store, by its id."""
         self._open: dict[str, _OpenStore] = {}
@@ -131,6 +139,7 @@ class StoreClients:
             finally:
                 self._open.pop(node.name, None)
                 self._working.discard(node.name)
+                self.pending.forget(node.name)
             await asyncio.sleep(dice.around(OPEN_AGAIN_S))
 
     async def _use(self, node: Node, dice: RandomStream, *, reader: bool) -> None:
@@ -167,6 +176,7 @@ class StoreClients:
             slack=self._slack,
             is_summed=self._slack == 0,
             replicas=BEGUN_WITH,
+            copies=self._copies,
             servers=0,
             shard_bytes=SHARD_BYTES,
             reader=reader,
@@ -215,7 +225,8 @@ class StoreClients:
         }
         for gradient in gradients.values():
             gradient[:, column] = -1
-        outcome = await link.push(gradients, weight=weight)
+        with self.pending.noted(opened.name):
+            outcome = await link.push(gradients, weight=weight)
         pushes.acknowledged(column, _rows_of(outcome))
         self._ledger.counts["pushes to stores"] += 1
 
@@ -239,10 +250,13 @@ class StoreClients:
         pushes.pulled(opened.name, before, pulled)
 
     def _is_known(self, link: StoreLink) -> bool:
-        """Whether all servers of a store know the number of a client in its clocks."""
-        session = link.session
-        for name in set(link.store.buckets):
-            served = self._cluster.servers[name].store(session.store)
+        """Whether the primaries of all bundles of a store know the number of a client in its clocks."""
+        session, newest = link.session, self._cluster.map
+        for home in set(link.store.buckets):
+            bundle = newest.bundle(session.store, home)
+            if bundle is None or bundle.primary is None:
+                return False
+            served = self._cluster.servers[bundle.primary[0]].served.get((session.store, home))
             if served is None or served.state.live.get(Replica(session.replica)) != session.incarnation:
                 return False
         return True

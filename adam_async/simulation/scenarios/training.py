@@ -1,12 +1,15 @@
-"""A whole cluster learns digits while controllers, workers and a data server are lost, and links break.
+"""A whole cluster learns digits while controllers, workers and servers are lost, and links break.
 
 Clients of a store beside the run are lost, too (`store_clients.py`).
 
-Every role runs on its own machine: three controllers with a disk each, two parameter servers, two data
-servers, two replicas, a driver. The state of parameter servers and driver has one copy, so faults only delay
-these roles. The invariants: the run ends in time; every epoch counts every image once; the model learns; each
-acknowledged push is in the shards (I1), and no push counts twice (I2). Gradients cross the network, so a seed
-has the same replay hash on machines whose BLAS gives the same bits.
+Every role runs on its own machine: three controllers with a disk each, parameter servers, two data servers,
+two replicas, a driver. In more than half of the seeds three or four servers keep two or three copies of each
+shard, and are lost one after the other (`server_faults.py`); in the others two servers keep one copy, and
+faults only delay them, as they do the driver. The invariants: the run ends in time; every epoch counts every
+image once; the model learns; each acknowledged push is in the shards (I1), and no push counts twice (I2). The
+copies of a bundle have one log and equal values (`checkers.bundles`); after the last fault the pending pushes
+of clients end, and all copies return. Gradients cross the network, so a seed has the same replay hash on
+machines whose BLAS gives the same bits.
 """
 
 import asyncio
@@ -17,7 +20,8 @@ from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
-from adam_async.simulation.scenario import Ledger, Scenario, Violation
+from adam_async.simulation.scenario import Ledger, Scenario, Violation, settle
+from adam_async.simulation.scenarios.bundle_watch import EVENTS
 from adam_async.simulation.scenarios.store_clients import CLIENTS, StoreClients, draw_stores
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
@@ -33,9 +37,10 @@ from adam_async.simulation.scenarios.training_faults import (
     CONTROLLER_KINDS,
     LEAST_S,
     LINK_KINDS,
+    SERVER_KINDS,
     TrainingFaults,
 )
-from adam_async.simulation.scenarios.training_setups import draw_setup, setup_of
+from adam_async.simulation.scenarios.training_setups import draw_copies, draw_setup, setup_of
 
 TRAINING = Config(
     epochs=4,
@@ -62,8 +67,17 @@ LEARNT_OTHERWISE = 0.25
 """Minimum test accuracy of a run with drawn options, which may learn slowly; the lowest observed value was
 0.39."""
 
+WHOLE_S = 30.0
+"""Time limit until all bundles have all copies in sync after the end of the run, in seconds."""
+
 END_S = 60.0
 """Time limit of the end of the run after the last fault, in seconds."""
+
+SERVER_S = 3.0
+"""Maximum duration of a fault of a server with copies, in seconds: several strike within a run."""
+
+LOSSES = ("server-kill", "server-crash", "server-split", "server-successors")
+"""Faults that cost the memory of a server; each seed with copies has one."""
 
 BRIEF_S = 1.2
 """Maximum freeze of a role with the only copy of its state, in seconds: its links survive it."""
@@ -80,7 +94,13 @@ def draw_plan(dice: RandomStream) -> Plan:
     """Draw a fault of each kind and some more."""
     kinds = [*TRAIN.kinds, *(dice.choose(TRAIN.kinds) for _ in range(dice.below(4)))]
     faults = [_draw_fault(dice, kind) for kind in kinds]
-    settings = draw_setup(dice.fork("setup"), TRAINING) | draw_stores(dice.fork("stores"))
+    setup = draw_setup(dice.fork("setup"), TRAINING)
+    copies = draw_copies(dice.fork("copies"), setup)
+    if copies:
+        losses = dice.fork("losses")
+        kinds = [losses.choose(LOSSES), *(losses.choose(SERVER_KINDS) for _ in range(1 + losses.below(3)))]
+        faults += [_draw_fault(losses, kind) for kind in kinds]
+    settings = setup | copies | draw_stores(dice.fork("stores"))
     return Plan(options=draw_options(dice, settings), faults=in_order(faults))
 
 
@@ -100,6 +120,8 @@ def _draw_fault(dice: RandomStream, kind: str) -> Fault:
                 amount = float(dice.below(2))
         case "client-cut" | "client-reset":
             amount = float(dice.below(2))
+        case _ if kind in SERVER_KINDS:
+            targets, lasts_s, amount = (), min(lasts_s, SERVER_S), float(dice.below(2))
         case _ if kind in CONTROLLER_KINDS:
             targets = () if dice.chance(0.5) else (dice.choose(list(CONTROLLERS)),)
         case "kill-lender":
@@ -143,9 +165,8 @@ def check_result(cluster: TrainingCluster, result: RunResult, ledger: Ledger) ->
     ):
         raise Violation("every image once", f"epochs counted {counted} (images, skipped) of {IMAGES}")
     cluster.check_acknowledged()
-    for server in cluster.servers.values():
-        assert server.state is not None
-        for shard in server.state.shards.values():
+    for state in cluster.states():
+        for shard in state.shards.values():
             shard.check_invariants()
             pushed, applied = sum(shard.last_number.values()), shard.staleness.total()
             if applied + shard.refused != pushed:
@@ -166,12 +187,15 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     images()
     setup = setup_of(plan.options.settings, TRAINING)
     cluster = TrainingCluster(world, setup, ledger)
-    clients = StoreClients(world, cluster, ledger, setup.stores)
+    clients = StoreClients(world, cluster, ledger)
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(cluster.watch(), name="watch")
         strikes = TrainingFaults(world, cluster, ledger).strikes
         await strike_all(world, plan.faults, ledger, own=strikes)
+        await clients.pending.answered()
         result = await run_result(cluster)
+        if setup.has_copies:
+            await settle(world, cluster.bundles.lacking, within_s=WHOLE_S, invariant="all copies return")
         await clients.stop()
         await asyncio.sleep(SETTLE_S)
         watch.cancel()
@@ -180,7 +204,7 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
 
 TRAIN = Scenario(
     name="training",
-    about="a cluster learns digits while controllers, workers and a data server are lost, and links break",
+    about="a cluster learns digits while controllers, workers and servers are lost, and links break",
     kinds=(
         "crash",
         "kill",
@@ -200,6 +224,7 @@ TRAIN = Scenario(
         "stores deleted",
         "stores read",
         "pushes to stores",
+        *EVENTS,
         "a controller was sent a whole state",
         "controller.busy",
         "controller.message.twice",

@@ -1,7 +1,8 @@
 """A simulated training cluster, with each role on its own machine, and observations of it from outside.
 
-Three controllers with a disk each, two parameter servers, two data servers, two replicas, a driver. The roles
-learn the digits of the package, which are read once in a process; no run depends on the time of the read.
+Three controllers with a disk each, two to four parameter servers, two data servers, two replicas, a driver.
+The roles learn the digits of the package, which are read once in a process; no run depends on the time of the
+read.
 """
 
 import asyncio
@@ -31,14 +32,17 @@ from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import AdamError, first_cause
 from adam_async.messages import role_table
 from adam_async.parameter_server.service import ParameterServer
+from adam_async.parameter_server.state import ServerState
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config
 from adam_async.run.result import EpochResult, RunResult
 from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.timeline import Timeline
+from adam_async.simulation.faults import is_running
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.pool import SimulatedPool
 from adam_async.simulation.scenario import Ledger, Violation
+from adam_async.simulation.scenarios.bundle_watch import BundleWatch
 from adam_async.simulation.scenarios.training_setups import Setup
 from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
@@ -75,6 +79,9 @@ LATE = "worker-2"
 CHECK_S = 0.2
 """Interval between two checks, in seconds."""
 
+APPLY_S = 5.0
+"""Maximum time until a new primary has applied all acknowledged pushes, in seconds."""
+
 DAMAGE_S = 6.0
 """Maximum time that a connection stays open after damage on it, in seconds."""
 
@@ -109,6 +116,7 @@ class TrainingCluster:
     """The machines of a run, over all their incarnations.
 
     Attributes:
+        bundles: Observations of the parameter servers and their bundles.
         servers: Newest incarnation of each parameter server, by name.
         workers: Newest incarnation of each worker, by name.
         networks: Network of the newest incarnation of each machine, by name.
@@ -119,7 +127,8 @@ class TrainingCluster:
     def __init__(self, world: World, setup: Setup, ledger: Ledger) -> None:
         self.setup = setup
         self.controllers: dict[str, Controller] = {}
-        self.servers: dict[str, ParameterServer] = {}
+        self.bundles = BundleWatch(world, ledger)
+        self.servers = self.bundles.servers
         self.workers: dict[str, ModelWorker] = {}
         self.networks: dict[str, TcpNetwork] = {}
         self.acknowledged: dict[int, int] = {}
@@ -129,11 +138,13 @@ class TrainingCluster:
         """Newest observed term with a leader."""
         self._sessions: dict[str, int] = {}
         """Newest session of each worker's newest incarnation."""
+        self._late: dict[int, float] = {}
+        """Time since which the shards lack acknowledged pushes, by session."""
         self._over: set[int] = set()
         """Sessions of an ended run, which servers have forgotten."""
         for name in CONTROLLERS:
             world.node(name).start(self._run_controller)
-        for name in SERVERS:
+        for name in setup.servers:
             world.node(name).start(self._run_parameter_server)
         for name in LEDGER_LEADERS:
             world.node(name).start(self._run_data_server)
@@ -173,15 +184,18 @@ class TrainingCluster:
             waits=self.setup.config.waits,
             process_memory=process_memory,
         )
-        setup = ConsensusSetup(entropy=node.entropy, file=LogFile(node.open_disk(), FOLDER))
+        setup = ConsensusSetup(
+            entropy=node.entropy, file=LogFile(node.open_disk(), FOLDER), observe=self.bundles.saw_state
+        )
         controller = Controller(settings, setup, kinds=PROGRAM_KINDS, peers=CONTROLLERS)
         async with controller:
             self.controllers[node.name] = controller
             await asyncio.Event().wait()
 
     async def _run_parameter_server(self, node: Node) -> None:
-        server = ParameterServer(self._member("ps", node), buffers=BufferPool())
-        self.servers[node.name] = server
+        settings = self._member("ps", node)
+        server = ParameterServer(settings, buffers=BufferPool(), observe=self.bundles.applies)
+        self.bundles.started(server, (node.name, settings.identity.incarnation))
         async with server:
             await asyncio.Event().wait()
 
@@ -236,7 +250,7 @@ class TrainingCluster:
         async with node.open_disk() as disk:
             folder = CheckpointFolder(CHECKPOINTS, disk)
             await self._train(node, half, folder)
-            self.check_acknowledged()
+            self.check_acknowledged(within_s=APPLY_S if self.setup.has_copies else 0.0)
             self._over = {*self._sessions.values(), *self.acknowledged}
             self._ledger.note("resumed", node.name, "the run is resumed")
             return await self._train(node, config, folder, await load_checkpoint(CHECKPOINTS, disk))
@@ -302,37 +316,61 @@ class TrainingCluster:
         while True:
             await asyncio.sleep(CHECK_S)
             self.note_leader()
+            self.bundles.compare()
             for name in self.workers:
                 self.note_acknowledged(name)
-            self.check_acknowledged()
+            self.check_acknowledged(within_s=APPLY_S if self.setup.has_copies else 0.0)
             end = self._world.network.unnoticed_damage(after_s=DAMAGE_S)
             if end is not None:
                 raise Violation("damage is noticed", f"{end!r} goes on {DAMAGE_S:g} s after a damaged piece")
 
+    def states(self) -> list[ServerState]:
+        """Return all copies of the bundles of the newest run, of servers that run."""
+        run = self.map.run
+        return [
+            served.state
+            for name, server in self.servers.items()
+            if is_running(self._world.node(name))
+            for served in server.served.values()
+            if run is not None and served.store.program == run.id and (served.complete or served.copy)
+        ]
+
     def ordered(self) -> dict[int, int]:
         """Return the number of pushes to single shards that servers have ordered, by session."""
-        counts: dict[int, int] = {}
-        for server in self.servers.values():
-            for shard in server.state.shards.values() if server.state is not None else ():
+        numbers: dict[tuple[int, int], int] = {}
+        for state in self.states():
+            for shard in state.shards.values():
                 for (session, _), number in shard.last_number.items():
-                    counts[session] = counts.get(session, 0) + number
+                    key = (session, int(shard.spec.id))
+                    numbers[key] = max(numbers.get(key, 0), number)
+        counts: dict[int, int] = {}
+        for (session, _), number in numbers.items():
+            counts[session] = counts.get(session, 0) + number
         return counts
 
-    def check_acknowledged(self) -> None:
+    def check_acknowledged(self, *, within_s: float = 0.0) -> None:
         """Check that the shards have all acknowledged pushes.
+
+        Args:
+            within_s: Time for which they may lack one, in seconds: after the loss of a primary the others
+                have its entries, and apply them later.
 
         Raises:
             Violation: A push is missing.
         """
-        ordered = self.ordered()
-        for session, count in self.acknowledged.items():
+        ordered, now = self.ordered(), self._world.now
+        late = {
+            session: self._late.get(session, now)
+            for session, count in self.acknowledged.items()
+            if session not in self._over
+            and count > ordered.get(session, 0)
             # Servers drop the push numbers of generations that ended long ago.
-            if session not in ordered and any(
-                s.state and s.state.generations_forgotten for s in self.servers.values()
-            ):
-                continue
-            if session not in self._over and count > ordered.get(session, 0):
-                text = f"session {session:x} has {count} acknowledged pushes"
+            and (session in ordered or not any(state.generations_forgotten for state in self.states()))
+        }
+        self._late = late
+        for session, since in late.items():
+            if now >= since + within_s:
+                text = f"session {session:x} has {self.acknowledged[session]} acknowledged pushes"
                 raise Violation("I1", f"{text}; servers have {ordered.get(session, 0)}")
 
     def takes_part(self, worker: str) -> bool:

@@ -1,6 +1,6 @@
-"""Faults of the controllers, links and data servers of a training cluster, and their targets.
+"""Faults of the controllers, links and servers of a training cluster, and their targets.
 
-The state of parameter servers and driver has one copy, so faults only delay these roles.
+The state of the driver has one copy, and in some seeds that of the parameter servers: faults only delay them.
 """
 
 import asyncio
@@ -24,10 +24,11 @@ from adam_async.simulation.faults import (
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenario import Ledger, Violation
+from adam_async.simulation.scenarios.server_faults import ServerFaults
+from adam_async.simulation.scenarios.store_clients import CLIENTS
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
     LEDGER_LEADERS,
-    SERVERS,
     WORKERS,
     TrainingCluster,
 )
@@ -40,6 +41,18 @@ CONTROLLER_KINDS = ("controller-kill", "controller-crash", "controller-freeze")
 
 CLIENT_KINDS = ("client-kill", "client-crash", "client-freeze", "client-cut", "client-reset")
 """Kinds of faults of a client of stores, or of its link to a parameter server."""
+
+SERVER_KINDS = (
+    "server-kill",
+    "server-crash",
+    "server-split",
+    "server-successors",
+    "server-freeze",
+    "server-isolate",
+    "server-cut",
+    "server-cut-one-way",
+)
+"""Kinds of faults of a parameter server, if each shard has several copies."""
 
 VICTIM_S = 60.0
 """Time limit of the wait for a target, in seconds."""
@@ -63,9 +76,18 @@ class TrainingFaults:
             **dict.fromkeys(CONTROLLER_KINDS, self._controller),
             **dict.fromkeys(LINK_KINDS, self._link),
             **dict.fromkeys(CLIENT_KINDS, self._client),
+            **dict.fromkeys(SERVER_KINDS, self._server),
             "freeze": self._freeze,
             "kill-lender": self._kill_ledger_leader,
         }
+        self._servers = ServerFaults(
+            world,
+            cluster.bundles,
+            ledger,
+            servers=cluster.setup.servers,
+            peers=(*WORKERS, *CLIENTS),
+            is_over=lambda: is_over(cluster),
+        )
         self._world = world
         self._cluster = cluster
         self._ledger = ledger
@@ -92,7 +114,7 @@ class TrainingFaults:
     async def _client(self, world: World, fault: Fault) -> None:
         """Apply a fault to a client of stores once it runs, or to its link to a server once it exists."""
         kind, (client,) = fault.kind.removeprefix("client-"), fault.targets
-        servers = [*SERVERS]
+        servers = [*self._cluster.setup.servers]
         world.dice.fork(str(fault)).shuffle(servers)
         if kind == "reset":
             missing = f"{client} had no connection to {' or '.join(servers)}"
@@ -113,9 +135,9 @@ class TrainingFaults:
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 await _until(lambda: bool(cluster.leader) and cluster.takes_part(worker))
-        dice = world.dice.fork(str(fault))
-        first = dice.choose([*SERVERS, cluster.leader or "controller-1", *cluster.map.ledger_leaders[:1]])
-        rest = [name for name in (*SERVERS, *CONTROLLERS, *LEDGER_LEADERS) if name != first]
+        dice, servers = world.dice.fork(str(fault)), cluster.setup.servers
+        first = dice.choose([*servers, cluster.leader or "controller-1", *cluster.map.ledger_leaders[:1]])
+        rest = [name for name in (*servers, *CONTROLLERS, *LEDGER_LEADERS) if name != first]
         dice.shuffle(rest)
         others = [first, *rest]
         if fault.kind == "reset":
@@ -127,7 +149,7 @@ class TrainingFaults:
             return
         if fault.kind == "damage":
             # Include the other worker, because this one may be down, or wait for the end of an epoch.
-            ways = [(name, server) for name in WORKERS for server in SERVERS]
+            ways = [(name, server) for name in WORKERS for server in servers]
             await damage_between(world, [*ways, *(pair[::-1] for pair in ways)], patience_s=VICTIM_S)
             return
         inwards = fault.kind == "cut-one-way" and dice.chance(0.5)
@@ -152,8 +174,16 @@ class TrainingFaults:
     async def _freeze(self, world: World, fault: Fault) -> None:
         """Freeze a machine as soon as it runs."""
         (name,) = fault.targets
+        if name in self._cluster.setup.servers and self._cluster.setup.has_copies:
+            await self._servers.strikes["freeze"](world, fault)  # a longer freeze costs a member its place
+            return
         await _find_victim(fault, lambda: is_running(world.nodes[name]), f"{name} did not run")
         await freeze(world, fault)
+
+    async def _server(self, world: World, fault: Fault) -> None:
+        """Apply a fault to a server that its bundles can spare."""
+        kind = fault.kind.removeprefix("server-")
+        await self._servers.strikes[kind](world, msgspec.structs.replace(fault, kind=kind))
 
     async def _kill_ledger_leader(self, world: World, fault: Fault) -> None:
         """Kill the ledger leader as soon as another data server has a copy of its ledger; then restart it."""
@@ -165,6 +195,11 @@ class TrainingFaults:
         await _find_victim(fault, has_two, "no other data server had a copy of the ledger")
         ledger_leader = self._cluster.map.ledger_leaders[:1]
         await kill(world, msgspec.structs.replace(fault, kind="kill", targets=ledger_leader))
+
+
+def is_over(cluster: TrainingCluster) -> bool:
+    """Whether the driver has ended."""
+    return not is_running(cluster.driver)
 
 
 async def _until(happened: Callable[[], bool]) -> None:

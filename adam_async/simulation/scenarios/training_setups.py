@@ -2,8 +2,9 @@
 
 One seed in twenty draws plain asynchronous training. The others draw the consistency mode, the partitions,
 the intervals of pushes, the update rule, one of four small networks, an interruption with a resume, a late
-worker, and profiling. The settings of a plan are options of `Config`, and five of this scenario's own:
-`resumed`, `late_s`, `network`, `profiled` and `stores`. A plan without settings trains plainly.
+worker, and profiling; most seeds also draw copies of each shard. The settings of a plan are options of
+`Config`, and five of this scenario's own: `resumed`, `late_s`, `network`, `profiled` and `stores`. A plan
+without settings trains plainly.
 
     settings = draw_setup(dice, TRAINING)      # {"consistency": "bsp", "rule": "adam", "rate": 0.005}
     setup = setup_of(settings, TRAINING)
@@ -26,6 +27,9 @@ OWN = ("resumed", "late_s", "network", "profiled", "stores")
 
 PLAIN = 0.05
 """Share of the seeds that draw no options."""
+
+COPIED = 0.7
+"""Share of the seeds without a record that keep several copies of each shard."""
 
 Draw = Mapping[str, Setting]
 
@@ -152,6 +156,16 @@ class Setup:
     """Consistency of the stores beside the run."""
 
     @property
+    def has_copies(self) -> bool:
+        """Whether each shard has several copies, so that a server may be lost."""
+        return self.config.copies > 1
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Names of the parameter servers."""
+        return tuple(f"ps-{number}" for number in range(self.config.servers))
+
+    @property
     def pace(self) -> float:
         """Share of a core of a worker."""
         return PACE_CUT if self.config.partitions > 1 else PACE
@@ -166,9 +180,10 @@ def setup_of(settings: Draw, plain: Config) -> Setup:
     options = {name: value for name, value in settings.items() if name not in OWN}
     config = msgspec.structs.replace(plain, **options)
     network = str(settings.get("network", ""))
+    one_copy = msgspec.structs.replace(config, servers=plain.servers, copies=plain.copies)
     return Setup(
         config=config,
-        plain=config == plain and not network,
+        plain=one_copy == plain and not network,
         resumed=bool(settings.get("resumed", False)),
         late_s=float(settings.get("late_s", 0.0)),
         spec=NETWORKS[network],
@@ -206,6 +221,18 @@ def draw_setup(dice: RandomStream, plain: Config) -> dict[str, Setting]:
     if settings.get("network") == "conv" and "partitions" in settings and "push_every" in settings:
         settings["rate"] = 0.1  # a higher rate gives an erratic 24 to 49 % with and without faults
     return settings
+
+
+def draw_copies(dice: RandomStream, settings: Draw) -> dict[str, Setting]:
+    """Draw the number of copies of each shard; nothing for one copy, which a recorded run needs.
+
+    Args:
+        dice: A random stream only for this call.
+        settings: Settings from `draw_setup`.
+    """
+    if "record" in settings or not dice.chance(COPIED):
+        return {}
+    return {"servers": dice.choose([3, 4]), "copies": dice.choose([2, 3])}
 
 
 def _fits(settings: Draw, plain: Config) -> bool:

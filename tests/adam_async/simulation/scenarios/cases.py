@@ -2,9 +2,10 @@
 
 import msgspec
 
-from adam_async.simulation.plan import Case, Fault, in_order
+from adam_async.simulation.plan import Case, Fault, Plan, in_order
 from adam_async.simulation.runner import draw_case
 from adam_async.simulation.scenarios.training import TRAIN
+from adam_async.simulation.scenarios.training_faults import SERVER_KINDS
 
 
 def with_faults(case: Case, *faults: Fault) -> Case:
@@ -13,7 +14,8 @@ def with_faults(case: Case, *faults: Fault) -> Case:
 
 
 def plain_training(seed: int) -> Case:
-    """The run of a seed without the options that it draws."""
+    """The run of a seed without the options that it draws, and without the faults of servers with copies."""
     case = draw_case(TRAIN, seed)
     options = msgspec.structs.replace(case.plan.options, settings={})
-    return msgspec.structs.replace(case, plan=msgspec.structs.replace(case.plan, options=options))
+    faults = tuple(fault for fault in case.plan.faults if fault.kind not in SERVER_KINDS)
+    return msgspec.structs.replace(case, plan=Plan(options=options, faults=faults))

@@ -6,18 +6,22 @@ import pytest
 from adam_async.simulation.plan import Case, Fault, Options, in_order
 from adam_async.simulation.runner import draw_case, run_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS
-from adam_async.simulation.scenarios.push_cluster import CATCH_UPS, EVENTS, FAILOVERS, SUCCESSIVE
-from adam_async.simulation.scenarios.push_faults import LOSS_KINDS, OWN_KINDS
+from adam_async.simulation.scenarios.bundle_watch import CATCH_UPS, EVENTS, FAILOVERS, SUCCESSIVE
+from adam_async.simulation.scenarios.push_clients import PUSHERS
+from adam_async.simulation.scenarios.push_faults import OWN_KINDS, POWER
 from adam_async.simulation.scenarios.pushes import PUSHES
+from adam_async.simulation.scenarios.server_faults import LOSS_KINDS
 from adam_async.simulation.wire import Conditions
+from tests.ablations.patches import Patch
+from tests.adam_async.replication.ablations import commit_alone, drop_tail, keep_conflicting_entries
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 
 SEEDS, AT_ONCE = 60, 5
 
 
-def case_of(*faults: Fault, copies: int = 3, loses_all: bool = False) -> Case:
+def case_of(*faults: Fault, copies: int = 3) -> Case:
     """A run over a quiet network with these faults alone."""
-    settings = {"copies": copies, "consistency": "asp", "momentum": False, "loses_all": loses_all}
+    settings = {"copies": copies, "min_in_sync": 0, "consistency": "asp", "momentum": False}
     network = Conditions(delay_s=0.0005, jitter_s=0.0005)
     plan = msgspec.structs.replace(
         draw_case(PUSHES, 1).plan,
@@ -47,11 +51,43 @@ def test_two_of_three_copies_may_be_lost_one_after_the_other() -> None:
     assert result.counts[CATCH_UPS] > 0
 
 
-def test_a_store_whose_servers_are_all_lost_fails() -> None:
-    result = run_case(PUSHES, case_of(loses_all=True))
+def test_a_store_whose_servers_all_lose_power_fails_and_clients_go_on_with_another() -> None:
+    result = run_case(PUSHES, case_of(Fault(at_s=3.0, kind="power", lasts_s=1.0)))
 
     assert (result.invariant, result.text) == ("", "")
     assert result.counts["bundles lost"] == 4
+    assert result.counts["stores opened again"] >= len(PUSHERS)
+
+
+def test_a_primary_is_lost_while_its_successor_lacks_an_entry() -> None:
+    result = run_case(PUSHES, case_of(Fault(at_s=2.0, kind="split", lasts_s=1.0)))
+
+    assert (result.invariant, result.text) == ("", "")
+    assert result.faults == {"split": 1}
+    assert result.counts[FAILOVERS] > 0
+
+
+def test_a_primary_is_lost_and_then_its_successor() -> None:
+    result = run_case(PUSHES, case_of(Fault(at_s=2.0, kind="successors", lasts_s=1.0)))
+
+    assert (result.invariant, result.text) == ("", "")
+    assert result.counts[SUCCESSIVE] > 0
+
+
+@pytest.mark.parametrize(
+    ("patch", "kind", "invariant"),
+    [
+        (keep_conflicting_entries, "split", "committed"),
+        (drop_tail, "successors", "one log"),
+        (commit_alone, "kill", "committed"),
+    ],
+)
+def test_a_loss_in_the_moment_that_needs_a_safeguard_finds_its_removal(
+    patch: Patch, kind: str, invariant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch(monkeypatch.setattr)
+
+    assert run_case(PUSHES, case_of(Fault(at_s=2.0, kind=kind, lasts_s=1.0))).invariant == invariant
 
 
 def test_a_plan_loses_two_servers_or_more() -> None:
@@ -59,7 +95,7 @@ def test_a_plan_loses_two_servers_or_more() -> None:
 
     for plan in plans:
         assert sum(fault.kind in LOSS_KINDS for fault in plan.faults) >= 2
-    assert {fault.kind for plan in plans for fault in plan.faults} == set(OWN_KINDS)
+    assert {fault.kind for plan in plans for fault in plan.faults} == {*OWN_KINDS, POWER}
     assert {plan.options.settings["copies"] for plan in plans} == {2, 3}
     assert len({plan.faults for plan in plans}) == 200
 

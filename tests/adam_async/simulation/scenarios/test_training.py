@@ -7,15 +7,17 @@ import pytest
 
 from adam_async.parameter_server.push_queue import PushQueue
 from adam_async.parameter_server.state import ServerState
-from adam_async.simulation.plan import Fault, Options, Plan
+from adam_async.simulation.plan import Fault, Options, Plan, Setting
 from adam_async.simulation.runner import draw_case, run_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS, training, training_faults
+from adam_async.simulation.scenarios.bundle_watch import SUCCESSIVE
 from adam_async.simulation.scenarios.store_clients import CLIENTS
-from adam_async.simulation.scenarios.training import BRIEF_S, TRAIN
+from adam_async.simulation.scenarios.training import BRIEF_S, LOSSES, TRAIN
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, IMAGES, WORKERS, images
-from adam_async.simulation.scenarios.training_faults import CONTROLLER_KINDS
+from adam_async.simulation.scenarios.training_faults import CONTROLLER_KINDS, SERVER_KINDS
 from adam_async.simulation.wire import Conditions
 from tests.ablations.patches import Patch, apply_pushes_again, keep_groups_of_lost_replicas, replaces
+from tests.adam_async.replication.ablations import commit_alone
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 from tests.adam_async.simulation.scenarios.cases import plain_training, with_faults
 
@@ -32,12 +34,42 @@ def test_every_plan_has_each_kind_and_spares_roles_with_the_only_copy_of_their_s
     plans = [draw_case(TRAIN, seed).plan for seed in range(200)]
 
     for plan in plans:
-        assert {fault.kind for fault in plan.faults} == set(TRAIN.kinds)
+        kinds, copies = {fault.kind for fault in plan.faults}, plan.options.settings.get("copies", 1)
+        assert kinds - set(SERVER_KINDS) == set(TRAIN.kinds)
+        assert bool(kinds & set(LOSSES)) == (int(copies) > 1)
         for fault in plan.faults:
             alone = len(fault.targets) == 1 and fault.targets[0] not in (*WORKERS, *CONTROLLERS, *CLIENTS)
             brief = fault.kind == "freeze" and fault.lasts_s <= BRIEF_S
             assert not alone or brief, fault
     assert len({plan.faults for plan in plans}) == 200
+
+
+def test_servers_with_copies_are_lost_in_every_mode_and_with_both_forms_of_pushes() -> None:
+    drawn = [draw_case(TRAIN, seed).plan.options.settings for seed in range(200)]
+    copied = [settings for settings in drawn if "copies" in settings]
+
+    assert {(each["servers"], each["copies"]) for each in copied} == {(3, 2), (3, 3), (4, 2), (4, 3)}
+    modes = {str(each.get("consistency", "asp")).partition(":")[0] for each in copied}
+    assert modes == {str(each["stores"]).partition(":")[0] for each in copied} == {"asp", "ssp", "bsp"}
+    assert {"delta", "factors"} <= {each.get("protocol") for each in copied}
+    assert not any("record" in each for each in copied)
+
+
+@pytest.mark.parametrize("mode", ["asp", "ssp:1", "bsp"])
+@pytest.mark.parametrize("protocol", ["factors", "delta"])
+def test_a_lost_server_and_its_successor_cost_a_run_with_copies_nothing(mode: str, protocol: str) -> None:
+    settings: dict[str, Setting] = {"consistency": mode, "protocol": protocol, "servers": 3, "copies": 3}
+    network = Conditions(delay_s=0.0005, jitter_s=0.0005)
+    faults = (
+        Fault(at_s=2.0, kind="server-kill", targets=("ps-1",), lasts_s=1.0),
+        Fault(at_s=4.0, kind="server-successors", lasts_s=1.0),
+    )
+    plan = Plan(options=Options(network=network, settings=settings | {"stores": mode}), faults=faults)
+    result = run_case(TRAIN, msgspec.structs.replace(draw_case(TRAIN, 14), plan=plan))
+
+    assert (result.invariant, result.text) == ("", "")
+    assert result.faults == {"server-kill": 1, "server-successors": 1}
+    assert result.counts[SUCCESSIVE] > 0
 
 
 def test_half_of_the_faults_of_controllers_strike_the_leader() -> None:
@@ -97,6 +129,14 @@ ABLATIONS = {
     "a push is acknowledged and forgotten": (acknowledge_and_forget, "I1"),
     "a lost replica keeps its groups": (keep_groups_of_lost_replicas, "the run ends"),
 }
+
+
+def test_an_entry_that_a_primary_commits_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_alone(monkeypatch.setattr)
+    cases = [draw_case(TRAIN, seed) for seed in range(12)]
+    broken = (run_case(TRAIN, case) for case in cases if "copies" in case.plan.options.settings)
+
+    assert next((result.invariant for result in broken if not result.ok), "") == "committed"
 
 
 @pytest.mark.parametrize(("patch", "invariant"), ABLATIONS.values(), ids=ABLATIONS)

@@ -48,7 +48,7 @@ def test_a_plan_without_settings_trains_plainly() -> None:
 
 
 def test_a_setup_is_plain_without_drawn_options_and_network() -> None:
-    for settings in ({}, {"profiled": True}, {"late_s": 3.0}):
+    for settings in ({}, {"profiled": True}, {"late_s": 3.0}, {"servers": 3, "copies": 2}):
         assert setup_of(settings, TRAINING).plain, settings
     for settings in (*MODES, *CUTS, WIDE, *RULES, *EXTRAS):
         assert setup_of(settings, TRAINING).plain == (not settings), settings
