@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 
 from adam_async.messages.replication import PieceCopy
-from adam_async.parameter_server import log_entries, shard_pieces
+from adam_async.parameter_server import log_entries, shard_pieces, state
+from adam_async.parameter_server.joining_members import JoiningMembers
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.parameter_server.session import Session
 from adam_async.parameter_server.state import ServerState
@@ -110,3 +111,21 @@ def forget_links_of_later_members(_: Any, self: ParameterServer, member: Any, is
     for served in tuple(self.served.values()):
         if served.copy is not None and member in served.copy.peers:
             served.copy.link(member, is_up=is_up)
+
+
+@replaces(state, "problems_of")
+def answer_refused_pushes_as_duplicates(_: Any, queued: Any) -> Any:
+    """Answer a repetition of a refused push as one of an applied push."""
+    return tuple(queued.problems)
+
+
+@replaces(ServerState, "_enter_tick")
+def enter_each_tick(_: Any, self: ServerState, queued: Any) -> Any:
+    """Put a repeated tick into the log again."""
+    return self._enter(queued)
+
+
+@replaces(JoiningMembers, "stalled")
+def let_members_join_for_ever(*_: Any) -> list[Any]:
+    """Keep a joining member without progress."""
+    return []
