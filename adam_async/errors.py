@@ -31,16 +31,22 @@ RESUME = "--resume DIR picks the run up at its last checkpoint, if --checkpoint 
 LOST_SHARDS = f"with it went the only copy of its shards; {RESUME}"
 """Text on the consequence of a lost parameter server for its run."""
 
-LOST_COPIES = f"with them went all copies of some shards; {RESUME}"
-"""Text on the consequence of several lost parameter servers for their run."""
-
 _RECREATE = "open the store again with arrays to create it anew"
 
 LOST_STORE = f"with it went the only copy of its shards; {_RECREATE}"
 """Text on the consequence of a lost parameter server for a store of clients."""
 
-LOST_STORE_COPIES = f"with them went all copies of some shards; {_RECREATE}"
-"""Text on the consequence of several lost parameter servers for a store of clients."""
+
+def lost_copies_text(homes: Sequence[str], store: str, *, is_of_run: bool) -> str:
+    """Return the text on shards without a copy, by their homes, in the store of a run or of clients."""
+    remedy = RESUME if is_of_run else _RECREATE
+    return f"the last copy of the shards of {listed(homes)} in store {store!r} is lost; {remedy}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return at least one name, with commas and a last ``and``."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 class AdamError(Exception):

@@ -368,13 +368,18 @@ def consistency_line(progress: Progress) -> str:
 
 
 def copies_text(copies: RunCopies) -> str:
-    """Return the number of copies of each shard, and the servers whose shards have fewer in sync."""
+    """Return the number of copies of each shard, and the servers whose shards have fewer in sync.
+
+    If pushes to some shards wait for another copy, the text names the number that they need.
+    """
     lagging = copies.lagging
     if not lagging:
         return f"{copies.copies} copies of each shard"
     few = [f"{each.home} {len(each.in_sync)}" for each in lagging]
     more = f" and {len(few) - WAITING_SHOWN} more" if len(few) > WAITING_SHOWN else ""
-    return f"copies in sync, of {copies.copies}: {', '.join(few[:WAITING_SHOWN])}{more}"
+    text = f"copies in sync, of {copies.copies}: {', '.join(few[:WAITING_SHOWN])}{more}"
+    waits = min(len(each.in_sync) for each in lagging) < copies.min_in_sync
+    return f"{text}; pushes wait for {copies.min_in_sync}" if waits else text
 
 
 def _count(number: float) -> str:

@@ -25,7 +25,7 @@ from adam_async.checkpoint.trained_model import Model as TrainedModel
 from adam_async.cluster.external_data import DataHosts, address_for, hosts_of
 from adam_async.cluster.networks import LOOPBACK, network_for, slowed
 from adam_async.cluster.parent_pipe import Orders
-from adam_async.cluster.server_losses import ServerLosses, lost_text, successors_text
+from adam_async.cluster.server_losses import ServerLosses, successors_text
 from adam_async.cluster.setup import ClusterSetup
 from adam_async.controller.role import RoleSettings
 from adam_async.data_server.dataset import Dataset
@@ -407,8 +407,8 @@ class ProcessCluster:
                 if left == 0:
                     how = f"{how}, after it had been started again {RESTARTS} times within a short time"
                 if role == "ps":
-                    lost = self._losses.lost(self._map) if self.config.copies_in_force > 1 else ()
-                    how = f"{how}; {lost_text(lost) if lost else LOST_SHARDS}"
+                    loss = self._losses.loss(self._map) if self.config.copies_in_force > 1 else ""
+                    how = f"{how}; {loss or LOST_SHARDS}"
                 if served and not self._death.done():
                     died = (
                         RoleFailed(node, f"cannot train the run: {refusal}")
@@ -441,7 +441,7 @@ class ProcessCluster:
             others = (c for name, c in self.children.items() if name.startswith("data-") and name != node)
             return any(other.serves for other in others)
         if role == "ps" and self.config.copies_in_force > 1:
-            return not self._losses.lost(self._map)
+            return not self._losses.loss(self._map)
         # The state of a controller of several is in its folder, even if all of them die.
         return role == "worker" or (role == "controller" and len(self._controllers) > 1)
 

@@ -23,7 +23,7 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.config import Waits
 from adam_async.run.user_code import StepSource
-from adam_async.runtime.machine import available_bytes
+from adam_async.runtime.machine import apply_numerics, available_bytes
 from adam_async.runtime.timeline import Timeline
 from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
@@ -133,6 +133,7 @@ def parameter_server(place: Place) -> AbstractAsyncContextManager[ParameterServe
         make_pool=ComputePool,
         buffers=place.buffers,
         available_bytes=available_bytes,
+        numerics=apply_numerics(),
     )
     return _listening(role, place)
 

@@ -6,7 +6,7 @@ and reads the newest map without them.
 
 from collections.abc import Iterator
 
-from adam_async.errors import RESUME
+from adam_async.errors import listed, lost_copies_text
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.cluster_map import ClusterMap
 
@@ -22,9 +22,11 @@ class ServerLosses:
         if node in cluster.nodes:
             self._ended.add((node, cluster.nodes[node].incarnation))
 
-    def lost(self, cluster: ClusterMap) -> tuple[str, ...]:
-        """Return the homes of the run's shards that have no copy left; none outside a run."""
-        return tuple(home for home, bundle in _bundles_of(cluster) if not self._left(bundle))
+    def loss(self, cluster: ClusterMap) -> str:
+        """Return the text on the run's shards that have no copy left; empty if there are none."""
+        homes = [home for home, bundle in _bundles_of(cluster) if not self._left(bundle)]
+        store = cluster.run_store
+        return lost_copies_text(homes, store.id, is_of_run=True) if homes and store is not None else ""
 
     def suffice(self, cluster: ClusterMap) -> bool:
         """Return whether all pushes of the run can go on with the servers that are left."""
@@ -45,14 +47,9 @@ class ServerLosses:
         return [member[0] for member in bundle.in_sync if member not in self._ended]
 
 
-def lost_text(homes: tuple[str, ...]) -> str:
-    """Return the text on the loss of the last copy of the shards of some homes."""
-    return f"with it went the last copy of the shards of {_joined(homes)}; {RESUME}"
-
-
 def successors_text(servers: tuple[str, ...]) -> str:
     """Return the text on the servers that go on with the shards of a lost one; empty for none."""
-    return f"; its shards go on with {_joined(servers)}" if servers else ""
+    return f"; its shards go on with {listed(servers)}" if servers else ""
 
 
 def _bundles_of(cluster: ClusterMap) -> Iterator[tuple[str, BundleRecord]]:
@@ -64,9 +61,3 @@ def _bundles_of(cluster: ClusterMap) -> Iterator[tuple[str, BundleRecord]]:
         bundle = cluster.bundle(store.id, home)
         if bundle is not None:
             yield home, bundle
-
-
-def _joined(names: tuple[str, ...]) -> str:
-    """Return names with commas and a last ``and``."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last

@@ -3,6 +3,7 @@
     party              change, by compare-and-set
     primary            strike out, invite and add members; hand over to another member in sync
     member in sync     become the primary, without the old one
+    joining member     leave, because it cannot hold its copy
     controllers        strike out lost incarnations; a lost primary: the next member in sync follows
 
 A change has two checks. `may_change` compares the caller of a link with the record of the expected version;
@@ -14,12 +15,13 @@ All results depend on the map alone, so all controllers and servers compute the 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from typing import NamedTuple
 
 import msgspec
 
 from adam_async.run.bundle_record import SPARE_MEMBERS, BundleRecord, Member, bundle_key
-from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.cluster_map import NUMERICS, ClusterMap
 from adam_async.run.shard_table import NUM_BUCKETS
 from adam_async.run.store_record import StoreRecord
 
@@ -32,8 +34,11 @@ SHARD_OVERHEAD = 2048
 UNCOUNTED_SHARDS = 1024
 """Number of shards of a store whose overhead is not counted, because it is small beside that of a process."""
 
-NUMERICS = "numerics"
-"""Key of a server's `NodeRecord.info`: fingerprint of everything that determines the last bits of results."""
+MOST_FACTS = 16
+"""Maximum number of facts in a server's numerics."""
+
+MOST_FACT = 80
+"""Maximum length of a fact and of its name, in characters."""
 
 # --- changes by members --------------------------------------------------------------------------
 
@@ -42,10 +47,13 @@ def may_change(caller: Member, old: BundleRecord, new: BundleRecord) -> bool:
     """Return whether a node may turn one record of a bundle into another one.
 
     The primary makes any change that `fault_of_change` permits. Another member in sync only becomes the
-    primary: it strikes out the old one, and invites and adds no member.
+    primary: it strikes out the old one, and invites and adds no member. A joining member only leaves.
     """
     if caller == old.primary:
         return True
+    if caller in old.joining:
+        left = tuple(member for member in old.joining if member != caller)
+        return new == msgspec.structs.replace(old, joining=left)
     others = set(old.in_sync[1:])
     return (
         caller in others
@@ -159,13 +167,24 @@ def _without_lost(
     return msgspec.structs.replace(left, lost=_lost_since(store, left, lost))
 
 
-def lost_servers(cluster: ClusterMap) -> dict[str, tuple[str, ...]]:
-    """Return the lost servers of the first bundle without a member in sync, by the name of its store."""
-    found: dict[str, tuple[str, ...]] = {}
-    for key, bundle in cluster.bundles.items():
+class LostBundles(NamedTuple):
+    """Bundles of a store without a member in sync."""
+
+    homes: tuple[str, ...]
+    servers: tuple[str, ...]
+    """The last servers that had their copies, in the order of their loss for each bundle."""
+
+
+def lost_bundles(cluster: ClusterMap) -> dict[str, LostBundles]:
+    """Return the bundles without a member in sync, by the name of their store."""
+    homes: dict[str, list[str]] = {}
+    servers: dict[str, dict[str, None]] = {}
+    for key, bundle in sorted(cluster.bundles.items()):
         if not bundle.in_sync:
-            found.setdefault(_store_of(key), bundle.lost)
-    return found
+            _, name, home = key.split("/", 2)
+            homes.setdefault(name, []).append(home)
+            servers.setdefault(name, {}).update(dict.fromkeys(bundle.lost))
+    return {name: LostBundles(tuple(found), tuple(servers[name])) for name, found in homes.items()}
 
 
 # --- memory, and new members ---------------------------------------------------------------------
@@ -209,7 +228,9 @@ def free_bytes(cluster: ClusterMap, used: Counter[str]) -> dict[str, int]:
     }
 
 
-def next_member(cluster: ClusterMap, store: str, home: str) -> Member | None:
+def next_member(
+    cluster: ClusterMap, store: str, home: str, without: Set[Member] = frozenset()
+) -> Member | None:
     """Return the server that a bundle's primary should invite next; None if there is none.
 
     The home of a bundle comes first, even if the store has enough copies, so that bundles return to it. The
@@ -217,6 +238,7 @@ def next_member(cluster: ClusterMap, store: str, home: str) -> Member | None:
 
     Args:
         store: Id of the store.
+        without: Servers that are not to be invited now.
     """
     name, record = next(
         ((name, record) for name, record in cluster.stores.items() if record.id == store), ("", None)
@@ -228,13 +250,13 @@ def next_member(cluster: ClusterMap, store: str, home: str) -> Member | None:
         return None
     is_full = len(bundle.members) >= record.copies
     members = {node for node, _ in bundle.members}
-    used, need = used_bytes(cluster), bytes_of_bundles(record, record.buckets)[home]
+    nodes, used, need = cluster.nodes, used_bytes(cluster), bytes_of_bundles(record, record.buckets)[home]
     servers = [
         server
         for server, free in free_bytes(cluster, used).items()
         if server not in members and free >= need and (server == home or not is_full)
+        if (server, nodes[server].incarnation) not in without
     ]
-    nodes = cluster.nodes
     numerics = nodes[bundle.primary[0]].info.get(NUMERICS)
 
     def rank(server: str) -> tuple[bool, bool, int, str]:
@@ -244,19 +266,57 @@ def next_member(cluster: ClusterMap, store: str, home: str) -> Member | None:
     return (best, nodes[best].incarnation) if best is not None else None
 
 
+def other_numerics(cluster: ClusterMap, bundle: BundleRecord) -> dict[str, str]:
+    """Return the members whose numerics differ from the primary's, with the differences as text.
+
+    Such a member follows the same log, so the order, the versions and the verdicts are equal. Its values may
+    differ by rounding.
+    """
+    if bundle.primary is None:
+        return {}
+    ours, found = _facts(cluster, bundle.primary[0]), {}
+    for node, _ in bundle.members:
+        theirs = _facts(cluster, node)
+        names = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+        if ours and theirs and names:
+            found[node] = ", ".join(
+                f"{name} is {theirs.get(name) or 'unknown'}, not {ours.get(name) or 'unknown'}"
+                for name in names
+            )
+    return found
+
+
+def _facts(cluster: ClusterMap, node: str) -> dict[str, str]:
+    """Return the numerics that a server reports, as far as they have the right form."""
+    record = cluster.nodes.get(node)
+    facts = record.info.get(NUMERICS) if record is not None else None
+    if not isinstance(facts, dict) or len(facts) > MOST_FACTS:
+        return {}
+    return {str(name)[:MOST_FACT]: str(fact)[:MOST_FACT] for name, fact in facts.items()}
+
+
 # --- lines and invariants ------------------------------------------------------------------------
 
 
 def bundle_lines(before: ClusterMap, after: ClusterMap) -> Iterator[str]:
-    """Yield a log line for each primary that moved, and each member that was struck out, invited or added."""
+    """Yield a log line for each primary that moved, and each member that was struck out, invited or added.
+
+    A further line names a new member with other numerics than the primary's.
+    """
     if after.bundles is before.bundles:
         return
     for key, bundle in after.bundles.items():
         was = before.bundles.get(key)
-        if was is None or was is bundle or was.store != bundle.store or not bundle.in_sync:
+        if was is bundle or not bundle.in_sync:
             continue
         _, store, home = key.split("/", 2)
         prefix = f"shards of {home} in store {store!r}:"
+        known = {node for node, _ in was.members} if was is not None and was.store == bundle.store else ()
+        for node, differences in other_numerics(after, bundle).items():
+            if node not in known:
+                yield f"{prefix} {node} may round otherwise than {bundle.in_sync[0][0]}: {differences}"
+        if was is None or was.store != bundle.store:
+            continue
         for node, _ in (member for member in was.members if member not in bundle.members):
             yield f"{prefix} {node} was struck out"
         for node, _ in (member for member in bundle.joining if member not in was.members):
@@ -264,6 +324,9 @@ def bundle_lines(before: ClusterMap, after: ClusterMap) -> Iterator[str]:
         for node, _ in (member for member in bundle.in_sync if member not in was.in_sync):
             copies = after.stores[store].copies
             yield f"{prefix} {node} is in sync ({len(bundle.in_sync)} of {copies} copies are)"
+        least, in_sync = after.stores[store].min_in_sync_in_force, len(bundle.in_sync)
+        if in_sync < least <= len(was.in_sync):
+            yield f"{prefix} pushes wait: {in_sync} in sync, {least} needed (min_in_sync): start a server"
         if bundle.primary != was.primary and was.primary is not None:
             yield (
                 f"{prefix} {bundle.in_sync[0][0]} is the primary now, not {was.primary[0]} "

@@ -25,7 +25,7 @@ from adam_async.controller.bootstrap import name_of
 from adam_async.controller.bundle_rules import bundle_lines
 from adam_async.controller.consensus import Core, Role
 from adam_async.controller.program_rules import ProgramRules
-from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.cluster_map import NOTICE, ClusterMap
 from adam_async.run.store_record import StorePhase
 
 logger = logging.getLogger(__name__)
@@ -185,9 +185,6 @@ class StatusLog:
 
 
 # --- the cluster map -----------------------------------------------------------------------------
-
-NOTICE = "notice"
-"""Key of a driver's `NodeRecord.info`: its newest notice for the operator of the controllers."""
 
 
 def report_changes(before: ClusterMap, after: ClusterMap, rules: ProgramRules) -> None:

@@ -15,11 +15,11 @@ from adam_async.controller.bundle_rules import (
     bytes_of_bundles,
     check_bundles,
     free_bytes,
-    lost_servers,
+    lost_bundles,
     overhead_bytes,
     used_bytes,
 )
-from adam_async.errors import LOST_COPIES, LOST_SHARDS, LOST_STORE, LOST_STORE_COPIES
+from adam_async.errors import LOST_SHARDS, LOST_STORE, lost_copies_text
 from adam_async.run.bundle_record import MOST_COPIES, BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.shard_table import NUM_BUCKETS, bytes_of_buckets, fault_of_shards, shard_sizes, spread
@@ -232,16 +232,16 @@ def _set_stores(cluster: ClusterMap, changed: Mapping[str, _StoreFields]) -> Clu
 def fail_stores(cluster: ClusterMap) -> ClusterMap:
     """Apply the rule `fail`, after `bundle_rules.strike_out_lost`."""
     changes: dict[str, _StoreFields] = {}
-    for name, servers in lost_servers(cluster).items():
+    for name, (homes, servers) in lost_bundles(cluster).items():
         store = cluster.stores[name]
         if store.phase not in ("loading", "open"):
             continue
-        if len(servers) == 1:
-            remedy = LOST_SHARDS if store.program else LOST_STORE
+        if store.copies == 1:
+            loss = LOST_SHARDS if store.program else LOST_STORE
         else:
-            remedy = LOST_COPIES if store.program else LOST_STORE_COPIES
+            loss = lost_copies_text(homes, name, is_of_run=bool(store.program))
         lost = ", ".join(servers)
-        changes[name] = {"phase": "failed", "lost": lost, "reason": f"{lost} died: {remedy}"}
+        changes[name] = {"phase": "failed", "lost": lost, "reason": f"{lost} died: {loss}"}
     return _set_stores(cluster, changes)
 
 

@@ -465,7 +465,8 @@ class Driver:
                 table,
                 network=self._settings.network,
                 identity=self._identity,
-                waits=self._waits,
+                # The run has ended, so nothing waits for copies of its shards.
+                waits=msgspec.structs.replace(self._waits, copies_s=self._waits.patience_s),
                 traffic=self._traffic,
             )
             following = follow_primaries(client, self._membership.changes())

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import AsyncIterable, Callable
 from typing import Any
 
+from adam_async.controller.bundle_rules import other_numerics
 from adam_async.controller.client import Membership
-from adam_async.controller.status_log import NOTICE
 from adam_async.driver.progress_poll import HEARD, SILENT
 from adam_async.errors import AdamError
-from adam_async.run.cluster_map import MOST_REASON, ClusterMap
+from adam_async.run.cluster_map import MOST_REASON, NOTICE, ClusterMap
 from adam_async.run.run_copies import BundleCopies, copies_of
 from transport import TransportError
 
@@ -41,6 +41,10 @@ class RunEvents:
         """Bundles of the run, by home."""
         self._waiting: set[str] = set()
         """Homes of bundles whose pushes wait for more copies."""
+        self._rounds_otherwise: dict[str, str] = {}
+        """Servers with other numerics than a primary of the run, and the differences."""
+        self._notices: dict[str, str] = {}
+        """Last notice of each parameter server."""
         self._complete: set[str] = set()
         """Homes of bundles that have had all copies in sync."""
 
@@ -104,6 +108,26 @@ class RunEvents:
                     self._silent.discard(name)
             self._note_successors(cluster)
             self._note_copies(cluster)
+            self._note_notices(cluster)
+            self._note_numerics(cluster)
+
+    def _note_notices(self, cluster: ClusterMap) -> None:
+        """Note each new notice of a parameter server, such as one that cannot join."""
+        notices = {name: str(cluster.nodes[name].info.get(NOTICE, "")) for name in cluster.live("ps")}
+        for name, notice in notices.items():
+            if notice and notice != self._notices.get(name, notice):
+                self.note(notice)
+        self._notices = notices
+
+    def _note_numerics(self, cluster: ClusterMap) -> None:
+        """Note each server with a copy of the run's shards whose values may differ by rounding."""
+        store = cluster.run_store
+        for home in sorted(set(store.buckets)) if store is not None else ():
+            bundle = cluster.bundle(store.id, home) if store is not None else None
+            for node, differences in other_numerics(cluster, bundle).items() if bundle is not None else ():
+                if self._rounds_otherwise.get(node) != differences:
+                    self._rounds_otherwise[node] = differences
+                    self.note(f"the copies of {node} may round otherwise than their primary: {differences}")
 
     def _note_copies(self, cluster: ClusterMap) -> None:
         """Note primaries that moved, and shards that begin or cease to lack copies."""
@@ -144,7 +168,7 @@ class RunEvents:
         if run != self._run:
             self._run = run
             self._places.clear()
-            for memory in (self._copies, self._waiting, self._complete):
+            for memory in (self._copies, self._waiting, self._complete, self._rounds_otherwise):
                 memory.clear()
         for name, node in sorted(cluster.nodes.items()):
             if node.role != "worker" or not node.live or node.replica < 0:

@@ -19,7 +19,7 @@ Nothing here waits, answers, reads a clock or touches a value; gradients pass th
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import assert_never
+from typing import Any, assert_never
 
 from adam_async.messages import REFUSED, Problem, Push
 from adam_async.parameter_server.bsp_barrier import Contribution, PendingContributions
@@ -40,7 +40,7 @@ from adam_async.parameter_server.events import (
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
 from adam_async.parameter_server.replica_clocks import ReplicaClocks
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
-from adam_async.parameter_server.shard_group import ShardGroup, same
+from adam_async.parameter_server.shard_group import ShardGroup, same, share_equal_tables
 from adam_async.run.ids import Replica, ShardId, Version
 
 MOST_GROUPS = 256
@@ -125,6 +125,11 @@ class Bundle:
     def regroup(self) -> None:
         """Forget the groups of shards: their tables have been replaced."""
         self._groups.clear()
+
+    def share_equal_tables(self) -> None:
+        """Let shards with equal tables have the same ones: a joining member got theirs in several pieces."""
+        share_equal_tables(self.shards.values())
+        self.regroup()
 
     def tables(self) -> Iterable[ShardTables]:
         """Return the tables of all shards, each once."""
@@ -269,15 +274,15 @@ class Bundle:
             assert shard.pending is not None
             if not shard.pending.contribute(push.clock, Contribution(replica, queued, place, session)):
                 queued.problems.append(Problem(place, REFUSED))
-                self._refuse(shard, push)
+                self._refuse(shard, push, push.numbers[place])
         # A refused gradient still ticks below: the other replicas do not wait for it.
-        for shard in queued.refused_shards():
-            self._refuse(shard, push)
+        for place, shard in zip(queued.refused, queued.refused_shards(), strict=True):
+            self._refuse(shard, push, push.numbers[place])
         self.replicas.advance(shards, replica, push.incarnation, push.clock)
         self._reach(shards)
 
-    def _refuse(self, shard: Shard, push: Push) -> None:
-        shard.refused += 1
+    def _refuse(self, shard: Shard, push: Push, number: int) -> None:
+        shard.separate().refuse((push.session, push.incarnation), number)
         self._note(shard, push, SUMMED | NOT_APPLIED)
 
     def _reach(self, shards: Iterable[Shard]) -> None:
@@ -348,7 +353,8 @@ class Bundle:
     def _forget(self, replica_generations: Set[int | None]) -> None:
         """Drop the push numbers of generations. From then on the server refuses their pushes."""
         for tables in _tables_of(self._touched()) if replica_generations - {None} else ():
-            for numbers in (tables.last_number, tables.ordered):
+            known: tuple[dict[Session, Any], ...] = (tables.last_number, tables.ordered, tables.refusals)
+            for numbers in known:
                 for session in [session for session in numbers if session[1] in replica_generations]:
                     del numbers[session]
 
@@ -417,7 +423,7 @@ def _count_apart(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> None:
         push = queued.push
         for place, shard in zip(queued.refused, queued.refused_shards(), strict=True):
             tables = shard.separate()
-            tables.refused += 1
+            tables.refuse((push.session, push.incarnation), push.numbers[place])
             tables.last_number[push.session, push.incarnation] = push.numbers[place]
 
 

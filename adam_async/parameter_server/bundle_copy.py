@@ -10,7 +10,7 @@ entry or a piece when it arrives, so that an invalid one costs its link and chan
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence, Set
+from collections.abc import Callable, Coroutine, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from adam_async.messages import Body
 from adam_async.messages.replication import Copy, PieceCopy
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import Entry
+from adam_async.parameter_server.joining_members import JOIN_S, PAUSE_S, JoiningMembers
 from adam_async.parameter_server.log_entries import (
     Part,
     decode_entry,
@@ -155,7 +156,8 @@ class CopyHost:
         spawn: Starts a task of the server, by name.
         set_record: Sets the bundle's record in the cluster map if it has the expected version still; returns
             False without an outcome.
-        next_member: Returns the server to invite; None if there is none.
+        next_member: Returns the server to invite, without some members; None if there is none.
+        notice: Reports a text to the operator: the controllers log it, and it is an event of a run.
         observe: Called before a committed entry is applied, with its copy, the entry and its parts.
     """
 
@@ -164,7 +166,8 @@ class CopyHost:
     call_soon: Callable[[Callable[[], None]], object]
     spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]
     set_record: Callable[[BundleRecord, int], Coroutine[Any, Any, bool]]
-    next_member: Callable[[], Member | None]
+    next_member: Callable[[Set[Member]], Member | None]
+    notice: Callable[[str], None]
     observe: "Observe | None" = None
 
 
@@ -221,6 +224,9 @@ class BundleCopy:
         self._proposing: asyncio.Task[None] | None = None
         self._incarnations = dict(record.members)
         """Last incarnation of each node that has been a member."""
+        self._joining = JoiningMembers()
+        self._struck_out: set[Member] = set()
+        """Members that this primary has asked the controllers to strike out."""
         self._lacks_since: float | None = None
         self._home_since: float | None = None
         """Time since which the home could take over, while another server is the primary."""
@@ -288,6 +294,10 @@ class BundleCopy:
 
     def record_changed(self, record: BundleRecord) -> None:
         """Follow the bundle's record in the cluster map."""
+        # Others leave the joining members by themselves, because they cannot hold their copies.
+        left = {*self._core.record.joining} - {*record.members} - self._struck_out
+        self._joining.pause(left, self._host.now())
+        self._struck_out.intersection_update(record.members)
         self._core.record_changed(record)
         self._incarnations.update(record.members)
         self._parts = {sender: parts for sender, parts in self._parts.items() if sender in record.members}
@@ -363,15 +373,14 @@ class BundleCopy:
         """Look for silent members; to be called with each heartbeat."""
         core, record, links = self._core, self._core.record, self._host.links
         if core.is_primary:
-            for member in record.members:
-                if member != core.me and links.silent_s(member) > SILENT_S:
-                    core.strike_out(member)
-            for member in core.laggards(LOG_BYTES):
-                core.strike_out(member)
+            silent = [
+                member for member in record.members if member != core.me and links.silent_s(member) > SILENT_S
+            ]
+            self._strike_out([*silent, *core.laggards(LOG_BYTES)])
             self._count_stuck_ticks()
             if self._stuck_ticks >= STALLED_TICKS:
-                for member in core.waits_for():
-                    core.strike_out(member)
+                self._strike_out(core.waits_for())
+            self._strike_out_stalled()
             self._invite()
             self._bring_home()
         elif core.me in record.in_sync and record.primary is not None:
@@ -380,6 +389,24 @@ class BundleCopy:
             if silent_s > TAKE_OVER_S + RANK_S * rank:
                 core.take_over()
         self._run()
+
+    def _strike_out(self, members: Iterable[Member]) -> None:
+        for member in members:
+            self._struck_out.add(member)
+            self._core.strike_out(member)
+
+    def _strike_out_stalled(self) -> None:
+        """Strike out the joining members without progress, and name the reason and the remedy."""
+        core, facts = self._core, self._facts
+        pieces = core.joining_pieces()
+        stalled = self._joining.stalled(pieces, facts.pieces, self._host.now())
+        self._strike_out(stalled)
+        for member in stalled:
+            self._host.notice(
+                f"{member[0]} does not join the shards of {facts.home} in store {facts.store}: it has "
+                f"{pieces[member]} of {facts.pieces} pieces, and none was new for {JOIN_S:g} s; its log may "
+                f"have the reason; it is invited again after {PAUSE_S:g} s: start it again, or add a server"
+            )
 
     def _count_stuck_ticks(self) -> None:
         log = self._core.log
@@ -395,7 +422,7 @@ class BundleCopy:
         elif self._lacks_since is None:
             self._lacks_since = now
         elif now - self._lacks_since > RETURN_S:
-            member = self._host.next_member()
+            member = self._host.next_member(self._joining.paused(now))
             # A member that was started again is invited at once, and another server only after a while: the
             # map may still name a lost one.
             has_returned = member is not None and self._incarnations.get(member[0], member[1]) != member[1]
@@ -532,6 +559,8 @@ class BundleCopy:
                 for spec in specs
             }
             self._is_catching_up = bool(absent)
+            if not absent:
+                bundle.share_equal_tables()
         bundle.absent = absent
         content: _Content = logged.content
         if self._host.observe is not None:

@@ -37,7 +37,7 @@ from adam_async.parameter_server.session import Exchange
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.ids import ShardId
-from adam_async.run.primary import primary_of
+from adam_async.run.primary import lacks_copies, primary_of
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Endpoint
 from transport import LocalNetwork, Message, RemoteProtocolError
@@ -167,8 +167,10 @@ class ParameterClient:
         # in bsp a server would read it after the push of a client has returned.
         is_kept = store is not None and (store.copies > 1 or (store.summed_weight and not store.program))
         self._copies = bool(is_kept) and isinstance(endpoint.network, LocalNetwork)
+        self._is_of_run = store is not None and bool(store.program)
         self._admission_waits = 0
         self._admission_wait_s = 0.0
+        self.map_changed(cluster)
 
     async def run(self) -> None:
         """Keep the connections until cancelled.
@@ -189,6 +191,8 @@ class ParameterClient:
             primary = primary_of(cluster, self._session.store, home)
             if primary != connection.primary:
                 connection.primary_changed(primary)
+            if self._is_of_run:
+                connection.wait_for_copies(lacks_copies(cluster, self._session.store, home))
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -370,6 +374,11 @@ class ParameterClient:
             connection.session.limit = min(pushes, MAX_UNACKNOWLEDGED)
 
     @property
+    def lacks_copies(self) -> bool:
+        """Whether pushes of a run to any bundle wait for another copy, so that no replica may advance."""
+        return any(connection.lacks_copies for connection in self._all)
+
+    @property
     def may_push(self) -> bool:
         """Whether no bundle owes too many answers."""
         return all(connection.session.may_push for connection in self._all)
@@ -399,16 +408,15 @@ class ParameterClient:
             await self._wait(connection, lambda: not connection.session.open)  # noqa: B023 - awaited here
 
     async def _wait(self, connection: BundleConnection, done: Callable[[], bool]) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self._waits.patience_s) as patience:
-                while not done():
+        # A bundle that answers is not given up, however long others keep the caller waiting.
+        while not done():
+            try:
+                async with asyncio.timeout(self._waits.patience_s):
                     await connection.wait_progress()
-                    # A bundle that answers is not given up, however long others keep the caller waiting.
-                    patience.reschedule(loop.time() + self._waits.patience_s)
-        except TimeoutError:
-            text = f"answers of {connection}{connection.refusal}"
-            raise ShardUnavailable(text, self._waits.patience_s) from None
+            except TimeoutError:
+                if not connection.lacks_copies:  # else `run` ends the wait
+                    text = f"answers of {connection}{connection.refusal}"
+                    raise ShardUnavailable(text, self._waits.patience_s) from None
 
     def statistics(self) -> ClientStatistics:
         """Count acknowledgements, repetitions and waits."""

@@ -8,7 +8,7 @@ If the primary moves, the link is dropped, and the next one leads to the new pri
 know the applied numbers: a push that the old primary has acknowledged stays acknowledged, and an open one is
 applied once. A refusal by a server that does not serve the bundle (`NOT_SERVING`) leaves the request open:
 the connection pauses until the primary moves, and asks again. Without progress for `patience_s` it fails, and
-names the bundle and its primary.
+names the bundle and its primary. While the bundle lacks copies for its pushes, a run waits for `copies_s`.
 """
 
 import asyncio
@@ -56,13 +56,15 @@ class BundleConnection:
         self._identity = endpoint.identity
         self._waits = waits
         self._moved = asyncio.Event()
-        """Set when the primary has changed, until the next dial."""
+        """Set when the primary or its lack of copies has changed, until the next dial."""
         self._dialling: asyncio.Timeout | None = None
         """Ends the dial in progress when the primary changes."""
         self._trouble = asyncio.Event()
         self._progress = asyncio.Event()
         self._backlog: deque[Exchange] = deque()
         self._has_backlog = asyncio.Event()
+        self.lacks_copies = False
+        """Whether pushes wait for another copy of the bundle, and the caller for as long as `copies_s`."""
         self._settled = 0
         self._refusal = ""
         """Last refusal on the last link."""
@@ -74,7 +76,8 @@ class BundleConnection:
         """Keep a link, and repeat all open requests on each new one, until cancelled.
 
         Raises:
-            ShardUnavailable: There was no progress for `patience_s`; names the bundle and its primary.
+            ShardUnavailable: There was no progress for `patience_s`, or `copies_s`; names the bundle and its
+                primary.
         """
         channel = self.channel
         channel.renew()
@@ -91,7 +94,7 @@ class BundleConnection:
                 channel.renew()
             if self._refusal or not settled:
                 await channel.pause(self._moved)
-        raise ShardUnavailable(f"{self}{self.refusal}", self._waits.patience_s)
+        raise ShardUnavailable(f"{self}{self.refusal}", channel.patience_s)
 
     @property
     def refusal(self) -> str:
@@ -116,6 +119,15 @@ class BundleConnection:
         self._trouble.set()
         if self._dialling is not None:
             self._dialling.reschedule(asyncio.get_running_loop().time())
+
+    def wait_for_copies(self, lacks_copies: bool) -> None:
+        """Wait for `copies_s` instead of `patience_s` while the bundle lacks copies."""
+        if lacks_copies != self.lacks_copies:
+            self.lacks_copies = lacks_copies
+            self.channel.patience_s = self._waits.copies_s if lacks_copies else self._waits.patience_s
+            self.channel.progressed()
+            self._progress.set()
+            self._moved.set()  # ends a pause: the primary may answer again
 
     async def _dial(self) -> Link | None:
         """Return a link to the primary; None if there is none yet, or the dial failed or ended early."""

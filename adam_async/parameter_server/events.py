@@ -308,7 +308,7 @@ class InFlight:
 
     entry: Entry
     done: bool = False
-    behind: list[QueuedPull | QueuedRead | QueuedPush] = field(default_factory=list)
+    behind: list[QueuedPull | QueuedRead | QueuedPush | QueuedTick] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,8 @@
 """Pure: the numbers of pushes: a shard takes a session's numbers from 1 without gaps, each once.
 
 The primary *orders* a push on a shard if its number follows the last ordered one; a lower number is a
-repetition, and a higher one leaves a gap.
+repetition, and a higher one leaves a gap. A repetition of a refused push is refused again, also by a later
+primary, because the tables of a shard keep the numbers of refused pushes.
 """
 
 from collections.abc import Sequence
@@ -52,6 +53,23 @@ def has_new_number(push: Push, shards: Sequence[Shard | None], session: Session)
     """Whether a push has a number that one of its shards has not ordered."""
     numbered = zip(shards, push.numbers, strict=True)
     return any(shard is not None and shard.ordered.get(session, 0) < number for shard, number in numbered)
+
+
+def problems_of(queued: QueuedPush) -> tuple[Problem, ...]:
+    """Return the problems of an answered push: a repetition of a refused push is refused, too."""
+    if not queued.problems:
+        return ()
+    push = queued.push
+    session: Session = (push.session, push.incarnation)
+    return tuple([_with_verdict(problem, queued, session) for problem in queued.problems])
+
+
+def _with_verdict(problem: Problem, queued: QueuedPush, session: Session) -> Problem:
+    shard = queued.shards[problem.index]
+    if problem.status != DUPLICATE or shard is None:
+        return problem
+    refused = shard.tables.refusals.get(session, ())
+    return Problem(problem.index, REFUSED) if queued.push.numbers[problem.index] in refused else problem
 
 
 def set_apart(queued: QueuedPush, finite: Sequence[bool]) -> None:

@@ -10,6 +10,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from adam_async.parameter_server.events import QueuedPull, QueuedPush, QueuedRead, QueuedTick
+from adam_async.parameter_server.shard_group import ShardGroup
+
+MAX_BATCH = 32
+"""Maximum number of pushes of a batch, so that the first of them is not acknowledged too late."""
+
+SHARD_VALUES = 1 << 21
+"""Maximum of a shard's values times the pushes of a batch: eight pushes to the largest shard, of 2^18 values.
+One round of the loop applies them."""
+
+BATCH_VALUES = 1 << 22
+"""Maximum of the values that a push asks for times the pushes of a batch: one round of the loop copies their
+answers."""
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]
 """The shards of a push, and the indexes of those that the server will apply."""
@@ -99,3 +111,15 @@ def shards_named(head: list[QueuedPush] | Other) -> int:
     if isinstance(head, QueuedTick):
         return len(head.tick.shards)
     return sum([len(each.shards) for each in head]) if isinstance(head, list) else len(head.shards)
+
+
+def most_joined(head: QueuedPush) -> int:
+    """Return the largest number of pushes in a batch that begins with this one."""
+    if isinstance(head.shards, ShardGroup):
+        largest, size = head.shards.largest, head.shards.size
+    else:
+        sizes = [len(shard.values) for shard in head.shards if shard is not None]
+        largest, size = max(sizes, default=1), sum(sizes)
+    # One round of the loop applies each shard at once: the largest one bounds the batch.
+    most = min(MAX_BATCH, SHARD_VALUES // largest)
+    return min(most, BATCH_VALUES // size) if head.push.pull and size else most

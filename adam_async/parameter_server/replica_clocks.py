@@ -8,7 +8,8 @@ A run may have any number of replica generations, and the server remembers them 
 (`replica_generations.py`). It drops the push numbers of a generation when `REMEMBERED` later generations of
 its replica have ended. From then on it refuses every push of that generation, even an applied one, so it
 applies none twice. The server remembers the newest `OVER_KEPT` ended generations. A client repeats an open
-push for `patience_s` only and then fails, so no push comes from an older generation.
+push for `patience_s` only, or for `copies_s` while no push is applied, so no push comes from an older
+generation.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -222,9 +222,12 @@ class ServedStore:
         self._drain_soon()
 
     def reset(self) -> None:
-        """Begin with new, empty shards: the server joins."""
+        """Begin with new, empty shards: the server joins, or declines if it lacks memory."""
         self._work = None
-        self._make()
+        try:
+            self._make()
+        except MemoryError:
+            self._host.declines(self)
         self._missing.clear()
 
     def lead(self) -> None:

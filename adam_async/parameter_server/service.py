@@ -12,8 +12,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from adam_async.controller.role import Role, RoleSettings
-from adam_async.errors import ConfigError, RunFailed
+from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed
 from adam_async.messages import (
     USERS,
     Body,
@@ -26,7 +28,8 @@ from adam_async.messages import (
     ReportSteps,
     Tick,
 )
-from adam_async.parameter_server.bundle_copy import CopyHost, Observe
+from adam_async.parameter_server.bundle_copy import BACK_OFF_S, CopyHost, Observe
+from adam_async.parameter_server.joining_members import PAUSE_S
 from adam_async.parameter_server.served_store import ServedStore
 from adam_async.parameter_server.server_links import ServerLinks
 from adam_async.parameter_server.state import ServerState
@@ -35,13 +38,16 @@ from adam_async.parameter_server.storage import StoragePool
 from adam_async.parameter_server.store_host import StoreHost
 from adam_async.replication.effects import Message as ReplicationMessage
 from adam_async.run.bundle_record import BundleRecord, Member
-from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.cluster_map import MOST_REASON, NOTICE, NUMERICS, ClusterMap
 from adam_async.run.store_record import StoreRecord, joined_arrays, served_word
 from adam_async.runtime.clock import Timer
 from dataflow import MakePool
 from transport import BufferPool, Link, Request
 
 logger = logging.getLogger(__name__)
+
+NO_MEMORY = "it has no memory for them"
+"""Reason of a server that could not allocate its shards."""
 
 TURN_WORK = 1 << 20
 """Work after which a round of the loop ends, see `PIECE_WORK`: four gradients for the largest shard."""
@@ -59,6 +65,7 @@ class ParameterServer(Role):
         storage_pool: Memory of the shards, which roles of one process may share.
         make_pool: Makes the pool that compiles kernels of rules; without it, NumPy applies them.
         available_bytes: Returns the memory that shards could use; None: it is not reported, and not checked.
+        numerics: Facts that the last bits of its results depend on; see `cluster_map.NUMERICS`.
         observe: Follows the entries of bundles with several copies.
 
     Cancelling the block ends it between two batches; queued pushes are dropped unacknowledged.
@@ -72,9 +79,12 @@ class ParameterServer(Role):
         storage_pool: StoragePool | None = None,
         make_pool: MakePool | None = None,
         available_bytes: Callable[[], int] | None = None,
+        numerics: Mapping[str, str] | None = None,
         observe: Observe | None = None,
     ) -> None:
-        info = {"memory_bytes": available_bytes()} if available_bytes is not None else None
+        info: dict[str, Any] = {"memory_bytes": available_bytes()} if available_bytes is not None else {}
+        if numerics is not None:
+            info[NUMERICS] = numerics
         super().__init__(settings, info=info)
         self._buffers = buffers
         self._make_pool = make_pool
@@ -87,6 +97,8 @@ class ParameterServer(Role):
         self._busy: deque[ServedStore] = deque()
         """Stores with work for a later round, each once."""
         self._draining = False
+        self._declined: set[tuple[str, str]] = set()
+        """Bundles that this server is about to leave, by the id of the store and the home."""
         self._ignored: set[Member] = set()
         """Servers that sent messages about bundles that this server has not taken up."""
         self._loaded = asyncio.Event()
@@ -141,7 +153,8 @@ class ParameterServer(Role):
                 for home in sorted(set(store.buckets)):
                     record = cluster.bundle(store.id, home)
                     served = self.served.get((store.id, home))
-                    if served is None and record is not None and self._me in record.members:
+                    is_new = served is None and (store.id, home) not in self._declined
+                    if is_new and record is not None and self._me in record.members:
                         served = self._take_up(name, store, home, record, cluster)
                         await asyncio.sleep(0)  # heartbeats must not wait for all stores
                     if served is not None:
@@ -185,6 +198,7 @@ class ParameterServer(Role):
             rearm=self._timer.rearm,
             loaded=self._loaded.set,
             left=self._left,
+            declines=self._declines,
             copy_host=CopyHost(
                 links=self._links,
                 now=self._loop.time,
@@ -192,13 +206,17 @@ class ParameterServer(Role):
                 spawn=self._spawn,
                 set_record=partial(self._set_bundle, home),
                 next_member=partial(self._membership.next_member, store.id, home),
+                notice=self._notice,
                 observe=self._observe,
             ),
         )
         try:
             served = ServedStore(store, joined_arrays(store, pieces), home, record, host)
         except (MemoryError, ConfigError) as error:
-            why = "it has no memory for them" if isinstance(error, MemoryError) else str(error)
+            why = NO_MEMORY if isinstance(error, MemoryError) else str(error)
+            if self._me in record.joining:
+                self._decline(store.id, home, why)
+                return None
             text = f"{self._identity.node} cannot hold its shards of store {name!r}: {why}"
             logger.error("%s", text)
             self._without_room[store.id] = f"{text}: add servers, or delete a store"
@@ -215,6 +233,44 @@ class ParameterServer(Role):
     def _left(self, served: ServedStore) -> None:
         if self.served.pop((served.store.id, served.home), None) is not None:
             served.end()
+
+    def _declines(self, served: ServedStore) -> None:
+        self._left(served)
+        self._decline(served.store.id, served.home, NO_MEMORY)
+
+    def _decline(self, store: str, home: str, why: str) -> None:
+        """Leave the joining members of a bundle that this server cannot hold, and name the reason."""
+        if (store, home) in self._declined:
+            return
+        self._declined.add((store, home))
+        self._notice(
+            f"{self._identity.node} does not join the shards of {home} in store {store}: {why}; it is "
+            f"invited again after {PAUSE_S:g} s: free memory there, add servers, or delete a store"
+        )
+        self._spawn(f"leaves-{home}", self._leave_joining(store, home))
+
+    async def _leave_joining(self, store: str, home: str) -> None:
+        """Leave the joining members; repeated until the map has the outcome."""
+        while True:
+            record = self._membership.map.bundle(store, home)
+            if record is None or self._me not in record.joining:
+                break
+            left = tuple(member for member in record.joining if member != self._me)
+            new = msgspec.structs.replace(record, joining=left)
+            if not await self._set_bundle(home, new, record.changed):
+                await asyncio.sleep(BACK_OFF_S)
+        self._declined.discard((store, home))
+
+    def _notice(self, text: str) -> None:
+        """Report a text to the operator."""
+        logger.warning("%s", text)
+        self._spawn("notice", self._set_notice(text[:MOST_REASON]))
+
+    async def _set_notice(self, text: str) -> None:
+        try:
+            await self._membership.set_node(info={**self._info, NOTICE: text})
+        except (RunFailed, DeadlineExceeded) as error:
+            logger.info("%s could not report a notice: %s", self._identity.node, error)
 
     # --- copies --------------------------------------------------------------------------------
 

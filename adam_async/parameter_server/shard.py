@@ -8,7 +8,7 @@ that are always pushed together share tables (`shard_group.py`).
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from numpy.typing import NDArray
@@ -28,6 +28,9 @@ EARLY_KEPT = 256
 
 EXACT = 1 << 10
 """Staleness, in pushes, from which on each value is counted as the power of two below it."""
+
+MOST_REFUSALS = 16
+"""Maximum number of refused pushes kept per session, the newest ones: a client has eight open pushes."""
 
 OTHERS = -1
 """Row of the replicas without a row of their own."""
@@ -57,6 +60,8 @@ class ShardTables:
     """Version with which a resumed run began; earlier pushes are counted in its checkpoint."""
     refused: int = 0
     """Pushes that were not finite, or too late for their sum. They used up their number and ticked."""
+    refusals: dict[Session, tuple[int, ...]] = field(default_factory=dict)
+    """Numbers of the newest refused pushes, per session: a repetition gets the same answer."""
     duplicates: int = 0
     """Pushes answered again without being applied."""
     shards: int = 1
@@ -74,8 +79,18 @@ class ShardTables:
             dict(self.early),
             self.loaded,
             self.refused,
+            dict(self.refusals),
             self.duplicates,
             shards,
+        )
+
+    def equals(self, other: "ShardTables") -> bool:
+        """Whether both have the same content, for any number of shards."""
+        names = [field.name for field in fields(self) if field.name != "shards"]
+        # The oldest early clocks leave first, so their order counts.
+        return self is other or (
+            list(self.early) == list(other.early)
+            and all(getattr(self, name) == getattr(other, name) for name in names)
         )
 
     def name_replicas(self, replicas: Iterable[int]) -> None:
@@ -101,10 +116,16 @@ class ShardTables:
             del self.early[next(iter(self.early))]
         self.early[key] = max(self.early.get(key, 0), clock)
 
+    def refuse(self, session: Session, number: int) -> None:
+        """Count a refused push, and keep its number."""
+        self.refused += 1
+        self.refusals[session] = (*self.refusals.get(session, ())[1 - MOST_REFUSALS :], number)
+
     def forget_session(self, session: Session) -> None:
         """Forget the pushes of a session, and the clocks of its generation before the map names it."""
         self.last_number.pop(session, None)
         self.ordered.pop(session, None)
+        self.refusals.pop(session, None)
         for key in [key for key in self.early if key[1] == session[1]]:
             del self.early[key]
 

@@ -6,7 +6,7 @@ memory, so a rule and a copy take a *strip* of them at a time. Shards that are a
 equal tables, so they share one until a message names some of them without the others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,6 +122,24 @@ class ShardGroup(tuple[Shard, ...]):
         if tables is not None and self[0].pending is None:
             return tables.slowest_clock()
         return min([shard.applied_clock() for shard in self])
+
+
+def share_equal_tables(shards: Iterable[Shard]) -> None:
+    """Give shards with equal tables the same ones. Compares each tables with one candidate, not with all."""
+    shards = tuple(shards)
+    candidates: dict[tuple[int, ...], ShardTables] = {}
+    new: dict[ShardTables, ShardTables] = {}
+    """By tables: new ones in their place. Old ones never gain shards, because groups cache them by number."""
+    for tables in dict.fromkeys([shard.tables for shard in shards]):
+        key = (tables.version, tables.refused, tables.duplicates, len(tables.last_number))
+        candidate = candidates.get(key)
+        if candidate is None or not candidate.equals(tables):
+            candidate = candidates[key] = tables.split(0)
+        new[tables] = candidate
+    for shard in shards:
+        shard.tables.shards -= 1
+        shard.tables = new[shard.tables]
+        shard.tables.shards += 1
 
 
 def applied_clock(shards: Sequence[Shard]) -> int:

@@ -51,6 +51,7 @@ class TablesState(msgspec.Struct, frozen=True, array_like=True):
     """Replica, its generation and its clock."""
     loaded: int
     refused: int
+    refusals: list[tuple[Session, tuple[int, ...]]]
     duplicates: int
 
 
@@ -287,6 +288,7 @@ def _tables_state(tables: ShardTables) -> TablesState:
         [(int(replica), generation, clock) for (replica, generation), clock in tables.early.items()],
         int(tables.loaded),
         tables.refused,
+        list(tables.refusals.items()),
         tables.duplicates,
     )
 
@@ -300,6 +302,7 @@ def _tables_of(state: TablesState) -> ShardTables:
         early={(Replica(replica), generation): clock for replica, generation, clock in state.early},
         loaded=Version(state.loaded),
         refused=state.refused,
+        refusals=dict(state.refusals),
         duplicates=state.duplicates,
         shards=0,
     )

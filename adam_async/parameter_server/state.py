@@ -83,8 +83,14 @@ from adam_async.parameter_server.events import (
     moves_clocks,
     requests_of,
 )
-from adam_async.parameter_server.push_numbers import has_new_number, order_apart, order_together, set_apart
-from adam_async.parameter_server.push_queue import PushQueue, shards_named
+from adam_async.parameter_server.push_numbers import (
+    has_new_number,
+    order_apart,
+    order_together,
+    problems_of,
+    set_apart,
+)
+from adam_async.parameter_server.push_queue import PushQueue, most_joined, shards_named
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.shard import Session, Shard
 from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, same
@@ -96,17 +102,6 @@ from adam_async.parameter_server.statistics import (
 )
 from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate, WaitingRequests
 from adam_async.run.ids import Replica, ShardId
-
-MAX_BATCH = 32
-"""Maximum number of pushes of a batch, so that the first of them is not acknowledged too late."""
-
-SHARD_VALUES = 1 << 21
-"""Maximum of a shard's values times the pushes of a batch: eight pushes to the largest shard, of 2^18 values.
-One round of the loop applies them."""
-
-BATCH_VALUES = 1 << 22
-"""Maximum of the values that a push asks for times the pushes of a batch: one round of the loop copies their
-answers."""
 
 MOST_NAMED = 1 << 13
 """Number of shards that ticks, pulls and repeated pushes may name in one round of the loop."""
@@ -264,7 +259,9 @@ class ServerState:
                 return []
         assert_never(entry)
 
-    def _answer_behind(self, item: QueuedPull | QueuedRead | QueuedPush) -> list[Effect]:
+    def _answer_behind(self, item: QueuedPull | QueuedRead | QueuedPush | QueuedTick) -> list[Effect]:
+        if isinstance(item, QueuedTick):
+            return [AcknowledgeTick(item.request)]
         return [self._acknowledgement(item)] if isinstance(item, QueuedPush) else self.waiting.take(item)
 
     def take_batch(self) -> tuple[Apply | ApplySum | None, list[Effect]]:
@@ -279,10 +276,10 @@ class ServerState:
             is_full = len(self._in_flight) >= MOST_IN_FLIGHT or named >= MOST_NAMED
             if work is not None or not self._queue or is_full:
                 return work, effects
-            head = self._queue.take(self._joins, _most_joined)
+            head = self._queue.take(self._joins, most_joined)
             named += shards_named(head)
             if isinstance(head, QueuedTick):
-                effects += self._enter(head)
+                effects += self._enter_tick(head)
                 continue
             pushes = head if isinstance(head, list) else []
             if pushes and (pushes[0].accepted or pushes[0].refused):
@@ -375,7 +372,7 @@ class ServerState:
             versions = group.versions()
         else:
             versions = tuple([0 if shard is None else shard.version for shard in queued.shards])
-        problems = tuple(queued.problems)
+        problems = problems_of(queued)
         # The client sends an open push again, and that answer will bring the values.
         if not queued.push.pull or any(p.status in (GAP, NOT_PRIMARY) for p in queued.problems):
             return Acknowledge(queued.request, Pushed(versions=versions, problems=problems))
@@ -439,9 +436,17 @@ class ServerState:
                 return [Refuse(event.request, "gap", text)]
         # In bsp pushes do not queue, so no queued push of the session can be in front of the tick.
         if self.idle or self.synchronous:
-            return self._enter(QueuedTick(event.request, tick))
+            return self._enter_tick(QueuedTick(event.request, tick))
         self._queue.add(QueuedTick(event.request, tick))
         return []
+
+    def _enter_tick(self, queued: QueuedTick) -> list[Effect]:
+        """Put a tick into the log; a repetition of one in flight is answered with it."""
+        for each in self._in_flight:
+            if isinstance(each.entry, QueuedTick) and each.entry.tick == queued.tick:
+                each.behind.append(queued)
+                return []
+        return self._enter(queued)
 
     def _wait_for_epoch(self, event: PushArrived | TickArrived, session: Session) -> list[Effect]:
         """Let an event wait until its epoch begins, and later ones of its session behind it."""
@@ -575,18 +580,6 @@ class ServerState:
 
 def _waiting_for(states: Iterable[ServerState]) -> list[int]:
     return sorted({int(replica) for state in states for replica in state.waiting.waiting_for()})
-
-
-def _most_joined(head: QueuedPush) -> int:
-    """Return the largest number of pushes in a batch that begins with this one."""
-    if isinstance(head.shards, ShardGroup):
-        largest, size = head.shards.largest, head.shards.size
-    else:
-        sizes = [len(shard.values) for shard in head.shards if shard is not None]
-        largest, size = max(sizes, default=1), sum(sizes)
-    # One round of the loop applies each shard at once: the largest one bounds the batch.
-    most = min(MAX_BATCH, SHARD_VALUES // largest)
-    return min(most, BATCH_VALUES // size) if head.push.pull and size else most
 
 
 def _refuse_over(request: Request, message: Push | Tick | ReportSteps) -> Refuse:

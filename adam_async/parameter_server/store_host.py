@@ -41,6 +41,7 @@ class StoreHost:
         rearm: Called if a request waits until a new deadline.
         loaded: Called once all shards have values.
         left: Called with it if the server is no member of the bundle any more.
+        declines: Called with it if the server cannot hold its copy and has to leave the joining members.
         copy_host: Services for bundles with several copies.
     """
 
@@ -56,6 +57,7 @@ class StoreHost:
     rearm: Callable[[], None]
     loaded: Callable[[], None]
     left: Callable[[Any], None]
+    declines: Callable[[Any], None]
     copy_host: CopyHost
 
     @property

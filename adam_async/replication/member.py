@@ -86,6 +86,10 @@ class BundleMember:
         """Text with the members for which the last entry waits; empty if committed, and on a secondary."""
         return self._primary.why_not_committing() if self._primary is not None else ""
 
+    def joining_pieces(self) -> dict[Member, int]:
+        """Return the number of pieces that each joining member has; none on a secondary."""
+        return self._primary.joining_pieces() if self._primary is not None else {}
+
     def laggards(self, budget_bytes: int) -> tuple[Member, ...]:
         """Members that make the log exceed a budget; the primary may strike them out."""
         return self._primary.laggards(budget_bytes) if self._primary is not None else ()

@@ -356,6 +356,10 @@ class Primary:
         nodes = ", ".join(node for node, _ in self.waits_for())
         return f"entry {copy.log.committed + 1} waits for {nodes}"
 
+    def joining_pieces(self) -> dict[Member, int]:
+        """Return the number of pieces that each joining member has in its session."""
+        return {member: self._peers[member].pieces for member in self._copy.record.joining}
+
     def laggards(self, budget_bytes: int) -> tuple[Member, ...]:
         """Members that make the log exceed a budget: they lack entries, or apply them late."""
         log = self._copy.log

@@ -20,6 +20,12 @@ from adam_async.run.store_record import ArraysPiece, StoreRecord, served_word
 RESULTS_KEPT = 32
 """Maximum number of epoch results in the map: the newest ones."""
 
+NOTICE = "notice"
+"""Key of a driver's or server's `NodeRecord.info`: its newest notice for the operator of the controllers."""
+
+NUMERICS = "numerics"
+"""Key of a server's `NodeRecord.info`: the facts that the last bits of its results depend on, by name."""
+
 MOST_REASON = 2048
 """Maximum length of a node's reason for its end, in characters."""
 

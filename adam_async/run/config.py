@@ -35,6 +35,9 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Deadline of one push or pull, after which the worker reconnects and sends its open requests again."""
     patience_s: float = 30.0
     """All attempts of a worker to reach the primary of a shard."""
+    copies_s: float = 3600.0
+    """The same in a run, while fewer copies of the shard are in sync than `min_in_sync`: pushes wait for a
+    server."""
     prepare_s: float = 120.0
     """Joining and preparation of all roles of a run."""
     grace_s: float = 2.0

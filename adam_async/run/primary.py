@@ -1,4 +1,4 @@
-"""Pure: the primary of a bundle, as clients of the bundle see it."""
+"""Pure: the primary of a bundle and the lack of copies, as clients of the bundle see them."""
 
 from typing import NamedTuple
 
@@ -20,3 +20,11 @@ def primary_of(cluster: ClusterMap, store: str, home: str) -> Primary | None:
     if bundle is None or bundle.primary is None or record is None:
         return None
     return Primary(*bundle.primary, record.address)
+
+
+def lacks_copies(cluster: ClusterMap, store: str, home: str) -> bool:
+    """Whether a bundle has a primary, and too few members in sync for its pushes."""
+    bundle, record = cluster.bundle(store, home), cluster.store(store)
+    if bundle is None or record is None:
+        return False
+    return 0 < len(bundle.in_sync) < record.min_in_sync_in_force

@@ -70,6 +70,7 @@ class Channel:
 
     Attributes:
         link: The link between `dial` and `drop`, otherwise None. The peer may have ended the link already.
+        patience_s: Seconds without progress after which the peer is lost; a new value counts from `renew` on.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Channel:
         self.link: Link | None = None
         self._endpoint = endpoint
         self._peer_role = peer_role
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._schedule = pauses
         self._pauses = pauses.waits()
         self._clock = clock
@@ -141,7 +142,7 @@ class Channel:
 
     def renew(self) -> None:
         """Grant the peer the full time: at the beginning, and after a link without open requests."""
-        self._deadline = self._now() + self._patience_s
+        self._deadline = self._now() + self.patience_s
 
     def progressed(self) -> None:
         """Grant the peer the whole patience, and begin again with the shortest pause."""

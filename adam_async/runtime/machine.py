@@ -9,6 +9,7 @@ import platform
 import resource
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata, util
 from typing import Any
 
@@ -97,6 +98,21 @@ def numerics() -> dict[str, str]:
         "blas": blas_name(),
         "blas threads": "" if threads is None else str(threads),
         "processor": processor_name(),
+    }
+
+
+@cache
+def apply_numerics() -> Mapping[str, str]:
+    """Return the facts that last bits of applied pushes depend on, for `cluster_map.NUMERICS`.
+
+    BLAS forms the products of factors, and libm the powers of Adam. All other arithmetic is exact to the last
+    bit in each kind of kernels and registers.
+    """
+    facts = numerics()
+    libc = " ".join(platform.libc_ver())
+    return {name: facts[name] for name in ("adam-async", "numpy", "blas", "blas threads")} | {
+        "blas core": blas_core(),
+        "libc": libc.strip(),
     }
 
 
@@ -206,6 +222,16 @@ def blas_threads() -> int | None:
 
     counts = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
     return max(counts, default=None)
+
+
+def blas_core() -> str:
+    """Return the kind of processor for which BLAS has chosen its kernels; empty without threadpoolctl."""
+    if util.find_spec("threadpoolctl") is None:
+        return ""
+    from threadpoolctl import threadpool_info
+
+    cores = {pool.get("architecture") or "" for pool in threadpool_info() if pool["user_api"] == "blas"}
+    return ", ".join(sorted(cores))
 
 
 def installed_version(package: str) -> str | None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from adam_async.data_server.client import DataClient, WorkerSlot
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, DeadlineExceeded
 from adam_async.messages import Block, Finished, Greet, Lease
 from adam_async.model.context import Context
 from adam_async.model.layer import Layer
@@ -465,8 +465,20 @@ class RunSession:
             elif gate is not None and not gate.opens_for(self._data.first):
                 await gate.wait()
             elif self.peer_workers is not None and not self.peer_workers.keep_up:
-                await self.peer_workers.wait_progress()
+                await self._wait_for_peers(self.peer_workers)
             self._fill()
+
+    async def _wait_for_peers(self, peer_workers: PeerWorkers) -> None:
+        """Wait for the other workers of the replica; they cannot go on while pushes wait for copies.
+
+        Raises:
+            DeadlineExceeded: See `PeerWorkers.wait_progress`.
+        """
+        try:
+            await peer_workers.wait_progress()
+        except DeadlineExceeded:
+            if not self._client.lacks_copies:
+                raise
 
     async def _wait_room(self, engine: Engine) -> None:
         """Wait for room that `_fill` lacks, as long as a group is trained within each `patience_s`.
@@ -480,7 +492,7 @@ class RunSession:
                 await engine.wait_room()
                 return
             except WaitTimedOut:
-                if engine.statistics().finished == trained:
+                if engine.statistics().finished == trained and not self._client.lacks_copies:
                     raise
 
     def _fill(self) -> None:

@@ -9,8 +9,10 @@ from tests.ablations.safeguards import Ablation
 from tests.adam_async.replication import ablations as core
 
 CORE = "tests/adam_async/replication/test_member.py::"
-PIECES = "tests/adam_async/parameter_server/test_bundle.py::test_a_copy_that_joins_by_pieces_amid_entries_"
-PIECES += "ends_with_the_same_bits"
+SERVER = "tests/adam_async/parameter_server/"
+PIECES = SERVER + "test_shard_pieces.py::test_a_copy_made_of_pieces_is_equal_to_the_last_bit"
+ENDED = SERVER + "test_bundle.py::test_a_copy_that_joins_by_pieces_amid_entries_"
+ENDED += "ends_with_the_same_bits"
 RULES = "tests/adam_async/controller/test_bundle_rules.py::"
 SCENARIO = "tests/adam_async/simulation/scenarios/test_pushes.py::"
 KILLED = SCENARIO + "test_a_killed_server_costs_no_push_and_returns_with_all_copies"
@@ -89,13 +91,21 @@ COPIES = (
         breaks="equal copies",
     ),
     _row(
-        "a piece has the numbers of applied pushes", copy_patches.copy_without_numbers, breaks="equal copies"
+        "a piece has the numbers of applied pushes",
+        copy_patches.copy_without_numbers,
+        guard=PIECES,
+        breaks="equal copies",
     ),
-    _row("a piece has the clocks of replicas", copy_patches.copy_without_clocks, breaks="equal copies"),
+    _row(
+        "a piece has the clocks of replicas",
+        copy_patches.copy_without_clocks,
+        guard=PIECES,
+        breaks="equal copies",
+    ),
     _row(
         "a piece has the ended replica generations",
         copy_patches.copy_without_ended_generations,
-        guard=PIECES,
+        guard=ENDED,
         breaks="equal copies",
     ),
     _row(
@@ -104,7 +114,12 @@ COPIES = (
         guard=CORE + "test_an_entry_in_a_piece_is_not_applied_to_it_again_and_none_to_a_lacking_piece",
         breaks="equal copies",
     ),
-    _row("an entry has the verdict of each gradient", copy_patches.ship_no_verdict, breaks="equal copies"),
+    _row(
+        "an entry has the verdict of each gradient",
+        copy_patches.ship_no_verdict,
+        guard=SERVER + "test_log_entries.py::test_the_verdict_of_the_primary_travels",
+        breaks="equal copies",
+    ),
     _row(
         "members take replicas and epochs from entries",
         copy_patches.follow_own_map,
@@ -131,12 +146,14 @@ COPIES = (
     _row(
         "a new primary begins with the applied numbers",
         copy_patches.lead_without_numbers,
+        guard=SERVER
+        + "test_replicated_state.py::test_a_new_primary_orders_from_the_numbers_that_are_applied",
         breaks="pending pushes end, or I2",
     ),
     _row(
         "open requests are sent again in their order",
         copy_patches.send_again_in_reverse,
-        guard="tests/adam_async/parameter_server/test_session.py::"
+        guard=SERVER + "test_session.py::"
         "test_open_exchanges_are_sent_again_in_the_order_of_their_first_sending",
         seldom="each attempt applies the earliest push at least, so the cost is time only",
     ),
@@ -145,5 +162,26 @@ COPIES = (
         copy_patches.forget_links_of_later_members,
         guard=RETURNS,
         breaks="all copies return, or pending pushes end",
+    ),
+    _row(
+        "a repetition of a refused push is refused",
+        copy_patches.answer_refused_pushes_as_duplicates,
+        guard=SERVER + "test_replicated_state.py::"
+        "test_a_repetition_of_a_refused_push_is_refused_again_also_by_a_new_primary",
+        seldom="the gradients of the scenario are finite",
+    ),
+    _row(
+        "a repeated tick finds its entry in flight",
+        copy_patches.enter_each_tick,
+        guard=SERVER + "test_replicated_state.py::"
+        "test_a_repeated_tick_in_flight_is_no_further_entry_and_is_answered_with_the_first",
+        seldom="a further entry of the same tick changes nothing, and the cost is the length of the log",
+    ),
+    _row(
+        "a joining member without progress is struck out",
+        copy_patches.let_members_join_for_ever,
+        guard=SERVER + "test_joining_members.py::"
+        "test_a_member_without_a_new_piece_is_stalled_also_if_it_begins_again_and_again",
+        seldom="each server of the scenario can take up its copies",
     ),
 )

@@ -6,9 +6,10 @@ import msgspec
 import numpy as np
 
 from adam_async.controller import bundle_rules
-from adam_async.parameter_server import bundle_copy, log_entries, shard_pieces
+from adam_async.parameter_server import bundle_copy, log_entries, shard_pieces, state
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import Apply
+from adam_async.parameter_server.joining_members import JoiningMembers
 from adam_async.parameter_server.served_store import ServedStore
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.parameter_server.session import Session
@@ -123,3 +124,21 @@ def forget_links_of_later_members(_: Any, self: ParameterServer, member: Any, is
     for served in tuple(self.served.values()):
         if served.copy is not None and member in served.copy.peers:
             served.copy.link(member, is_up=is_up)
+
+
+@replaces(state, "problems_of")
+def answer_refused_pushes_as_duplicates(_: Any, queued: Any) -> Any:
+    """Answer a repetition of a refused push as one of an applied push."""
+    return tuple(queued.problems)
+
+
+@replaces(ServerState, "_enter_tick")
+def enter_each_tick(_: Any, self: ServerState, queued: Any) -> Any:
+    """Put a repeated tick into the log again."""
+    return self._enter(queued)
+
+
+@replaces(JoiningMembers, "stalled")
+def let_members_join_for_ever(*_: Any) -> list[Any]:
+    """Keep a joining member without progress."""
+    return []

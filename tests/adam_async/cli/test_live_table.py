@@ -13,6 +13,7 @@ from adam_async.cli.live_table import (
     LiveTable,
     busy_share,
     consistency_line,
+    copies_text,
     cut_line,
     epoch_line,
     introduction,
@@ -31,9 +32,11 @@ from adam_async.report.report import ControllerReport, Report, build_report
 from adam_async.run.config import Config
 from adam_async.run.progress import Progress
 from adam_async.run.result import EpochResult, RunResult
+from adam_async.run.run_copies import copies_of
 from adam_async.run.waits import WaitReport
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import describe_machine
+from tests.adam_async.cluster_maps import bundle_map
 
 MODEL = Network(named_model("mnist-adam"))
 DATA = {
@@ -445,3 +448,18 @@ def test_the_table_shows_how_old_the_newest_checkpoint_is() -> None:
     assert live_table.checkpoint_age(progress, now=100.0) == "none yet"
     progress.written("checkpoint-0001-000015", now=100.0)
     assert live_table.checkpoint_age(progress, now=1334.4) == "1,234 s old"
+
+
+@pytest.mark.parametrize(
+    ("in_sync", "text"),
+    [
+        (("ps-0", "ps-1", "ps-2"), "3 copies of each shard"),
+        (("ps-0", "ps-1"), "copies in sync, of 3: ps-0 2"),
+        (("ps-0",), "copies in sync, of 3: ps-0 1; pushes wait for 2"),
+    ],
+)
+def test_the_line_names_shards_that_lack_copies_and_pushes_that_wait_for_them(in_sync, text) -> None:
+    copies = copies_of(bundle_map({"ps-0": in_sync}, copies=3))
+    assert copies is not None
+    assert copies_text(copies) == text
+    assert consistency_line(Progress(copies=copies)).endswith(f"; {text}")

@@ -1,6 +1,6 @@
 """Which shards of a run are left after the ends of servers, before the controllers know of them."""
 
-from adam_async.cluster.server_losses import ServerLosses, lost_text, successors_text
+from adam_async.cluster.server_losses import ServerLosses, successors_text
 from adam_async.run.cluster_map import ClusterMap
 from tests.adam_async.cluster_maps import bundle_map
 
@@ -16,25 +16,35 @@ def losses(cluster: ClusterMap, *nodes: str) -> ServerLosses:
 
 def test_one_loss_of_two_copies_loses_nothing_and_names_the_server_that_goes_on() -> None:
     found = losses(WHOLE, "ps-1")
-    assert found.lost(WHOLE) == ()
+    assert found.loss(WHOLE) == ""
     assert found.successors(WHOLE, "ps-1") == ("ps-2",)
 
 
-def test_the_loss_of_all_members_names_the_homes_of_their_shards() -> None:
-    assert losses(WHOLE, "ps-1", "ps-2").lost(WHOLE) == ("ps-1",)
-    assert losses(WHOLE, "ps-0", "ps-1", "ps-2").lost(WHOLE) == ("ps-0", "ps-1", "ps-2")
+def test_the_loss_of_all_members_names_the_homes_of_their_shards_and_their_store() -> None:
+    assert (
+        losses(WHOLE, "ps-1", "ps-2")
+        .loss(WHOLE)
+        .startswith("the last copy of the shards of ps-1 in store 'run-1' is lost; --resume DIR")
+    )
+    assert (
+        losses(WHOLE, "ps-0", "ps-1", "ps-2")
+        .loss(WHOLE)
+        .startswith(
+            "the last copy of the shards of ps-0, ps-1 and ps-2 in store 'run-1' is lost; --resume DIR"
+        )
+    )
 
 
 def test_a_member_that_still_joins_is_no_copy() -> None:
     cluster = bundle_map({"ps-0": ("ps-0",)}, joining={"ps-0": ("ps-1",)})
-    assert losses(cluster, "ps-0").lost(cluster) == ("ps-0",)
+    assert "the shards of ps-0 " in losses(cluster, "ps-0").loss(cluster)
 
 
 def test_a_new_incarnation_of_an_ended_server_counts_once_it_is_in_sync() -> None:
     found = losses(WHOLE, "ps-0", "ps-1")
-    assert found.lost(WHOLE) == ("ps-0",)
+    assert "the shards of ps-0 " in found.loss(WHOLE)
     back = bundle_map({"ps-0": ("ps-2",)})
-    assert found.lost(back) == ()
+    assert found.loss(back) == ""
 
 
 def test_the_others_suffice_while_each_bundle_has_enough_copies_for_its_pushes() -> None:
@@ -49,13 +59,10 @@ def test_the_others_suffice_while_each_bundle_has_enough_copies_for_its_pushes()
 def test_nothing_is_lost_outside_a_run_or_before_its_values_are_loaded() -> None:
     loading = bundle_map({"ps-0": ("ps-0",)}, phase="loading")
     for cluster in (ClusterMap(), loading):
-        assert losses(cluster, "ps-0").lost(cluster) == ()
+        assert losses(cluster, "ps-0").loss(cluster) == ""
         assert not losses(cluster, "ps-0").suffice(cluster)
 
 
-def test_the_texts_name_all_homes_and_servers() -> None:
-    assert lost_text(("ps-0", "ps-1", "ps-2")).startswith(
-        "with it went the last copy of the shards of ps-0, ps-1 and ps-2; --resume DIR"
-    )
+def test_the_text_names_the_servers_that_go_on() -> None:
     assert successors_text(("ps-2", "ps-0")) == "; its shards go on with ps-2 and ps-0"
     assert successors_text(()) == ""

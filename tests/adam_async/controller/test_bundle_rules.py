@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from adam_async.controller.bundle_rules import NUMERICS, may_change, next_member
+from adam_async.controller.bundle_rules import bundle_lines, may_change, next_member, other_numerics
 from adam_async.controller.state import Conflict, ControllerState, Invalid
 from adam_async.driver.training_rules import PROGRAM_KINDS
-from adam_async.errors import LOST_STORE, LOST_STORE_COPIES
+from adam_async.errors import lost_copies_text
 from adam_async.run.bundle_record import BundleRecord, bundle_key
+from adam_async.run.cluster_map import NUMERICS
 from adam_async.run.shard_table import NUM_BUCKETS
 from adam_async.simulation.checkers.maps import Maps
 from tests.adam_async.cluster_maps import Cluster, node, store_record
@@ -221,13 +222,16 @@ def test_a_server_that_returns_with_its_old_incarnation_is_no_member():
     assert bundle_of(cluster).in_sync == (FIRST, SECOND)
 
 
+LOSS = lost_copies_text(["ps-0"], "a", is_of_run=False)
+
+
 @pytest.mark.parametrize("joining", [(), (SECOND, THIRD)])
 def test_a_store_fails_with_its_only_copy_in_sync(joining):
     cluster = with_bundle(joining=joining)
     cluster.lose("ps-0")
     store, bundle = cluster.map.stores["a"], bundle_of(cluster)
     assert (bundle.generation, bundle.members) == (1, ())
-    assert (store.phase, store.lost, store.reason) == ("failed", "ps-0", f"ps-0 died: {LOST_STORE}")
+    assert (store.phase, store.lost, store.reason) == ("failed", "ps-0", f"ps-0 died: {LOSS}")
 
 
 def test_a_store_that_loses_all_copies_names_all_lost_servers():
@@ -238,7 +242,7 @@ def test_a_store_that_loses_all_copies_names_all_lost_servers():
     cluster.lose("ps-2")
     store = cluster.map.stores["a"]
     assert (store.phase, store.lost) == ("failed", "ps-1, ps-0, ps-2")
-    assert store.reason == f"ps-1, ps-0, ps-2 died: {LOST_STORE_COPIES}"
+    assert store.reason == f"ps-1, ps-0, ps-2 died: {LOSS}"
 
 
 def test_servers_that_were_replaced_long_ago_are_not_named():
@@ -294,6 +298,50 @@ def test_a_full_bundle_gets_its_home_back_and_no_other_member():
     assert next_member(cluster.map, "store-1", "ps-0") == ("ps-0", 2)
     change(cluster, joining=(FOURTH, ("ps-0", 2)))
     assert next_member(cluster.map, "store-1", "ps-0") is None
+
+
+def test_a_server_with_a_pause_is_not_the_next_member_and_its_next_incarnation_is():
+    cluster = with_bundle(in_sync=(FIRST, SECOND), joining=())
+    cluster.join("ps-0", incarnation=2)
+    again = ("ps-0", 2)
+    assert next_member(cluster.map, "store-1", "ps-0", frozenset({FIRST})) == again
+    assert next_member(cluster.map, "store-1", "ps-0", frozenset({again})) == THIRD
+    assert next_member(cluster.map, "store-1", "ps-0", frozenset({again, THIRD, ("ps-9", 1)})) == FOURTH
+
+
+def test_a_joining_member_leaves_and_makes_no_other_change():
+    old = bundle_of(with_bundle(in_sync=(FIRST,), joining=(SECOND, THIRD)))
+    assert may_change(SECOND, old, replace(old, joining=(THIRD,)))
+    for forbidden in (
+        {"joining": (SECOND,)},
+        {"joining": ()},
+        {"in_sync": (FIRST, SECOND), "joining": (THIRD,)},
+        {"in_sync": (SECOND,), "joining": (THIRD,), "generation": 2},
+        {"joining": (THIRD,), "generation": 2},
+        {"joining": (THIRD, FOURTH)},
+    ):
+        assert not may_change(SECOND, old, replace(old, **forbidden)), forbidden
+
+
+def test_a_member_with_other_numerics_than_the_primary_is_named_with_the_differences():
+    cluster = Cluster()
+    for name, facts in (
+        ("ps-0", {"numpy": "2.1", "blas core": "Zen"}),
+        ("ps-1", {"numpy": "2.1", "blas core": "Haswell", "libc": "glibc 2.36"}),
+        ("ps-2", {"numpy": "2.1", "blas core": "Zen"}),
+        ("ps-3", "not a mapping"),
+    ):
+        cluster.join(name, info={NUMERICS: facts})
+    cluster.join("client-0")
+    cluster.open("a", store_record(servers=1, copies=4))
+    differences = "blas core is Haswell, not Zen, libc is glibc 2.36, not unknown"
+    assert other_numerics(cluster.map, bundle_of(cluster)) == {"ps-1": differences}
+    prefix = "shards of ps-0 in store 'a':"
+    line = f"{prefix} ps-1 may round otherwise than ps-0: {differences}"
+    assert line in list(bundle_lines(Cluster().map, cluster.map))
+    before = cluster.map
+    change(cluster, in_sync=(FIRST, SECOND), joining=(THIRD,))
+    assert line not in list(bundle_lines(before, cluster.map))
 
 
 def test_a_bundle_without_a_primary_or_a_store_has_no_next_member():

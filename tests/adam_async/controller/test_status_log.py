@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from adam_async.controller import status_log as status_log_module
 from adam_async.controller.bootstrap import name_of
 from adam_async.controller.status_log import GROUPLESS_S, LEADERLESS_S, LOST_S, StatusLog, map_lines
-from adam_async.errors import LOST_STORE, LOST_STORE_COPIES
+from adam_async.errors import LOST_STORE, lost_copies_text
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.store_record import cut_arrays
 from tests.adam_async.cluster_maps import ARRAYS, Cluster, node, store_record, training
@@ -394,9 +394,10 @@ def test_a_bundle_makes_a_line_for_each_change_of_its_members():
         f"{prefix} ps-1 is the primary now, not ps-0 (generation 2)",
         "ps-1 is lost",
         f"{prefix} ps-1 was struck out",
+        f"{prefix} pushes wait: 1 in sync, 2 needed (min_in_sync): start a server",
         f"{prefix} ps-2 is the primary now, not ps-1 (generation 3)",
         "ps-2 is lost",
-        f"store 'a' failed: ps-1, ps-2 died: {LOST_STORE_COPIES}",
+        f"store 'a' failed: ps-1, ps-2 died: {lost_copies_text(['ps-0'], 'a', is_of_run=False)}",
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from adam_async.driver.events import EVENTS_KEPT, RunEvents
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.program_record import ProgramRecord
-from tests.adam_async.cluster_maps import bundle_map, run_record
+from tests.adam_async.cluster_maps import bundle_map, node, run_record
 
 KILLED = "worker-1 died: killed by signal 9; starting it again"
 BACK = "worker-1 came back as a new incarnation"
@@ -182,6 +182,16 @@ async def test_pushes_that_wait_for_copies_are_an_event_and_so_is_their_going_on
         "pushes to the shards of ps-0 go on: 2 in sync",
         "the shards of ps-0 have 2 copies in sync again",
     ]
+
+
+async def test_a_new_notice_of_a_server_is_an_event_once() -> None:
+    quiet, noticed = (
+        ClusterMap(nodes={"ps-0": node("ps", info=info), "driver": node("driver", info=info)})
+        for info in ({}, {"notice": "ps-0 does not join: it has no memory"})
+    )
+
+    assert await noted(quiet, noticed, noticed) == ["ps-0 does not join: it has no memory"]
+    assert await noted(noticed, noticed) == []
 
 
 async def test_shards_with_one_copy_and_those_of_the_next_run_make_no_event() -> None:

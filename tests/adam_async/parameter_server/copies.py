@@ -124,6 +124,7 @@ class Copy:
             shard.values.tobytes(),
             {name: array.tobytes() for name, array in shard.rule_state.items()},
             (tables.version, tables.loaded, tables.refused),
+            dict(tables.refusals),
             dict(tables.last_number),
             dict(tables.clocks),
             {replica: dict(counts) for replica, counts in tables.staleness_of.items() if counts},

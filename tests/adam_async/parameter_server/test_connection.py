@@ -94,8 +94,12 @@ class Server:
         return []
 
 
-def map_of(primary, *servers):
-    """A map with these servers, and the bundle with this primary, or without one."""
+def map_of(primary, *servers, **fields):
+    """A map with these servers, and the bundle with this primary, or without one.
+
+    Args:
+        fields: Further fields of the store.
+    """
     members = () if primary is None else ((primary.identity.node, primary.identity.incarnation),)
     store = StoreRecord(
         id=STORE,
@@ -107,6 +111,7 @@ def map_of(primary, *servers):
         shard_bytes=4,
         phase="open",
         buckets=(HOME,),
+        **fields,
     )
     return ClusterMap(
         nodes={
@@ -157,7 +162,7 @@ class Room:
 
 
 @asynccontextmanager
-async def room_of(network, *, waits=PATIENT, there=("ps-0", "ps-2"), primary="ps-0"):
+async def room_of(network, *, waits=PATIENT, there=("ps-0", "ps-2"), primary="ps-0", **fields):
     """Run the servers of `there` and the client; errors leave without their groups."""
     applied = []
     first, second = Server("ps-0", applied), Server("ps-2", applied)
@@ -172,7 +177,7 @@ async def room_of(network, *, waits=PATIENT, there=("ps-0", "ps-2"), primary="ps
                 Endpoint(network, WORKER, Traffic(WORKER.node)),
                 SessionIdentity(store=STORE, session=7, incarnation=9, replica=0, generation=1),
                 homes=(HOME,),
-                cluster=map_of(known, first, second),
+                cluster=map_of(known, first, second, **fields),
                 waits=waits,
             )
             group = await stack.enter_async_context(asyncio.TaskGroup())
@@ -340,6 +345,40 @@ async def test_the_error_of_a_lost_primary_names_the_bundle_the_server_and_its_l
             room.push()
             room.move(room.second)
             await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(("program", "waited_s"), [("run-1", 0.2), ("", 0.05)])
+async def test_a_run_waits_for_copies_of_a_bundle_for_longer_than_a_store_of_clients(program, waited_s):
+    waits = msgspec.structs.replace(SHORT, copies_s=0.2)
+    begin = asyncio.get_running_loop().time()
+    with pytest.raises(
+        ShardUnavailable, match=f"waited {waited_s} s for ps-0 at .*; its last answer is not-r"
+    ):
+        async with room_of(NETWORKS["local"](), waits=waits, copies=2, program=program) as room:
+            assert room.client.lacks_copies == bool(program)
+            room.first.refusal = "not-ready"
+            room.push()
+            await asyncio.Event().wait()
+    assert asyncio.get_running_loop().time() - begin >= waited_s
+
+
+async def test_the_patience_of_a_run_begins_anew_once_its_bundle_has_enough_copies():
+    async with room_of(NETWORKS["local"](), copies=2, program="run-1") as room:
+        room.first.refusal = "not-ready"
+        room.push()
+        room.client._waits = SHORT
+        waiting = asyncio.create_task(room.client.flush(), name="flush")
+        begin = asyncio.get_running_loop().time()
+        await until(lambda: asyncio.get_running_loop().time() > begin + 2 * SHORT.patience_s)
+        assert not waiting.done()
+        room.first.refusal = ""
+        room.client._waits = PATIENT
+        room.client.map_changed(
+            map_of(room.first, room.first, room.second, copies=2, min_in_sync=1, program="run-1")
+        )
+        await waiting
+        assert not room.client.lacks_copies
+        assert room.first.applied == [1]
 
 
 async def test_a_wait_for_answers_names_the_bundle_without_a_primary():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adam_async.messages import DUPLICATE
+from adam_async.messages import DUPLICATE, REFUSED
 from adam_async.parameter_server.events import (
     Acknowledge,
     AcknowledgeTick,
@@ -13,7 +13,9 @@ from adam_async.parameter_server.events import (
     ReplicasChanged,
     SendValues,
 )
-from adam_async.parameter_server.state import MAX_BATCH, MOST_IN_FLIGHT
+from adam_async.parameter_server.push_queue import MAX_BATCH
+from adam_async.parameter_server.shard import MOST_REFUSALS, ShardTables
+from adam_async.parameter_server.state import MOST_IN_FLIGHT
 from tests.adam_async.parameter_server.test_state import ONE, ZERO, Server, answers, replica_generations
 from tests.adam_async.parameter_server.test_statistics import counted
 
@@ -190,6 +192,58 @@ def test_a_tick_is_acknowledged_once_its_clock_counts():
     (answer,) = server.commit()
     assert isinstance(answer, AcknowledgeTick)
     assert server.shard().clocks == {ZERO: 1}
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_a_repeated_tick_in_flight_is_no_further_entry_and_is_answered_with_the_first(synchronous):
+    server = Replicated(clocked=True, summed_weight=1 if synchronous else 0)
+    server.tell(replica_generations(ZERO))
+    server.commit()
+    for number in range(5):
+        assert server.tick(f"t{number}", (0, 1), 1) == []
+        assert server.apply() == []
+    server.tick("next", (0, 1), 2)
+    server.apply()
+    assert len(server.proposed) == 2
+    effects = server.commit()
+    assert {type(effect) for effect in effects} == {AcknowledgeTick}
+    assert answers(effects) == ["t0", "t1", "t2", "t3", "t4"]
+    assert answers(server.commit()) == ["next"]
+    assert server.shard().clocks == {ZERO: 2}
+
+
+def test_a_repetition_of_a_refused_push_is_refused_again_also_by_a_new_primary():
+    server = Replicated()
+    server.push("bad", (0, 1), (1, 1), finite=(False, True))
+    server.push("good", (0, 1), (2, 2))
+    server.apply()
+    server.push("in flight", (0, 1), (1, 1))
+    server.apply()
+    effects = []
+    while server.proposed:
+        effects += server.commit() + server.apply()
+    statuses = {
+        effect.request: [(problem.index, problem.status) for problem in effect.body.problems]
+        for effect in effects
+    }
+    refused = [(0, REFUSED), (1, DUPLICATE)]
+    assert sorted(statuses["in flight"]) == refused
+    server.state.follow()
+    server.state.lead()
+    (again,) = server.push("again", (0, 1), (1, 1))
+    assert [(problem.index, problem.status) for problem in again.body.problems] == refused
+    (plain,) = server.push("good again", (0, 1), (2, 2))
+    assert [problem.status for problem in plain.body.problems] == [DUPLICATE, DUPLICATE]
+    assert server.shard().refused == 1
+
+
+def test_the_newest_refused_pushes_of_a_session_are_kept():
+    tables = ShardTables()
+    for number in range(1, 40):
+        tables.refuse((1, 1), number)
+    assert tables.refusals == {(1, 1): tuple(range(40 - MOST_REFUSALS, 40))}
+    tables.forget_session((1, 1))
+    assert tables.refusals == {}
 
 
 def test_the_counts_of_several_bundles_of_a_server_add_up():

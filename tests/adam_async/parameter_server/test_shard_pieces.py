@@ -7,6 +7,7 @@ import pytest
 from adam_async.model.rules import Adam, Sgd
 from adam_async.parameter_server import shard_pieces
 from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.shard import ShardTables
 from adam_async.parameter_server.shard_pieces import copy_piece, load_piece, pieces_of, read_piece
 from adam_async.parameter_server.storage import own_shards
 from tests.adam_async.parameter_server.copies import (
@@ -75,6 +76,37 @@ def test_shards_of_a_piece_that_share_tables_share_them_again():
     assert sorted(each.shards for each in tables.values()) == [1, 499]
     assert other.shards[specs[7].id].version == first.version
     assert other.shards[specs[8].id].values.tolist() == [3, 3]
+
+
+def test_shards_of_several_pieces_share_tables_again_once_they_are_equal(monkeypatch):
+    monkeypatch.setattr(shard_pieces, "PIECE_SHARDS", 100)
+    specs = tuple(spec_of(number, f"s{number}", 0, 2) for number in range(250))
+    primary, other = (Bundle(own_shards(specs, [Adam()])) for _ in range(2))
+    pieces = pieces_of(specs)
+    assert [len(piece) for piece in pieces] == [0, 100, 100, 50]
+    alone = primary.shards[specs[7].id].separate()
+    alone.refuse((3, 1), 1)
+    group = primary.group(tuple(range(8, 250)))
+    group.own_tables().last_number[3, 1] = 2
+    for piece in pieces:
+        load_piece(other, read_piece(other, piece, specs, copied(primary, piece)))
+    assert other.group(tuple(range(8, 250))).own_tables() is None
+    other.share_equal_tables()
+    tables = other.group(tuple(range(8, 250))).own_tables()
+    assert tables.shards == 242
+    assert tables.last_number == {(3, 1): 2}
+    found = {id(shard.tables): shard.tables for shard in other.shards.values()}
+    assert sorted(each.shards for each in found.values()) == [1, 7, 242]
+    assert all(other.shards[spec.id].tables.equals(primary.shards[spec.id].tables) for spec in specs)
+
+
+def test_tables_with_clocks_in_another_order_are_not_equal():
+    first, second = ShardTables(), ShardTables()
+    for number in (1, 2):
+        first.note_early(number, 1, 5)
+        second.note_early(3 - number, 1, 5)
+    assert not first.equals(second)
+    assert first.equals(first.split(0))
 
 
 def test_pieces_are_bounded_in_bytes_and_in_shards(monkeypatch):

@@ -35,9 +35,10 @@ from adam_async.parameter_server.events import (
     TickArrived,
 )
 from adam_async.parameter_server.gradients import PushGradients
+from adam_async.parameter_server.push_queue import MAX_BATCH
 from adam_async.parameter_server.replica_generations import REMEMBERED
 from adam_async.parameter_server.shard import Shard
-from adam_async.parameter_server.state import MAX_BATCH, ServerState
+from adam_async.parameter_server.state import ServerState
 from adam_async.run.ids import BucketId, Replica, ShardId
 from adam_async.run.shard_table import ShardSpec
 
@@ -75,8 +76,9 @@ def push_of(shards, numbers, *, session=1, clock=1, read=0, own_applied=0, repli
 class Server:
     """A state with a shell of the test: requests are words, batches apply on request."""
 
-    def __init__(self, shards=(0, 1), live=(ZERO,)):
-        self.state = ServerState(store="run", generation=1, shards=[shard_of(number) for number in shards])
+    def __init__(self, shards=(0, 1), live=(ZERO,), **options):
+        shards = [shard_of(number) for number in shards]
+        self.state = ServerState(store="run", generation=1, shards=shards, **options)
         if live is not None:
             self.tell(replica_generations(*live))
 
@@ -87,7 +89,7 @@ class Server:
 
     def push(self, request, *args, finite=True, **fields):
         push = push_of(*args, **fields)
-        verdict = None if finite else [False] * len(push.shards)
+        verdict = None if finite is True else finite or [False] * len(push.shards)
         return self.tell(PushArrived(request, push, PushGradients(), verdict))
 
     def pull(self, request, *shards, store="run", generation=1):

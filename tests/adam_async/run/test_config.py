@@ -206,8 +206,19 @@ def test_all_workers_of_a_replica_have_as_many_groups_in_flight_as_the_one_with_
         ({"servers": 2, "copies": 2, "weights": "aliased"}, "copies=2 exclude weights=aliased"),
         ({"servers": 2, "copies": 2, "record": True}, "copies=2 exclude record"),
         ({"servers": 9, "copies": 9}, "copies must be at most 8, not 9"),
+        ({"copies": -1}, "copies must be a number of at least 0, not -1"),
+        ({"min_in_sync": -1}, "min_in_sync must be a number of at least 0, not -1"),
     ],
 )
 def test_copies_that_cannot_be_kept_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         Config(**options)
+
+
+def test_a_recorded_run_and_one_in_place_keep_one_copy_by_default():
+    cluster = {"servers": 3, "controllers": 3}
+    assert Config(**cluster).copies_in_force == 3
+    assert Config(**cluster, record=True).copies_in_force == 1
+    assert Config(**cluster, weights="aliased").copies_in_force == 1
+    assert Config(**cluster).weights_in(one_process=True) == "copy"
+    assert Config(**cluster, copies=1).weights_in(one_process=True) == "aliased"

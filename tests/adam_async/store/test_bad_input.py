@@ -114,6 +114,9 @@ def test_bad_arrays_are_refused_before_a_message(arrays: Any, claim: str) -> Non
         ParameterStore.open("local", arrays)
 
 
+FAR = "tcp://127.0.0.1:1"
+
+
 @pytest.mark.parametrize(
     ("arguments", "claim"),
     [
@@ -136,6 +139,10 @@ def test_bad_arrays_are_refused_before_a_message(arrays: Any, claim: str) -> Non
         ({"waits": None}, "waits is an adam_async.Waits, not None"),
         ({"min_in_sync": 3, "copies": 2}, "min_in_sync is 3, and copies 2: raise copies, or leave"),
         ({"copies": 2}, "copies is 2: local has one server; leave copies out"),
+        ({"where": FAR, "copies": 0}, "copies is a whole number from 1 to 8, not 0"),
+        ({"where": FAR, "copies": 9}, "copies is a whole number from 1 to 8, not 9"),
+        ({"where": FAR, "min_in_sync": -1}, "min_in_sync is a whole number from 0 to 8, not -1"),
+        ({"where": FAR, "copies": 2, "min_in_sync": 3}, "min_in_sync is 3, and copies 2: raise copies, or"),
         ({"replicas": -1}, "replicas is a whole number from 0"),
         ({"servers": 3}, "servers is 3: local has one server; leave servers out"),
         ({"where": "locl"}, "'locl' is not of the form .*; 'local' stands for a server in this loop"),

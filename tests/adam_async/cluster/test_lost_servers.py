@@ -1,0 +1,130 @@
+"""A run with three copies of each shard loses servers one after the other, or all of them at once."""
+
+import asyncio
+import re
+
+import pytest
+
+from adam_async.controller.role import RoleSettings
+from adam_async.errors import RoleDied, first_cause
+from adam_async.parameter_server.service import ParameterServer
+from tests.adam_async.cluster.test_local import QUICK, config_of
+from tests.adam_async.runs import address_of, cluster_of, entropy_of, tiny_dataset, until
+from transport import Identity
+
+pytestmark = pytest.mark.thorough
+
+IMAGES = 60
+NODES = ("ps-0", "ps-1", "ps-2")
+MODES = {"asp": {}, "ssp": {"consistency": "ssp:2"}, "bsp": {"consistency": "bsp"}}
+
+
+def replicated(*, checkpoint=None, resume=None, **options):
+    options = {"servers": 3, "copies": 3, "replicas": 2, "shard_bytes": 4096, "waits": QUICK, **options}
+    return cluster_of(
+        config_of(weights="copy", **options),
+        dataset=tiny_dataset(train=IMAGES),
+        checkpoint=checkpoint,
+        resume=resume,
+    )
+
+
+def starting_again(cluster, node):
+    """Return a server of the same name, of a later incarnation."""
+    entropy = entropy_of(f"{node} again")
+    return ParameterServer(
+        RoleSettings(
+            network=cluster.network,
+            address=address_of(cluster.network),
+            identity=Identity(role="ps", node=node, incarnation=int.from_bytes(entropy(7), "little")),
+            waits=cluster.config.waits,
+            controller=cluster.controller.address,
+        ),
+        buffers=cluster.buffers,
+    )
+
+
+def in_sync(cluster):
+    """Return the servers in sync of each bundle, by home."""
+    bundles = cluster.controller.map.bundles
+    return {key.rpartition("/")[2]: [node for node, _ in each.in_sync] for key, each in bundles.items()}
+
+
+async def lose(cluster, *nodes):
+    """End servers, each after the controllers have struck out the one before."""
+    for node in nodes:
+        await cluster.servers[NODES.index(node)].__aexit__(None, None, None)
+        await until(lambda node=node: all(node not in members for members in in_sync(cluster).values()))
+
+
+async def trains_with_three_copies(cluster):
+    """Wait until the run trains and all bundles have all copies."""
+    await until(lambda: bool(cluster.controller.map.results))
+    await until(lambda: all(len(members) == 3 for members in in_sync(cluster).values()))
+
+
+def pushed(cluster):
+    """Return the number of pushes that the last server has applied as a primary."""
+    served = [each for each in cluster.servers[2].served.values() if each.is_primary]
+    return sum(int(shard.version) for each in served for shard in each.state.shards.values())
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_with_min_in_sync_1_training_goes_on_with_the_last_of_three_servers(mode):
+    cluster = replicated(epochs=100, min_in_sync=1, **MODES[mode])
+    async with cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await trains_with_three_copies(cluster)
+        await lose(cluster, "ps-0", "ps-1")
+        before = pushed(cluster)
+        await until(lambda: training.done() or pushed(cluster) > before + 100)
+        result = await training
+    assert [epoch.images for epoch in result.epochs] == [IMAGES] * 100
+    assert not [each for each in result.events if "wait" in each["event"]]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_by_default_pushes_wait_by_name_until_a_server_is_back(mode):
+    cluster = replicated(epochs=100, **MODES[mode])
+    async with cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await trains_with_three_copies(cluster)
+        await lose(cluster, "ps-0", "ps-1")
+        last = [each.copy for each in cluster.servers[2].served.values()]
+        await until(lambda: any(copy.is_stuck for copy in last))
+        before = pushed(cluster)
+        await cluster.driver.look()
+        assert pushed(cluster) == before
+        assert {len(each.in_sync) for each in cluster.driver.progress.copies.lagging} == {1}
+        assert not training.done()
+        async with starting_again(cluster, "ps-0"):
+            result = await training
+    assert [epoch.images for epoch in result.epochs] == [IMAGES] * 100
+    events = [each["event"] for each in result.events]
+    for node in NODES:
+        waits = f"pushes to the shards of {node} wait: 1 in sync, 2 needed (min_in_sync)"
+        assert events.index(waits) < events.index(f"pushes to the shards of {node} go on: 2 in sync")
+
+
+async def test_the_loss_of_all_servers_ends_the_run_with_its_shards_and_a_checkpoint_resumes_it(tmp_path):
+    async def train():
+        cluster = replicated(epochs=10_000, checkpoint=tmp_path)
+        async with cluster, asyncio.TaskGroup() as group:
+            training = group.create_task(cluster.train(), name="train")
+            await trains_with_three_copies(cluster)
+            for server in cluster.servers:
+                await server.__aexit__(None, None, None)
+            await training
+
+    begin = asyncio.get_running_loop().time()
+    with pytest.raises(ExceptionGroup) as failure:
+        await train()
+    assert asyncio.get_running_loop().time() - begin < QUICK.patience_s - 1
+    cause = first_cause(failure.value)
+    assert isinstance(cause, RoleDied)
+    assert re.search(
+        r"died: the last copy of the shards of .*ps-\d in store '.+' is lost; --resume DIR", str(cause)
+    )
+    async with replicated(epochs=3, checkpoint=tmp_path, resume=tmp_path) as cluster:
+        result = await cluster.train()
+    assert result.epochs[-1].epoch >= 3
