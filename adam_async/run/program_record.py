@@ -36,8 +36,8 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     driver: str
     """Node id of the driver. After its loss the program waits for another one or fails, as its kind rules."""
-    incarnation: int
-    """Incarnation of the driver."""
+    incarnation: int = 0
+    """Incarnation of the driver; 0 in the logs of earlier releases."""
     kind: str = "training"
     """Name of its rules."""
     blob: bytes = b""

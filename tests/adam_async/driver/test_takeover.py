@@ -32,7 +32,7 @@ from tests.adam_async.checkpoint.checkpoints import manifest_of
 from tests.adam_async.cluster_maps import node, run_record
 from tests.adam_async.runs import IMPATIENT, NETWORKS, cluster_of, train, until
 from tests.transport.testing import FaultyNetwork
-from transport import Identity, LinkBroken
+from transport import DialFailed, Identity
 
 WAITS = msgspec.structs.replace(IMPATIENT, answer_s=20.0, drain_s=0.2)
 
@@ -48,15 +48,19 @@ class Cable(FaultyNetwork):
 
     def __init__(self, inner):
         super().__init__(inner, random.Random(1))
-        self.cut_off = False
+        self.whole = asyncio.Event()
+        self.whole.set()
 
-    async def dial(self, address, identity, **options):
-        if self.cut_off:
-            raise LinkBroken("the cable is cut")
-        return await super().dial(address, identity, **options)
+    async def dial(self, address, identity, *, timeout_s=1.0, **options):
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.whole.wait()
+        except TimeoutError:
+            raise DialFailed(address, 1, "the cable is cut") from None
+        return await super().dial(address, identity, timeout_s=timeout_s, **options)
 
     def cut(self):
-        self.cut_off = True
+        self.whole.clear()
         self.cut_all()
 
 
@@ -161,7 +165,7 @@ async def test_a_driver_that_returns_before_another_one_drives_on():
             await until(lambda: in_epoch(cluster, 2))
             cable.cut()
             await until(lambda: waits(cluster))
-            cable.cut_off = False
+            cable.whole.set()
             result = await training
     assert [epoch.epoch for epoch in result.epochs] == [1, 2, 3, 4]
 
@@ -178,7 +182,7 @@ async def test_a_replaced_driver_that_returns_ends_with_the_name_of_its_successo
 
             async def return_in(epoch):
                 if epoch.epoch == 3:
-                    cable.cut_off = False
+                    cable.whole.set()
                     with pytest.raises(RunFailed, match="taken over by another driver, driver-2"):
                         await training
                     await update_program(
