@@ -74,9 +74,35 @@ class CheckpointFolder:
                 self.latest = await self._continued(resumed)
                 await self._disk.write_atomic(self.path / LATEST_FILE, [self.latest.encode()])
         except OSError as error:
+            raise self._unwritable(error) from None
+
+    async def take_over(self, belongs: Callable[[Manifest], bool]) -> Manifest | None:
+        """Prepare the folder for a driver that takes a run over.
+
+        Args:
+            belongs: Whether a checkpoint is of the run, or the one that the run continues.
+
+        Returns:
+            Manifest of the newest checkpoint; None if the folder has none.
+
+        Raises:
+            CheckpointError: The folder has checkpoints of another run, or cannot be written to.
+        """
+        try:
+            await self._disk.make_folder(self.path)
+            names = await self._disk.names(self.path)
+        except OSError as error:
+            raise self._unwritable(error) from None
+        newest = await newest_manifest(self.path, self._disk) if any(map(is_folder_name, names)) else None
+        if newest is not None and not belongs(newest):
             raise CheckpointError(
-                f"checkpoints cannot be written to {self.path}: {error.strerror or error}"
-            ) from None
+                f"{self.path} has checkpoints of run {newest.run}, not of this one: give another folder"
+            )
+        await self.take_up(newest)
+        return newest
+
+    def _unwritable(self, error: OSError) -> CheckpointError:
+        return CheckpointError(f"checkpoints cannot be written to {self.path}: {error.strerror or error}")
 
     async def _continued(self, resumed: Manifest | None) -> str:
         """Return the name of the resumed checkpoint in this folder."""

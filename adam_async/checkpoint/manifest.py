@@ -131,10 +131,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def epoch_results(self) -> tuple[EpochResult, ...]:
         """Results of the ended epochs."""
-        return tuple(
-            msgspec.convert({**values, "train_loss": read_number(values["train_loss"])}, EpochResult)
-            for values in self.epochs
-        )
+        return epochs_of(self.epochs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -160,6 +157,19 @@ def epoch_values(epochs: Iterable[EpochResult]) -> tuple[dict[str, Any], ...]:
     return tuple(
         {**asdict(epoch), "train_loss": epoch.train_loss if isfinite(epoch.train_loss) else None}
         for epoch in epochs
+    )
+
+
+def epochs_of(values: Iterable[Mapping[str, Any]]) -> tuple[EpochResult, ...]:
+    """Return the results of epochs from their form in a manifest.
+
+    Raises:
+        ValidationError: A field has another type, or is missing.
+        KeyError: An epoch has no training loss.
+    """
+    return tuple(
+        msgspec.convert({**epoch, "train_loss": read_number(epoch["train_loss"])}, EpochResult)
+        for epoch in values
     )
 
 

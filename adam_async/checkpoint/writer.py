@@ -268,19 +268,18 @@ def make_tensors(model: RunModel, config: Config, plan: dict[str, Any] | None) -
 
 
 def common_manifest(
-    run: str, program: TrainingProgram, asked: Config, data: Mapping[str, Any], *, trained_again: int
+    run: str, program: TrainingProgram, data: Mapping[str, Any], *, asked_rate: float, trained_again: int
 ) -> Manifest:
     """Make a manifest with the fields that all checkpoints of a run share.
 
     Args:
         run: Id of the run.
-        asked: The options before the run decided the open ones. Epochs and schedule are those that the run
-            decided, so that a resumed run continues the same rate curve.
+        asked_rate: Rate that the caller asked for; 0 if the run decided it. Epochs and schedule are those
+            that the run decided, so that a resumed run continues the same rate curve.
     """
-    decided = {name: getattr(program.config, name) for name in ("epochs", "schedule", "warm_up")}
     return Manifest(
         run=run,
-        config={**msgspec.to_builtins(asked), **decided},
+        config={**msgspec.to_builtins(program.config), "rate": asked_rate},
         rate=program.config.rate,
         spec=program.spec,
         plan=program.plan,

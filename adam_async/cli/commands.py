@@ -15,6 +15,7 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from adam_async.cli.log import JsonLine, OneLine, RoleLine
 from adam_async.cli.options import (
+    WAITING,
     ControllerOptions,
     Damaged,
     DataServerOptions,
@@ -60,6 +61,7 @@ app.command(token_commands)
 
 def run_command(arguments: list[str]) -> int:
     """Parse and run one command; an error becomes one line and an exit code."""
+    arguments = with_waiting(arguments)
     try:
         check_words(arguments)
         command, bound, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
@@ -83,6 +85,17 @@ def run_command(arguments: list[str]) -> int:
         code, sentence = explain(error)
         Terminal().error(sentence)
         return code
+
+
+def with_waiting(arguments: list[str]) -> list[str]:
+    """Return the words of a command, with the value `WAITING` behind an `--attach` without RUN."""
+    whole: list[str] = []
+    for number, word in enumerate(arguments):
+        whole.append(word)
+        following = arguments[number + 1 : number + 2]
+        if word == "--attach" and (not following or following[0].startswith("-")):
+            whole.append(WAITING)
+    return whole
 
 
 def check_words(arguments: list[str]) -> None:

@@ -23,6 +23,9 @@ WAIT = timedelta(seconds=60)
 
 Wait = Annotated[timedelta, Parameter(show_default=lambda _: "60s")]
 
+WAITING = "waiting"
+"""Value of `--attach` without a run: the run that waits for a driver."""
+
 _OnlyOn = Parameter(negative="")
 
 _Options = TypeVar("_Options")
@@ -258,6 +261,11 @@ class TrainOptions:
     controller: str | None = None
     """tcp://HOST:PORT of the controller of a cluster started by hand, or of several controllers, with commas
     between them; the command then starts no role."""
+    attach: str | None = None
+    """Take over run RUN of the cluster at --controller, which has lost its driver. Without RUN: the run that
+    waits for a driver, or if none does, begin a new one."""
+    replace: Annotated[bool, _OnlyOn] = False
+    """Begin a new run in the place of one that waits for a driver, without its weights."""
     token_file: Path | None = None
     """File with the token (or the keys for role driver) of that cluster, or of the data servers at --data; by
     default ADAM_TOKEN."""

@@ -25,7 +25,7 @@ from adam_async.cli.baseline import BaselineAround
 from adam_async.cli.data import load_data
 from adam_async.cli.files import check_no_folder, is_file, make_folder, read_file
 from adam_async.cli.live_table import LiveTable
-from adam_async.cli.options import TrainOptions
+from adam_async.cli.options import WAITING, TrainOptions
 from adam_async.cli.results import Kept, keep_results, write_results
 from adam_async.cli.roles import waits_at_start
 from adam_async.cli.signals import EARLY
@@ -39,6 +39,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.transforms.recipe import read_steps
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
+from adam_async.driver.takeover import Attach
 from adam_async.errors import AdamError, ConfigError, RunFailed
 from adam_async.report.baseline import Baseline
 from adam_async.report.report import Report, build_report, without_invalid, write
@@ -78,6 +79,8 @@ class Contents:
     model_text: str | None = None
     transforms: Sequence[Mapping[str, Any]] | None = None
     init: Model | None = None
+    attach: Attach | None = None
+    """Request to take over a run, with the names of all options that a file, too, sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
         resumed = await newest_manifest(options.resume, disk) if options.resume is not None else None
         config = await configure(options, environment, disk, resumed)
         imports = _import_code(options, terminal)
-        contents = await _read_contents(options, config, disk, resumed, terminal)
+        contents = await _read_contents(options, config, environment, disk, resumed, terminal)
         timeline = Timeline() if options.profile is not None else None
         dataset = None
         if needs_data(options, config):
@@ -135,7 +138,8 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                     if around is not None:
                         await _measure(around, driver)
                 baseline = around.result() if around is not None else None
-                report = _report(result, driver, terminal, asked=config, baseline=baseline)
+                asked = driver.attached or config
+                report = _report(result, driver, terminal, asked=asked, baseline=baseline)
                 try:
                     await write_results(options, result, report, disk, environment, timeline)
                 except AdamError:  # print the summary even without the files
@@ -149,7 +153,9 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                 terminal.notice(line)
             if result is None and driver is not None and options.report is not None:
                 ended = "interrupted" if interrupted else explain(error)[1]
-                await _report_cut_short(driver, config, options.report, ended, disk, terminal)
+                await _report_cut_short(
+                    driver, driver.attached or config, options.report, ended, disk, terminal
+                )
             raise
     if result.checkpoint_missed and config.checkpoint_misses:
         raise RunFailed(
@@ -177,7 +183,12 @@ def _import_code(options: TrainOptions, terminal: Terminal) -> Imports:
 
 
 async def _read_contents(
-    options: TrainOptions, config: Config, disk: Disk, resumed: Manifest | None, terminal: Terminal
+    options: TrainOptions,
+    config: Config,
+    environment: Mapping[str, str],
+    disk: Disk,
+    resumed: Manifest | None,
+    terminal: Terminal,
 ) -> Contents:
     """Read the files that options name, and make the folders of the results."""
     model_text = None
@@ -197,7 +208,7 @@ async def _read_contents(
     for file in _files(options):
         await disk.run(check_no_folder, file)
     init = await disk.run(Model.load, options.init) if options.init is not None else None
-    return Contents(model_text, transforms, init)
+    return Contents(model_text, transforms, init, await _attach_of(options, environment, disk))
 
 
 async def _load_dataset(
@@ -326,10 +337,7 @@ async def configure(
         CheckpointError: An option differs from the checkpoint's and may not.
         ConfigError: A value is wrong, or two options contradict each other.
     """
-    file = {}
-    if options.config is not None:
-        text = await read_file(options.config, "--config", disk)
-        file = from_toml(text, source=str(options.config))
+    file = await _config_file(options, disk)
     config = make_config(
         resumed_options(resumed) if resumed is not None else {},
         file,
@@ -343,6 +351,7 @@ async def configure(
         raise ConfigError(
             "--allow-functions is for --resume and --replay, and neither is given: leave it out"
         )
+    _check_attach(options)
     other = "--resume" if options.resume is not None else "--record" if config.record else ""
     if options.init is not None and other:
         raise ConfigError(f"--init and {other} both set the first weights: leave one of them out")
@@ -384,6 +393,39 @@ async def configure(
         if idle:
             logger.warning("no effect with --controller, whose roles have their own: %s", ", ".join(idle))
     return config
+
+
+def _check_attach(options: TrainOptions) -> None:
+    for name in ("attach", "replace"):
+        if getattr(options, name) and options.controller is None:
+            raise ConfigError(
+                f"--{name} is for a cluster whose roles outlive train: give its --controller. A cluster that "
+                "train starts ends with it, and --resume continues from its checkpoints"
+            )
+    if options.attach and options.replace:
+        raise ConfigError("--attach takes over the run that --replace gives up: give one of them")
+    if options.attach and options.resume is not None:
+        raise ConfigError(
+            "--attach takes over the run of the cluster, and --resume continues that of a folder: give one "
+            "of them; --checkpoint names the folder of a run that is taken over"
+        )
+
+
+async def _config_file(options: TrainOptions, disk: Disk) -> Mapping[str, Any]:
+    """Read the options of the file of `--config`; none without one."""
+    if options.config is None:
+        return {}
+    text = await read_file(options.config, "--config", disk)
+    return from_toml(text, source=str(options.config))
+
+
+async def _attach_of(options: TrainOptions, environment: Mapping[str, str], disk: Disk) -> Attach | None:
+    """Return the request to take over a run, with the names of all options that the caller sets."""
+    if options.attach is None:
+        return None
+    layers = (await _config_file(options, disk), from_environment(environment), options.layer())
+    given = frozenset(name for layer in layers for name, value in layer.items() if value is not None)
+    return Attach(run="" if options.attach == WAITING else options.attach, given=given)
 
 
 @asynccontextmanager
@@ -464,5 +506,7 @@ async def _join(
             init=contents.init,
             layers=import_layers(imports.layers),
             step=imports.step,
+            attach=contents.attach,
+            replace=options.replace,
         )
         yield await stack.enter_async_context(Driver(config, settings, inputs))

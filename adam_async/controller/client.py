@@ -104,6 +104,11 @@ class Membership:
         return self._identity.node
 
     @property
+    def member(self) -> Member:
+        """Node id and incarnation of the member."""
+        return self._identity.node, self._identity.incarnation
+
+    @property
     def joined(self) -> bool:
         """Whether the newest received map has this incarnation of the node as live."""
         node = self.map.nodes.get(self.node)
@@ -173,7 +178,9 @@ class Membership:
 
     def _other_holder(self) -> str:
         if self._identity.role == "driver":
-            return "another train drives this cluster; one run at a time has it"
+            run = self.map.run
+            drives = f"run {run.id}" if run is not None and not run.over else "this cluster"
+            return f"another train drives {drives}; one run at a time has the cluster"
         return f"another process is connected as {self.node}; give this one another --id"
 
     async def _take(self, update: MapUpdate) -> None:

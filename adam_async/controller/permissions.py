@@ -2,15 +2,19 @@
 
     key            ps    data   worker   driver                         client   reader
     nodes/<id>     own   own    own      own, and the death of others   own      own
-    stores/<name>  -     -      -        all                            some     -
+    stores/<name>  -     -      -        all but of another's run       some     -
     bundles/<...>  own   -      -        -                              -        -
-    run, run/<n>   -     -      -        all                            -        -
+    run            -     -      -        as its driver                  -        -
+    run/<n>        -     -      -        all                            -        -
 
 The rules of each kind of program add rows for their own keys. A controller sets no key here.
 
 *Own* is the record of the node of that id, with the role and the incarnation of the link. A server's own
 bundles are those in which it is in sync; `bundle_rules.may_change` has the changes of a primary and of the
 others.
+
+*As its driver*: the record names the driver of the link, with its incarnation. The rules of programs decide
+whether this driver may replace another one. A driver reports the death of other roles, not of a driver.
 
 *Some*: a client creates stores of no program, in its own name, with its own pieces, and under no name or id
 that a driver may give to a program. It deletes its own stores, and those whose creator is no longer live,
@@ -73,11 +77,13 @@ NAMED = ("nodes", "stores", "bundles")
 """Kinds of keys with a name behind a slash."""
 
 MEANT = {
-    "nodes": "the node of that id sets it, with its own role and incarnation; a driver may report its death",
-    "stores": "drivers set it; clients create stores of no program in their own name, and delete these, and "
+    "nodes": "the node of that id sets it, with its own role and incarnation; a driver may report the death "
+    "of a node of another role",
+    "stores": "drivers set it, that of a run in progress only its own driver; clients create stores of no "
+    "program in their own name, and delete these, and "
     "those of creators that have left",
     "bundles": "its primary sets it; a server in sync may replace the primary by itself",
-    "run": "drivers set it",
+    "run": "drivers set it, each with its own id and incarnation as the driver",
 }
 """Permission for each kind of key, as text for refusals."""
 
@@ -161,8 +167,29 @@ def _own_node_or_a_death(attempt: Attempt, cluster: ClusterMap) -> str:
     if attempt.value.get("live") is not False:
         return WRONG
     old = cluster.nodes.get(attempt.key.removeprefix("nodes/"))
+    if old is not None and old.role == "driver":
+        return WRONG  # a driver that reports another one dead could take its run
     dead = msgspec.structs.replace(old, live=False) if old is not None else None
     return makes_only(attempt, old, dead)
+
+
+def _own_program(attempt: Attempt, cluster: ClusterMap) -> str:
+    """Return whether a driver sets the program as its driver, or a piece of a program."""
+    if is_piece(attempt.key):
+        return RIGHT
+    value, peer = attempt.value, attempt.peer
+    named = value.get("driver"), value.get("incarnation")
+    return RIGHT if named == (peer.node, peer.incarnation) else WRONG
+
+
+def _store_of_drivers(attempt: Attempt, cluster: ClusterMap) -> str:
+    """Return whether a driver may set a store: each but that of a run in progress with another driver."""
+    run, peer, value = cluster.run, attempt.peer, attempt.value
+    if run is None or run.over or run.driven_by == (peer.node, peer.incarnation):
+        return RIGHT
+    old = cluster.stores.get(attempt.key.split("/")[1])
+    of_run = value.get("program") == run.id or run.id in (value.get("id"), value.get("store"))
+    return WRONG if of_run or (old is not None and old.program == run.id) else RIGHT
 
 
 def _store_of_clients(attempt: Attempt, cluster: ClusterMap) -> str:
@@ -238,9 +265,9 @@ TABLE: Mapping[tuple[str, str], PermissionRule] = {
     ("nodes", "driver"): _own_node_or_a_death,
     ("nodes", "client"): _own_node,
     ("nodes", "reader"): _own_node,
-    ("stores", "driver"): anything,
+    ("stores", "driver"): _store_of_drivers,
     ("stores", "client"): _store_of_clients,
     ("bundles", "ps"): _own_bundle,
-    ("run", "driver"): anything,
+    ("run", "driver"): _own_program,
 }
 """Rules by kind of key and role of the link; a role without a rule may not set the key."""

@@ -129,10 +129,13 @@ class ProgramRules:
         problem = check_program(new) or rules.check(new)
         if problem:
             return problem
-        if old is not None and new.driver != old.driver and _is_driven(cluster, old):
-            return f"run {old.id} of {old.driver} is in progress; it ends when {old.driver} does"
-        if goes_on:
-            return msgspec.structs.replace(cluster, run=new)
+        if old is not None and new.driven_by != old.driven_by and not old.over and cluster.driven:
+            return f"run {old.id} is in progress, and its driver {old.driver} is live"
+        changed = msgspec.structs.replace(cluster, run=new)
+        if (not goes_on or (old is not None and new.driven_by != old.driven_by)) and not changed.driven:
+            return f"its driver {new.driver} has not joined in this incarnation"
+        if old is not None and goes_on:
+            return _takeover_problem(old, new) or changed
         return rules.begin(msgspec.structs.replace(cluster, run=new, pieces={}))
 
     def check_node(self, record: NodeRecord) -> str:
@@ -168,9 +171,14 @@ class ProgramRules:
             rules.check_invariants(cluster)
 
 
-def _is_driven(cluster: ClusterMap, program: ProgramRecord) -> bool:
-    driver = cluster.nodes.get(program.driver)
-    return not program.over and driver is not None and driver.live
+def _takeover_problem(old: ProgramRecord, new: ProgramRecord) -> str:
+    """Return the fault of a new record with another driver; empty for the same driver."""
+    if new.driven_by == old.driven_by:
+        return ""
+    if old.over:
+        return f"run {old.id} is over ({old.phase}): it takes no other driver"
+    taken = msgspec.structs.replace(old, driver=new.driver, incarnation=new.incarnation, changed=new.changed)
+    return "" if new == taken else f"a driver that takes run {old.id} over sets driver and incarnation only"
 
 
 def _drop_stores(cluster: ClusterMap) -> ClusterMap:

@@ -373,7 +373,7 @@ class DataServer(Role):
     async def _pause(self, run: str, paused: Paused) -> None:
         """Report to the driver that no group is leased, until the driver ends the pause.
 
-        The pause needs no deadline: the loss of the driver ends the run.
+        The pause needs no deadline: the controllers end the pause of a lost driver.
         """
 
         def pause(newest: ClusterMap) -> EpochRecord | None:

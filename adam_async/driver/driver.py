@@ -15,12 +15,9 @@ from typing import Any, Self
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import (
     Checkpoint,
-    CheckpointError,
     check_resumed_step,
-    resumed_config,
     resumed_spec,
 )
 from adam_async.checkpoint.shard_transfer import ShardCopies
@@ -29,18 +26,31 @@ from adam_async.driver.augmentation import transforms_of
 from adam_async.driver.epoch_results import EpochResults, bounded_results
 from adam_async.driver.evaluator import Evaluator
 from adam_async.driver.events import Notices, RunEvents
-from adam_async.driver.preparation import PreparedRun, prepare_model, prepare_plan, store_of
+from adam_async.driver.preparation import (
+    PreparedRun,
+    in_time,
+    prepare_attached,
+    prepare_model,
+    prepare_plan,
+    store_of,
+)
 from adam_async.driver.progress_poll import ProgressPoll
 from adam_async.driver.readiness import Readiness, raise_failure
 from adam_async.driver.recorder import Recorder
 from adam_async.driver.role_counts import RoleCounts
 from adam_async.driver.role_queries import RoleQueries
-from adam_async.driver.settings import DriverSettings, RunInputs
-from adam_async.driver.snapshot import follow_primaries, pull_snapshot, reading_client
+from adam_async.driver.settings import DriverSettings, RunInputs, config_of
+from adam_async.driver.snapshot import pull_snapshot, reading_client, running
 from adam_async.driver.starting_values import StartingValues
-from adam_async.driver.submission import submit, update_program
+from adam_async.driver.submission import submit, take_over, update_program
+from adam_async.driver.takeover import (
+    Attach,
+    DriverNotes,
+    check_none_waits,
+    run_to_take,
+)
 from adam_async.driver.training_run import DriverParts, TrainingRun
-from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RunFailed, first_cause
+from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.model.network import Network
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config
@@ -51,9 +61,8 @@ from adam_async.run.program_record import ProgramRecord, program_prefix
 from adam_async.run.progress import Progress
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.series import Series
-from adam_async.run.step_model import RunModel, arrays_of_step
+from adam_async.run.step_model import RunModel
 from adam_async.run.stragglers import describe
-from adam_async.run.train_step import check_step_options
 from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import CommonStatistics, Traffic
@@ -80,7 +89,7 @@ class Driver:
         inputs = inputs or RunInputs()
         self._settings = settings
         self._identity = settings.identity
-        self._asked = self.config = _config_of(config, inputs)
+        self._asked = self.config = config_of(config, inputs)
         if inputs.resume is not None:
             check_resumed_step(inputs.resume.manifest, inputs.step)
             inputs = replace(inputs, spec=resumed_spec(inputs.resume.manifest, inputs.spec))
@@ -121,7 +130,11 @@ class Driver:
         self._readiness = Readiness(
             config=self.config, membership=self._membership, queries=self._queries, progress=self.progress
         )
+        self.attached: Config | None = None
+        """Options that an earlier driver was asked for, of a run that this driver took over."""
         self._stack = AsyncExitStack()
+        self._run = ""
+        """Id of the run that was submitted or taken over last."""
         self._runs = 0
         self._training = False
         self._stopping = asyncio.Event()
@@ -210,13 +223,17 @@ class Driver:
         With a checkpoint to resume, the first call continues its run. The result has the ended epochs of that
         run, but `on_epoch` is not called with them.
 
+        With `RunInputs.attach` the first call takes over the run that waits for a driver, if there is one. It
+        evaluates the epochs that ended without a driver with the present weights of the servers.
+
         Raises:
             CheckpointError: The folder has checkpoints of another run, or the data are not the checkpoint's.
+            ConfigError: An option, the model or the step is not that of the run to take over.
             DeadlineExceeded: Roles did not join or were not ready within `prepare_s`; the error lists them.
                 Or the disk did not answer within `checkpoint_s` at the beginning.
             RoleDied: A role that the run needs was lost; the error has its name.
             RunFailed: The run ended early for another reason, such as a restarted controller; or this driver
-                is already training.
+                is already training; or another run waits for a driver; or the run to take over does not.
         """
         if self._training:
             raise RunFailed(
@@ -252,15 +269,64 @@ class Driver:
         self._runs += 1
         if self.config.slow:
             self.note(f"slowed on purpose: {describe(self.config.slow)}")
-        if self._inputs.checkpoints is not None:
-            await self._open_folder(self._inputs.checkpoints)
-        prepared = await self._prepare_run(await self.wait_for_data())
+        self.attached = None
+        if (attach := self._inputs.attach) is not None:
+            data = await self.wait_for_data()
+            if (run := run_to_take(self.map, attach)) is not None:
+                return await self._attach(run, attach, data, on_epoch)
+        if (folder := self._inputs.checkpoints) is not None:
+            resume = self._inputs.resume
+            await in_time(
+                folder, folder.take_up(resume.manifest if resume is not None else None), self._waits
+            )
+        data = await self.wait_for_data()
+        if not self._inputs.replace:
+            check_none_waits(self.map)
+        prepared = await self._prepare_run(data)
         in_flight = await self._readiness.wait_for_workers()
         try:
             program, cluster = await self._begin(prepared, in_flight)
-            return await self._training_run_of(program, prepared).train(cluster, on_epoch)
+            first = program.resumed.epoch if program.resumed is not None else 1
+            run = self._training_run_of(program, prepared, first=first, notes=self._notes_of(prepared))
+            return await run.train(cluster, on_epoch)
         finally:
             await self._end_run()
+
+    async def _attach(
+        self, run: ProgramRecord, attach: Attach, data: dict[str, Any], on_epoch: OnEpoch | None
+    ) -> RunResult:
+        """Take over a run, and train on. An error before the takeover leaves the run as it is."""
+        attached = await prepare_attached(
+            run, attach, data, self._inputs, self._asked, maps=lambda: self.map, pool=self._pool
+        )
+        prepared, program = attached.prepared, attached.program
+        self.config, self.attached = program.config, attached.asked
+        self._run, self._recorder, self._plan = run.id, None, program.plan
+        self._results.begin(run.id, attached.results, first=attached.first_result)
+        self.progress.model, self.progress.plan = prepared.model, program.plan
+        self._begin_progress(data)
+        self.progress.epochs.extend(attached.epochs)
+        self._training_run = training = self._training_run_of(
+            program, prepared, first=attached.first, notes=attached.notes
+        )
+        await take_over(self._membership, run.id)
+        self._inputs = replace(self._inputs, attach=None)  # later calls begin new runs
+        self.note(f"took over run {run.id} from {run.driver}, which was lost")
+        if attached.alone:
+            self.note(f"{attached.alone} ended without a driver: evaluated with the present weights")
+        try:
+            return await training.train(self.map, on_epoch)
+        finally:
+            await self._end_run()
+
+    def _notes_of(self, prepared: PreparedRun) -> DriverNotes:
+        return DriverNotes(asked_rate=self._asked.rate, trained_again=prepared.trained_again)
+
+    def _begin_progress(self, data: dict[str, Any]) -> None:
+        progress, config = self.progress, self.config
+        progress.data, progress.validation, progress.last_epoch = data, config.validation, config.epochs
+        epoch_images = data["train_images"] - config.validation
+        progress.begin(Series(Schedule.of(config), epoch_images=epoch_images))
 
     async def wait_for_data(self) -> dict[str, Any]:
         """Wait for a data server; returns the description of its data. See `Readiness.wait_for_data`."""
@@ -273,15 +339,9 @@ class Driver:
         if self._settings.available_bytes is not None:
             check_memory(model, self.config, self._settings.available_bytes())
         self.progress.data, self.progress.model = data, model
-        self.progress.validation = self.config.validation
         plan = await prepare_plan(model, self.config, inputs, self._pool)
         again = 0 if resume is None else resume.trained_again
         return PreparedRun(spec=spec, model=model, data=data, plan=plan, trained_again=again)
-
-    @property
-    def _run(self) -> str:
-        """Id of the run that was submitted last."""
-        return f"{program_prefix(self._identity.node, self._identity.incarnation)}{self._runs}"
 
     async def _begin(self, prepared: PreparedRun, in_flight: int) -> tuple[TrainingProgram, ClusterMap]:
         """Submit a run and wait until it trains; returns the map in which it does.
@@ -304,6 +364,7 @@ class Driver:
         )
         try:
             while True:
+                self._run = f"{program_prefix(*self._membership.member)}{self._runs}"
                 program = await self._program_of(prepared, transforms, in_flight)
                 await self._submit(program, prepared, resumed)
                 try:
@@ -328,7 +389,6 @@ class Driver:
         """Decide the open options, and make the program of the run."""
         data, inputs = prepared.data, self._inputs
         self.config = decide(self._asked, groups_in_flight, data["name"], squared_norm_of(data))
-        self.progress.last_epoch = self.config.epochs
         resumed, carried = None, b""
         if inputs.resume is not None:
             resumed, carried = await self._pool.run(bounded_results, inputs.resume.manifest, self.config)
@@ -355,9 +415,10 @@ class Driver:
                 queries=self._queries,
                 pool=self._pool,
             )
-        epoch_images = prepared.data["train_images"] - self.config.validation
-        self.progress.begin(Series(Schedule.of(self.config), epoch_images=epoch_images))
-        record = program.record(self._run, self._identity.node, together=self._inputs.together)
+        self._begin_progress(prepared.data)
+        record = program.record(self._run, self._membership.member, together=self._inputs.together)
+        epochs = resumed.manifest.epoch_results if resumed is not None else ()
+        record = msgspec.structs.replace(record, notes=self._notes_of(prepared).with_epochs(epochs))
         self._plan = program.plan
         self._results.begin(record.id, resumed.manifest.resume.results if resumed is not None else ())
         await submit(self._membership, record)
@@ -386,15 +447,23 @@ class Driver:
         node = self.map.nodes.get(lost)
         return lost if node is not None and node.role == "ps" else ""
 
-    def _training_run_of(self, program: TrainingProgram, prepared: PreparedRun) -> TrainingRun:
+    def _training_run_of(
+        self,
+        program: TrainingProgram,
+        prepared: PreparedRun,
+        *,
+        first: int,
+        notes: DriverNotes,
+    ) -> TrainingRun:
         run = self._training_run = TrainingRun(
             self._parts,
             id=self._run,
             program=program,
-            asked=self._asked,
             prepared=prepared,
             recorder=self._recorder,
             folder=self._inputs.checkpoints,
+            first=first,
+            notes=notes,
         )
         return run
 
@@ -420,15 +489,6 @@ class Driver:
         """Return the result of the run for its record: its epochs, and the accuracy of the last one."""
         epochs = self.progress.epochs
         return {"epochs": epochs[-1].epoch, "test_accuracy": epochs[-1].test_accuracy} if epochs else {}
-
-    async def _open_folder(self, folder: CheckpointFolder) -> None:
-        timeout_s, resume = self._waits.checkpoint_s, self._inputs.resume
-        try:
-            async with asyncio.timeout(timeout_s):
-                await folder.take_up(resume.manifest if resume is not None else None)
-        except TimeoutError:
-            what = f"the disk to make {folder.path} ready for checkpoints"
-            raise DeadlineExceeded(what, timeout_s) from None
 
     def _note_resumption(self, resumed: Checkpoint) -> None:
         for problem in resumed.problems:
@@ -459,24 +519,17 @@ class Driver:
         if self.config.keep_best and choice is not None and choice.epoch:
             return model, choice.weights, choice.epoch
         table = table_of(model, shard_bytes=self.config.shard_bytes, plan=self._plan)
-        async with asyncio.TaskGroup() as group:
-            client = reading_client(
-                self.map,
-                table,
-                network=self._settings.network,
-                identity=self._identity,
-                # The run has ended, so nothing waits for copies of its shards.
-                waits=msgspec.structs.replace(self._waits, copies_s=self._waits.patience_s),
-                traffic=self._traffic,
-            )
-            following = follow_primaries(client, self._membership.changes())
-            tasks = [
-                group.create_task(work, name=f"{self._identity.node}/rescue")
-                for work in (client.run(), following)
-            ]
+        client = reading_client(
+            self.map,
+            table,
+            network=self._settings.network,
+            identity=self._identity,
+            # The run has ended, so nothing waits for copies of its shards.
+            waits=msgspec.structs.replace(self._waits, copies_s=self._waits.patience_s),
+            traffic=self._traffic,
+        )
+        async with running(client, self._membership.changes(), node=self._identity.node):
             pulled = await pull_snapshot(model, table, self.map, client)
-            for task in tasks:
-                task.cancel()
         return model, pulled.weights, 0
 
     def so_far(self) -> RunResult | None:
@@ -530,30 +583,3 @@ class Driver:
         """Add an event that costs the run something, and report it to the controllers."""
         self.note(what)
         self._notices.warn(what)
-
-
-def _config_of(config: Config, inputs: RunInputs) -> Config:
-    """Return the configuration of a driver's runs, checked against their inputs."""
-    if inputs.step is not None:
-        check_step_options(config)
-        if inputs.spec is not None or inputs.init is not None:
-            raise ConfigError(
-                f"step {inputs.step.name} sets arrays and first values itself: leave spec and init out"
-            )
-        first = next(iter(arrays_of_step(inputs.step.name, inputs.step.step).values()))
-        config = msgspec.structs.replace(config, dtype=first.dtype)
-    if config.weights == "auto":  # a cluster in one process has decided this already
-        config = msgspec.structs.replace(config, weights="copy")
-    if inputs.resume is not None:
-        config = resumed_config(inputs.resume.manifest, config)
-    if inputs.checkpoints is None:
-        config = msgspec.structs.replace(config, checkpoint_every=0)
-    elif config.evaluation == "concurrent":
-        raise CheckpointError(
-            "evaluation=concurrent does not pause at the end of an epoch, where checkpoints are taken: "
-            "leave it at wait, or take none"
-        )
-    if inputs.init is not None and (inputs.resume is not None or config.record):
-        other = "resume continues" if inputs.resume is not None else "record repeats"
-        raise ConfigError(f"init and {other} both set the first weights: leave one of them out")
-    return config

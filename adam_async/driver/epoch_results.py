@@ -25,11 +25,17 @@ class EpochResults:
 
     def __init__(self) -> None:
         self._run = ""
+        self._first = 1
         self._results: list[dict[str, Any]] = []
 
-    def begin(self, run: str, before: Sequence[dict[str, Any]]) -> None:
-        """Begin a run; `before` has the results of the epochs of the runs that it continues."""
-        self._run = run
+    def begin(self, run: str, before: Sequence[dict[str, Any]], *, first: int = 1) -> None:
+        """Begin a run, or take one over.
+
+        Args:
+            before: Results of the ended epochs, those of the runs that it continues among them.
+            first: Epoch of the first of them.
+        """
+        self._run, self._first = run, first
         self._results = list(before)
 
     def observe(self, cluster: ClusterMap) -> None:
@@ -38,9 +44,9 @@ class EpochResults:
         Raises:
             RunFailed: More epochs have ended since the last version than the map has results of.
         """
-        if cluster.run is None or cluster.run.id != self._run or cluster.ended <= len(self._results):
+        if cluster.run is None or cluster.run.id != self._run or cluster.ended <= self.ended:
             return
-        lacking = cluster.ended - len(self._results)
+        lacking = cluster.ended - self.ended
         if lacking > len(cluster.results):
             raise RunFailed(
                 f"{lacking} epochs ended while no controller was reachable, and the cluster map holds "
@@ -49,15 +55,17 @@ class EpochResults:
         self._results.extend(cluster.results[-lacking:])
 
     def before(self, epoch: int) -> tuple[dict[str, Any], ...]:
-        """Return the results of all epochs before one, in order."""
-        return tuple(self._results[: epoch - 1])
+        """Return the results of all known epochs before one, in order."""
+        return tuple(self._results[: epoch - self._first])
 
     def of(self, epoch: int) -> dict[str, Any]:
         """Return the result of an ended epoch, counted from 1."""
-        return self._results[epoch - 1]
+        return self._results[epoch - self._first]
 
-    def __len__(self) -> int:
-        return len(self._results)
+    @property
+    def ended(self) -> int:
+        """Number of the last ended epoch; 0 before one."""
+        return self._first - 1 + len(self._results)
 
 
 def bounded_results(manifest: Manifest, config: Config) -> tuple[ResumeRecord, bytes]:

@@ -1,28 +1,46 @@
 """Preparation of a run: the checks of its data and model, the network, and the plan of its partitions."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from adam_async.checkpoint.manifest import check_data
+import msgspec
+
+from adam_async.checkpoint.files import CheckpointFolder
+from adam_async.checkpoint.manifest import CheckpointError, check_data
 from adam_async.data_server.validation_split import check_validation
 from adam_async.driver.calibration import calibrate
 from adam_async.driver.settings import RunInputs
+from adam_async.driver.takeover import (
+    Attach,
+    DriverNotes,
+    check_options,
+    check_step,
+    is_checkpoint_of,
+    joined_results,
+    read_notes,
+)
+from adam_async.errors import ConfigError, DeadlineExceeded
 from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
-from adam_async.run.config import Config
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import Config, Waits
 from adam_async.run.model_selection import check_fits, check_size, choose_model
 from adam_async.run.partition import check_crossings, plan_run, table_of
 from adam_async.run.program_record import ProgramRecord
+from adam_async.run.result import EpochResult
 from adam_async.run.shard_table import ShardTable
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord
 from adam_async.run.train_step import StepSpec
-from adam_async.run.training_program import TrainingProgram
+from adam_async.run.training_program import TrainingProgram, read_training
 from dataflow import ComputePool
 from transport import LinkConfig
+
+_Opened = TypeVar("_Opened")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,6 +62,38 @@ class PreparedRun:
     def table(self, config: Config) -> ShardTable:
         """Return the shards of the run's model."""
         return table_of(self.model, shard_bytes=config.shard_bytes, plan=self.plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttachedRun:
+    """A run that a driver takes over.
+
+    Attributes:
+        program: Its program, with the deadlines of this driver.
+        asked: Options that its first driver was asked for.
+        results: Results of its ended epochs in the map, in order.
+        first_result: Epoch of the first of them.
+        epochs: Its evaluated epochs, in order.
+        first: First epoch to evaluate.
+        ended: Number of the last ended epoch.
+    """
+
+    program: TrainingProgram
+    asked: Config
+    prepared: PreparedRun
+    notes: DriverNotes
+    results: tuple[dict[str, Any], ...]
+    first_result: int
+    epochs: tuple[EpochResult, ...]
+    first: int
+    ended: int
+
+    @property
+    def alone(self) -> str:
+        """The epochs that ended without an evaluation, in words; empty for none."""
+        if self.first > self.ended:
+            return ""
+        return f"epochs {self.first} to {self.ended}" if self.first < self.ended else f"epoch {self.first}"
 
 
 def store_of(record: ProgramRecord, program: TrainingProgram, arrays: Sequence[ArrayRecord]) -> StoreRecord:
@@ -116,6 +166,104 @@ async def prepare_model(
     # On a thread, because the first network of a process imports the compiled kernels slowly.
     new_model = partial(Network, spec, dtype=config.dtype, kernels=config.kernels, layers=inputs.layers)
     return spec, await pool.run(new_model, cost="model")
+
+
+async def prepare_attached(
+    run: ProgramRecord,
+    attach: Attach,
+    data: dict[str, Any],
+    inputs: RunInputs,
+    asked: Config,
+    *,
+    maps: Callable[[], ClusterMap],
+    pool: ComputePool,
+) -> AttachedRun:
+    """Read a run that waits for a driver: its program, its results, and the notes of its driver.
+
+    Args:
+        asked: Options of the caller.
+        maps: Returns the newest cluster map.
+        pool: Makes the network, on one of its threads.
+
+    Raises:
+        CheckpointError: The folder has checkpoints of another run, or results of epochs are neither in the
+            folder nor in the map.
+        ConfigError: An option, the model or the step is not that of the run, or a layer is missing.
+        DeadlineExceeded: The disk did not answer within `checkpoint_s`.
+        RunFailed: The notes cannot be read.
+        StepFailed: The `arrays` of the step raised.
+    """
+    program, folder, manifest = read_training(run), inputs.checkpoints, None
+    check_options(attach.given, asked, program.config, run.id)
+    spec, model = await _attached_model(run.id, program, data, inputs, attach, asked, pool)
+    if folder is not None:
+        belongs = partial(is_checkpoint_of, run=run.id, program=program)
+        manifest = await in_time(folder, folder.take_over(belongs), asked.waits)
+    cluster = maps()
+    notes, evaluated = read_notes(run, ended=cluster.ended)
+    first, results = joined_results(cluster, program, manifest)
+    if folder is not None and first > 1:
+        raise CheckpointError(
+            f"a checkpoint has the results of all epochs, and the cluster map those of epochs {first} to "
+            f"{cluster.ended}: give the folder with the run's checkpoints, or none"
+        )
+    config = msgspec.structs.replace(program.config, waits=asked.waits)
+    known = {each.epoch: each for each in (*(manifest.epoch_results if manifest else ()), *evaluated)}
+    resumed = program.resumed.epoch - 1 if program.resumed is not None else 0
+    return AttachedRun(
+        program=msgspec.structs.replace(program, config=config),
+        asked=msgspec.structs.replace(config, rate=notes.asked_rate),
+        prepared=PreparedRun(
+            spec=spec, model=model, data=data, plan=program.plan, trained_again=notes.trained_again
+        ),
+        notes=notes,
+        results=results,
+        first_result=first,
+        epochs=tuple(known[number] for number in sorted(known)),
+        first=max(*known, first - 1, resumed) + 1,
+        ended=cluster.ended,
+    )
+
+
+async def _attached_model(
+    run: str,
+    program: TrainingProgram,
+    data: dict[str, Any],
+    inputs: RunInputs,
+    attach: Attach,
+    asked: Config,
+    pool: ComputePool,
+) -> tuple[ModelSpec | StepSpec, RunModel]:
+    """Make the model of a run; for errors see `prepare_attached`."""
+    config, there = program.config, StepSpec.from_dict(program.spec)
+    check_step(there, inputs.step, run)
+    if inputs.step is not None:
+        step = inputs.step.spec(data)
+        return step, StepModel(inputs.step.step, step, keep_going=config.keep_going)
+    spec = ModelSpec.from_dict(program.spec)
+    if inputs.spec is not None or "model" in attach.given:
+        wanted = inputs.spec or choose_model(asked.model, data, text=inputs.model_text, init=None)
+        if wanted.to_dict() != spec.to_dict():
+            raise ConfigError(
+                f"run {run} trains a model {spec.name!r} whose layers are not those of {wanted.name!r}: "
+                "leave the model out"
+            )
+    new_model = partial(Network, spec, dtype=config.dtype, kernels=config.kernels, layers=inputs.layers)
+    return spec, await pool.run(new_model, cost="model")
+
+
+async def in_time(folder: CheckpointFolder, opening: Awaitable[_Opened], waits: Waits) -> _Opened:
+    """Await the preparation of a folder.
+
+    Raises:
+        DeadlineExceeded: The disk did not answer within `checkpoint_s`.
+    """
+    try:
+        async with asyncio.timeout(waits.checkpoint_s):
+            return await opening
+    except TimeoutError:
+        what = f"the disk to make {folder.path} ready for checkpoints"
+        raise DeadlineExceeded(what, waits.checkpoint_s) from None
 
 
 async def prepare_plan(

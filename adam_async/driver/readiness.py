@@ -7,6 +7,7 @@ from typing import Any
 from adam_async.controller.client import Membership
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RoleFailed, RunFailed
+from adam_async.run.bundle_record import Member
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.run.config import Config, default_in_flight
 from adam_async.run.progress import Progress
@@ -178,18 +179,26 @@ class Readiness:
         )
 
 
-def check_failed(cluster: ClusterMap, run: str) -> None:
-    """Raise an error if a run is over.
+def check_failed(cluster: ClusterMap, run: str, driver: Member | None = None) -> None:
+    """Raise an error if a run has failed, or has another driver.
+
+    Args:
+        driver: Driver of the run, with its incarnation; None: any.
 
     Raises:
         RoleDied: The run failed by the loss of a role; the error has its name.
         RoleFailed: The run failed by an error of a role; the error has its name.
-        RunFailed: The run failed for another reason, or the map has another run or none.
+        RunFailed: The run failed for another reason, another driver has taken it over, or the map has another
+            run or none.
     """
     if cluster.run is None:
         raise RunFailed(f"run {run} was replaced by none: the controller was started again; train once more")
     if cluster.run.id != run:
         raise RunFailed(f"run {run} was replaced by {cluster.run.id}")
+    if driver is not None and cluster.run.driven_by != driver:
+        raise RunFailed(
+            f"run {run} was taken over by another driver, {cluster.run.driver}, after the loss of this one"
+        )
     if cluster.run.phase == "failed" and cluster.run.lost:
         lost, reason = cluster.run.lost, cluster.run.reason
         if reason.startswith(f"{lost} died: "):
@@ -200,9 +209,9 @@ def check_failed(cluster: ClusterMap, run: str) -> None:
 
 
 async def raise_failure(membership: Membership, run: str) -> None:
-    """Wait until the map has the failure of a run; for errors see `check_failed`."""
+    """Wait until a driver's run has failed or has another driver; for errors see `check_failed`."""
     async for cluster in membership.changes():
-        check_failed(cluster, run)
+        check_failed(cluster, run, membership.member)
 
 
 def _is_over(cluster: ClusterMap, run: str) -> bool:

@@ -4,12 +4,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import Checkpoint
+from adam_async.checkpoint.manifest import Checkpoint, CheckpointError, resumed_config
 from adam_async.checkpoint.trained_model import Model as TrainedModel
+from adam_async.driver.takeover import Attach
+from adam_async.errors import ConfigError
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
+from adam_async.run.config import Config
+from adam_async.run.step_model import arrays_of_step
+from adam_async.run.train_step import check_step_options
 from adam_async.run.user_code import NamedStep
 from adam_async.runtime.machine import ProcessMemory, process_memory
 from adam_async.runtime.timeline import Timeline
@@ -52,6 +59,8 @@ class RunInputs:
         init: Saved model with the first values of each run; see `fill_from`.
         step: Step of the user's that the runs train in the place of a network.
         together: Whether the first worker of each replica trains all parts of a partitioned model.
+        attach: Request to take over a run that waits for a driver; None: begin a new run.
+        replace: Whether a new run may take the place of one that waits for a driver.
     """
 
     spec: ModelSpec | None = None
@@ -64,3 +73,39 @@ class RunInputs:
     init: TrainedModel | None = None
     step: NamedStep | None = None
     together: bool = False
+    attach: Attach | None = None
+    replace: bool = False
+
+
+def config_of(config: Config, inputs: RunInputs) -> Config:
+    """Return the configuration of a driver's runs, checked against their inputs.
+
+    Raises:
+        CheckpointError: The run takes checkpoints with concurrent evaluation, or the resumed checkpoint does
+            not fit.
+        ConfigError: Two inputs set the first weights, or an option contradicts a step.
+        StepFailed: The `arrays` of the step raised.
+    """
+    if inputs.step is not None:
+        check_step_options(config)
+        if inputs.spec is not None or inputs.init is not None:
+            raise ConfigError(
+                f"step {inputs.step.name} sets arrays and first values itself: leave spec and init out"
+            )
+        first = next(iter(arrays_of_step(inputs.step.name, inputs.step.step).values()))
+        config = msgspec.structs.replace(config, dtype=first.dtype)
+    if config.weights == "auto":  # a cluster in one process has decided this already
+        config = msgspec.structs.replace(config, weights="copy")
+    if inputs.resume is not None:
+        config = resumed_config(inputs.resume.manifest, config)
+    if inputs.checkpoints is None:
+        config = msgspec.structs.replace(config, checkpoint_every=0)
+    elif config.evaluation == "concurrent":
+        raise CheckpointError(
+            "evaluation=concurrent does not pause at the end of an epoch, where checkpoints are taken: "
+            "leave it at wait, or take none"
+        )
+    if inputs.init is not None and (inputs.resume is not None or config.record):
+        other = "resume continues" if inputs.resume is not None else "record repeats"
+        raise ConfigError(f"init and {other} both set the first weights: leave one of them out")
+    return config

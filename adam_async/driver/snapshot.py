@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,19 @@ async def follow_primaries(client: ParameterClient, changes: AsyncIterator[Clust
     """Pass each cluster map to a client, until cancelled."""
     async for cluster in changes:
         client.map_changed(cluster)
+
+
+@asynccontextmanager
+async def running(
+    client: ParameterClient, changes: AsyncIterator[ClusterMap], *, node: str
+) -> AsyncIterator[None]:
+    """Run a client, which follows the primaries, until the end of the block."""
+    async with asyncio.TaskGroup() as group:
+        works = (client.run(), follow_primaries(client, changes))
+        tasks = [group.create_task(work, name=f"{node}/rescue") for work in works]
+        yield
+        for task in tasks:
+            task.cancel()
 
 
 async def pull_snapshot(

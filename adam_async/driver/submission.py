@@ -1,6 +1,8 @@
-"""Submission of a program to the controllers, and its changes by its driver."""
+"""Submission of a program to the controllers, its changes by its driver, and its takeover by another one."""
 
 from collections.abc import Callable
+
+import msgspec
 
 from adam_async.controller.client import Membership
 from adam_async.errors import RunFailed
@@ -31,11 +33,38 @@ async def update_program(
 ) -> None:
     """Change the program, as its driver: `change` returns the new record from the newest, or None to keep it.
 
-    Fields in `program_record.FIXED` keep their submitted values. For errors see `Membership.update`.
+    Fields in `program_record.FIXED` keep their submitted values, and the program of another driver stays
+    unchanged. For errors see `Membership.update`.
     """
 
     def changed(newest: ClusterMap) -> ProgramRecord | None:
-        record = change(newest.run) if newest.run is not None else None
+        run = newest.run
+        record = change(run) if run is not None and run.driven_by == membership.member else None
         return record.without_fixed() if record is not None else None
 
     await membership.update("run", changed)
+
+
+async def take_over(membership: Membership, run: str) -> None:
+    """Become the driver of a program that waits for one.
+
+    Raises:
+        RunFailed: Another driver was faster, or the program is over, or the map has another one.
+        DeadlineExceeded: No controller led, or answered.
+    """
+    node, incarnation = membership.member
+
+    def taken(newest: ClusterMap) -> ProgramRecord | None:
+        record = newest.run
+        if record is None or record.id != run or record.over or newest.driven:
+            return None
+        return msgspec.structs.replace(record, driver=node, incarnation=incarnation).without_fixed()
+
+    await membership.update("run", taken)
+    now = membership.map.run
+    if now is None or now.id != run:
+        raise RunFailed(f"run {run} was replaced by {now.id if now is not None else 'none'}")
+    if now.driven_by != membership.member:
+        raise RunFailed(f"run {run} was taken over by another driver, {now.driver}")
+    if now.over:
+        raise RunFailed(f"run {run} is over: {now.reason or now.phase}")

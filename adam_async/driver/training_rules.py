@@ -3,8 +3,9 @@
 The permanent rules, each of which reads the map and may change it:
 
     strike    a lost data server is no ledger replica; a new leader begins a new term
-    fail      the run's store, the last ledger replica or the driver is lost, or too few workers can train
-              the run: the run has failed
+    fail      the run's store or the last ledger replica is lost, or too few workers can train the run, or
+              the driver is lost before training: the run has failed
+    resume    the driver is lost during a pause for its checkpoint: the pause ends
     number    a live worker without a slot gets one: a replica, and a part of its model
     lead      a data server is ready: it leads the run's ledger; the next replica replaces a lost leader
     begin     the store, a data server and the wanted number of replicas are ready: the run begins
@@ -20,6 +21,9 @@ results.
 
 The driver submits the run, and then its store with the arrays of its model. A lost worker is only a line in
 the log: another worker gets its replica number.
+
+A run that trains outlives its driver. It goes on to the end of its epoch, or with concurrent evaluation to
+the end of its last one, and then waits for another driver to take it over.
 """
 
 from collections import Counter
@@ -28,7 +32,14 @@ from typing import Annotated, Any
 
 import msgspec
 
-from adam_async.controller.permissions import Attempt, PermissionRule, anything, makes_only
+from adam_async.controller.permissions import (
+    RIGHT,
+    WRONG,
+    Attempt,
+    PermissionRule,
+    anything,
+    makes_only,
+)
 from adam_async.controller.program_rules import Rules
 from adam_async.controller.records import info_problem
 from adam_async.driver.worker_assignment import assign_workers
@@ -88,7 +99,7 @@ class TrainingRules:
             ("lending", "data"): anything,
         }
         self.meant = {
-            "epoch": "data servers set it; a driver may end a pause",
+            "epoch": "data servers set it; the driver of the run may end a pause",
             "lending": "data servers set it",
         }
 
@@ -148,7 +159,7 @@ class TrainingRules:
 
     def lost(self, cluster: ClusterMap) -> ClusterMap:
         """See `Rules.lost`."""
-        return _fail_if_lost(_strike_out(cluster))
+        return _end_pause_if_lost(_fail_if_lost(_strike_out(cluster)))
 
     def standing(self, cluster: ClusterMap) -> ClusterMap:
         """See `Rules.standing`."""
@@ -161,7 +172,11 @@ class TrainingRules:
     def lines(self, before: ClusterMap, after: ClusterMap) -> Iterator[str]:
         """See `Rules.lines`."""
         run, ran = after.run, before.run
-        if run is None or (ran and (ran.id, ran.phase, ran.epoch) == (run.id, run.phase, run.epoch)):
+        if run is None:
+            return
+        if ran is not None and ran.id == run.id and not run.over:
+            yield from _driver_lines(before, after, run)
+        if ran and (ran.id, ran.phase, ran.epoch) == (run.id, run.phase, run.epoch):
             return
         if run.phase == "failed":
             yield f"run {run.id} failed: {run.reason}"
@@ -224,9 +239,13 @@ def _check_ledger_record(record: LedgerRecord, old: LedgerRecord | None) -> str:
 
 
 def _end_of_a_pause(attempt: Attempt, cluster: ClusterMap) -> str:
-    old = cluster.epoch
+    old, run = cluster.epoch, cluster.run
     resumed = msgspec.structs.replace(old, paused=0) if old is not None else None
-    return makes_only(attempt, old, resumed)
+    found = makes_only(attempt, old, resumed)
+    # A record of this version was set after the takeover that gave the run its driver.
+    at_present = old is not None and attempt.expected == old.changed
+    mine = run is not None and run.driven_by == (attempt.peer.node, attempt.peer.incarnation)
+    return WRONG if found is RIGHT and at_present and not mine else found
 
 
 def _terms(run: ProgramRecord) -> TrainingTerms:
@@ -259,10 +278,9 @@ def _fail_if_lost(cluster: ClusterMap) -> ClusterMap:
     run, nodes, store = cluster.run, cluster.nodes, cluster.run_store
     if run is None or run.over:
         return cluster
-    driver = nodes.get(run.driver)
     reason = lost = ""
-    if driver is None or not driver.live:
-        reason = f"its driver {run.driver} left"
+    if run.phase == "preparing" and not cluster.driven:
+        reason = f"its driver {run.driver} was lost before training"
     if store is not None and store.phase == "failed":
         lost, reason = store.lost, store.reason
     failures = [
@@ -281,6 +299,25 @@ def _fail_if_lost(cluster: ClusterMap) -> ClusterMap:
     changed = cluster.version + 1
     failed = msgspec.structs.replace(run, phase="failed", reason=reason, lost=lost, changed=changed)
     return _with(cluster, run=failed)
+
+
+def _end_pause_if_lost(cluster: ClusterMap) -> ClusterMap:
+    """End the pause of the epoch if the driver that takes its checkpoint is lost."""
+    epoch = cluster.epoch
+    if not cluster.in_progress or cluster.driven or epoch is None or not epoch.paused:
+        return cluster
+    return _with(cluster, epoch=msgspec.structs.replace(epoch, paused=0, changed=cluster.version + 1))
+
+
+def _driver_lines(before: ClusterMap, after: ClusterMap, run: ProgramRecord) -> Iterator[str]:
+    """Yield a line for the loss of a run's driver, its return, and its successor."""
+    if before.driven and not after.driven:
+        yield (
+            f"run {run.id} waits for a driver, because {run.driver} is lost: "
+            f"adam-async train --controller ... --attach {run.id} takes it over"
+        )
+    elif after.driven and not before.driven:
+        yield f"run {run.id} goes on with driver {run.driver}"
 
 
 def _refusal(cluster: ClusterMap, run: ProgramRecord) -> tuple[str, str]:

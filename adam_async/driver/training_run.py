@@ -32,11 +32,11 @@ from adam_async.driver.role_counts import RoleCounts
 from adam_async.driver.settings import DriverSettings
 from adam_async.driver.snapshot import follow_primaries, pull_snapshot, reading_client
 from adam_async.driver.submission import update_program
+from adam_async.driver.takeover import DriverNotes
 from adam_async.errors import DeadlineExceeded, RecordError, RunFailed
 from adam_async.messages import read_number
 from adam_async.parameter_server.client import ParameterClient
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, skipped_groups
-from adam_async.run.config import Config
 from adam_async.run.program_record import ProgramRecord
 from adam_async.run.progress import Progress, is_ledger_leader
 from adam_async.run.result import CheckpointResult, EpochResult, OnEpoch, RunResult
@@ -78,6 +78,8 @@ class TrainingRun:
     Args:
         id: Id of the run.
         folder: Folder for checkpoints; None: no checkpoints.
+        first: First epoch that this driver evaluates.
+        notes: Notes for a driver that takes the run over; the run adds its epochs.
     """
 
     def __init__(
@@ -86,19 +88,21 @@ class TrainingRun:
         *,
         id: str,
         program: TrainingProgram,
-        asked: Config,
         prepared: PreparedRun,
         recorder: Recorder | None,
         folder: CheckpointFolder | None,
+        first: int,
+        notes: DriverNotes,
     ) -> None:
         self._parts = parts
         self._id = id
         self._program = program
         config = self._config = program.config
-        self._asked = asked
         self._prepared = prepared
         self._recorder = recorder
         self._folder = folder
+        self._first = first
+        self._notes = notes
         self._table: ShardTable = prepared.table(config)
         self._progress = parts.progress
         self._membership = parts.membership
@@ -152,10 +156,9 @@ class TrainingRun:
         self, client: ParameterClient, on_epoch: OnEpoch | None
     ) -> Mapping[str, NDArray[Any]]:
         """Train and evaluate epoch after epoch; returns the last weights."""
-        config, progress, resumed = self._config, self._progress, self._program.resumed
+        config, progress = self._config, self._progress
         weights: Mapping[str, NDArray[Any]] = {}
-        first = 1 if resumed is None else resumed.epoch
-        for epoch in range(first, config.epochs + 1):
+        for epoch in range(self._first, config.epochs + 1):
             progress.begin_epoch(epoch, now=asyncio.get_running_loop().time())
             with self._phase(f"epoch {epoch}"):
                 cluster = await self._wait_end_or_stop(epoch)
@@ -180,7 +183,7 @@ class TrainingRun:
         if config.keep_best and before:
             first = before[-1].epoch + 1
             self._parts.events.note(
-                f"checkpoints keep no weights of earlier epochs: keep_best looks from epoch {first} on"
+                f"no weights of earlier epochs are left: keep_best looks from epoch {first} on"
             )
         return EpochChoice(
             patience=config.patience,
@@ -251,15 +254,12 @@ class TrainingRun:
         """Take a checkpoint within an epoch, and continue training."""
 
         def resume(newest: ClusterMap) -> EpochRecord | None:
+            nonlocal mine
             record = newest.epoch
-            if (
-                record is None
-                or (record.run, record.number) != (paused.run, paused.number)
-                or not record.paused
-            ):
-                return None
-            return msgspec.structs.replace(record, paused=0)
+            mine = record is not None and msgspec.structs.replace(record, changed=paused.changed) == paused
+            return msgspec.structs.replace(paused, paused=0) if mine else None
 
+        mine = False
         loop = asyncio.get_running_loop()
         begin, taken = loop.time(), self._checkpointer
         reading, data = None, None
@@ -273,7 +273,11 @@ class TrainingRun:
         # Also without a checkpoint: no group is leased until the pause ends.
         await self._membership.update("epoch", resume)
         self._progress.phase = "training"
-        if taken is not None and data is not None and reading is not None:
+        if taken is not None and reading is not None and not mine:
+            # The controllers ended the pause of a driver that they had counted as lost: groups were trained
+            # during the reading.
+            taken.miss("no checkpoint was taken, the pause ended before the servers were read")
+        elif taken is not None and data is not None and reading is not None:
             progress = ResumeRecord(
                 epoch=data.epoch,
                 finished=data.trained_ranges,
@@ -338,10 +342,15 @@ class TrainingRun:
         )
 
     async def _next_epoch(self, epoch: int) -> None:
+        """Let the next epoch begin, and note this one for a driver that may take the run over."""
+        notes = self._notes.with_epochs(self._progress.epochs)
+
         def begin(record: ProgramRecord) -> ProgramRecord | None:
-            if record.id != self._id or record.phase != "between":
+            if record.id != self._id or record.over or record.notes == notes:
                 return None
-            return msgspec.structs.replace(record, phase="training", epoch=epoch + 1)
+            if record.phase != "between":  # with concurrent evaluation the next epoch has begun
+                return msgspec.structs.replace(record, notes=notes)
+            return msgspec.structs.replace(record, phase="training", epoch=epoch + 1, notes=notes)
 
         await update_program(self._membership, begin)
 
@@ -368,6 +377,8 @@ class TrainingRun:
     async def _make_record(
         self, weights: Mapping[str, NDArray[Any]], statistics: Mapping[str, RoleStatistics]
     ) -> bytes | RecordError | None:
+        if self._recorder is None and self._config.record:
+            return RecordError("the run was not recorded: another driver has taken it over")
         if self._recorder is None:
             return None
         if self._cut_short:
@@ -412,7 +423,11 @@ class TrainingRun:
             config=self._config,
             model=prepared.model,
             common=common_manifest(
-                self._id, self._program, self._asked, prepared.data, trained_again=prepared.trained_again
+                self._id,
+                self._program,
+                prepared.data,
+                asked_rate=self._notes.asked_rate,
+                trained_again=prepared.trained_again,
             ),
             spawn=spawn,
             note=self._parts.warn,

@@ -158,6 +158,17 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
         """Whether a program is submitted and has not ended."""
         return self.run is not None and not self.run.over
 
+    @property
+    def driven(self) -> bool:
+        """Whether the driver of the program is live, in the incarnation of the program's record."""
+        driver = self.nodes.get(self.run.driver) if self.run is not None else None
+        return (
+            self.run is not None
+            and driver is not None
+            and driver.live
+            and driver.incarnation == self.run.incarnation
+        )
+
     def result(self, epoch: int) -> dict[str, Any]:
         """Return the result of an epoch of the run, counted from 1.
 

@@ -15,6 +15,7 @@ from typing import Any, Self
 import msgspec
 
 from adam_async.messages.bounds import MOST_VALUE_BYTES
+from adam_async.run.bundle_record import Member
 
 PROGRAM_PIECES = 24
 """Maximum number of pieces of a blob."""
@@ -34,7 +35,9 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     driver: str
-    """Node id of the driver; the program fails when it leaves."""
+    """Node id of the driver. After its loss the program waits for another one or fails, as its kind rules."""
+    incarnation: int = 0
+    """Incarnation of the driver; 0 in the logs of earlier releases."""
     kind: str = "training"
     """Name of its rules."""
     blob: bytes = b""
@@ -53,6 +56,8 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Lost role that caused its failure, if any."""
     result: dict[str, Any] = {}
     """Outcome of a finished program, set by its driver."""
+    notes: dict[str, Any] = {}
+    """Facts for a later driver that takes the program over, set by its driver; the rules do not read them."""
     changed: int = 0
 
     def without_fixed(self) -> Self:
@@ -67,6 +72,11 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Whether another record belongs to the same program, with the same `FIXED` fields."""
         pairs = ((getattr(self, name), getattr(program, name)) for name in FIXED)
         return self.id == program.id and all(here is there or here == there for here, there in pairs)
+
+    @property
+    def driven_by(self) -> Member:
+        """Its driver, with the incarnation."""
+        return self.driver, self.incarnation
 
     @property
     def over(self) -> bool:

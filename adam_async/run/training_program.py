@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from adam_async.errors import ConfigError
+from adam_async.run.bundle_record import Member
 from adam_async.run.config import FIELDS, MOST, Config
 from adam_async.run.option_sources import make_config
 from adam_async.run.program_record import ProgramRecord
@@ -116,11 +117,12 @@ class TrainingProgram(msgspec.Struct, frozen=True, kw_only=True):
             start=_start_of(self.resumed) if self.resumed is not None else None,
         )
 
-    def record(self, id: str, driver: str, *, together: bool = False) -> ProgramRecord:
-        """Return the record of the run for its submission."""
+    def record(self, id: str, driver: Member, *, together: bool = False) -> ProgramRecord:
+        """Return the record of the run for its submission by a driver."""
         return ProgramRecord(
             id=id,
-            driver=driver,
+            driver=driver[0],
+            incarnation=driver[1],
             kind=KIND,
             blob=msgspec.msgpack.encode(self),
             terms=msgspec.to_builtins(self.terms(together=together)),

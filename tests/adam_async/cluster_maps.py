@@ -36,12 +36,13 @@ def run_record(
     phase: Any = "preparing",
     epoch: int = 0,
     driver: str = "driver",
+    incarnation: int = 1,
     resumed: ResumeRecord | None = None,
     **options: Any,
 ) -> ProgramRecord:
     """Return the record of a run with these options."""
     config = Config(**{"images_per_group": 10, "epochs": 2, **options})
-    record = TrainingProgram(config=config, spec=SPEC, resumed=resumed).record(id, driver)
+    record = TrainingProgram(config=config, spec=SPEC, resumed=resumed).record(id, (driver, incarnation))
     return msgspec.structs.replace(record, phase=phase, epoch=epoch)
 
 

@@ -264,7 +264,7 @@ class Servers:
         self.tasks.append(self._group.create_task(member.run(), name="driver"))
         await member.wait_for(lambda m: "driver-0" in m.nodes, "the driver to join", 30.0)
         program = TrainingProgram(config=self.config, spec=self.spec.to_dict())
-        run = program.record("run", "driver-0")
+        run = program.record("run", member.member)
         await submit(member, run)
         arrays = arrays_of(self.model, None)
         await member.create_store(run.id, store_of(run, program, arrays), arrays)

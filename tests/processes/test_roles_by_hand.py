@@ -230,3 +230,72 @@ def test_a_worker_joins_a_training_and_another_leaves_it(
     groups = {worker["node"]: worker["data"]["groups"] for worker in report_json["workers"]}
     assert groups.keys() == {"stayer", "joiner"}
     assert groups["joiner"] > 0
+
+
+def epochs_of(report: Path) -> list[dict[str, float]]:
+    """The epochs of a report."""
+    epochs: list[dict[str, float]] = json.loads(report.read_text())["epochs"]
+    return epochs
+
+
+def test_a_killed_driver_is_replaced_by_the_same_command_and_the_accuracy_stays(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        controller = stack.enter_context(Command("controller", "--bind", "tcp://127.0.0.1:0"))
+        where = ("--controller", address_of(controller))
+        for words in (("ps",), ("data", "--data", "digits"), ("worker", "--threads", "1")):
+            address_of(stack.enter_context(Command(*words, *where)))
+        options = ("--consistency", "bsp", "--epochs", "12", "--seed", "3", *where)
+        undisturbed, attached = tmp_path / "undisturbed.json", tmp_path / "attached.json"
+        code, output = run("train", *options, "--report", str(undisturbed))
+        assert code == 0, output
+        again = ("train", *options, "--attach", "--report", str(attached))
+        with Command(*again) as lost:  # no run waits: it begins a new one
+            lost.wait_for("epoch 3/12")
+            lost.signal(signal.SIGKILL)
+            assert lost.finish() == -signal.SIGKILL
+        line = controller.wait_for(" waits for a driver, because driver is lost")
+        waiting = line.partition("--attach ")[2].partition(" ")[0]
+        code, output = run("train", *where)
+        assert code == 8, output
+        assert f"run {waiting} waits for a driver" in output
+        code, output = run("train", *where, "--attach", waiting, "--epochs", "13")
+        assert code == 2, output
+        assert "epochs=13 (there 12)" in output
+        code, output = run(*again)
+        assert code == 0, output
+        assert f"took over run {waiting} from driver, which was lost" in output
+        controller.wait_for(f"run {waiting} goes on with driver driver")
+        code, output = run("train", *where, "--attach", waiting)
+        assert code == 8, output
+        assert f"run {waiting} is over, it has finished" in output
+    before, after = epochs_of(undisturbed), epochs_of(attached)
+    assert [each["epoch"] for each in after] == list(range(1, 13))
+    assert [each["test_accuracy"] for each in after] == [each["test_accuracy"] for each in before]
+
+
+@pytest.mark.slow
+def test_a_frozen_driver_loses_its_run_and_ends_with_the_name_of_its_successor() -> None:
+    with ExitStack() as stack:
+        controller = stack.enter_context(Command("controller", "--bind", "tcp://127.0.0.1:0"))
+        where = ("--controller", address_of(controller))
+        for words in (("ps",), ("data", "--data", "digits"), ("worker", "--threads", "1")):
+            address_of(stack.enter_context(Command(*words, *where)))
+        frozen = stack.enter_context(Command("train", "--epochs", "100000", *where))
+        frozen.wait_for("epoch 3/100000")
+        frozen.signal(signal.SIGSTOP)
+        controller.wait_for(" waits for a driver, because driver is lost")
+        successor = stack.enter_context(Command("train", "--attach", *where))
+        controller.wait_for(" goes on with driver driver")
+        frozen.signal(signal.SIGCONT)
+        assert frozen.finish() == 8, frozen.output
+        assert "was taken over by another driver, driver, after the loss of this one" in frozen.output
+        successor.wait_for("epoch 9")
+        successor.signal(signal.SIGINT)
+        assert successor.finish() == 130, successor.output
+
+
+def test_attach_needs_a_cluster_that_outlives_train() -> None:
+    code, output = run("train", "--attach")
+
+    assert code == 2
+    assert "--attach is for a cluster whose roles outlive train: give its --controller" in output

@@ -156,7 +156,7 @@ class Member:
         """Submit a run for which no role becomes ready, or end it; the run has no epoch and no ledger."""
         run = membership.map.run
         if run is None or run.phase in ("failed", "finished"):
-            record = RUN.record(f"{self.name}-{dice.below(1 << 20)}", self.name)
+            record = RUN.record(f"{self.name}-{dice.below(1 << 20)}", membership.member)
             with contextlib.suppress(RunFailed):  # the other member was first
                 await submit(membership, record)
             return

@@ -163,7 +163,7 @@ class ShortRuns:
                         self._ledger.counts["runs failed"] += run is not None and run.phase == "failed"
                         runs += 1
                         program = draw_run(self._world.dice.fork(f"run-{runs}"))
-                        run = program.record(f"run-{runs}", DRIVER)
+                        run = program.record(f"run-{runs}", membership.member)
                         await submit(membership, run)
                         await self._create_store(membership, run)
                     elif cluster.run_store is None:

@@ -214,7 +214,7 @@ async def test_a_restarted_node_joins_in_place_of_its_earlier_incarnation():
     ("role", "said"),
     [
         ("worker", "another process is connected as twin; give this one another --id"),
-        ("driver", "another train drives this cluster; one run at a time has it"),
+        ("driver", "another train drives this cluster; one run at a time has the cluster"),
     ],
 )
 async def test_a_node_with_the_id_of_a_connected_one_gets_a_warning_at_once_and_a_refusal_in_the_end(

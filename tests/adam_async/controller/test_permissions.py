@@ -27,7 +27,7 @@ MEMBERS = ("ps", "data", "worker", "driver", "client", "reader")
 SERVER = NodeRecord(role="ps", address="tcp://x:1", incarnation=7, ready="r", info={"a": 1.5}, changed=3)
 EPOCH = EpochRecord(run="r", number=1, groups=4, shares={"0": (0, 4)}, paused=2, changed=5)
 STORE = store_record("s", creator="me")
-RUN = ProgramRecord(id="r", driver="me", changed=4)
+RUN = ProgramRecord(id="r", driver="me", incarnation=9, changed=4)
 FIRST, SECOND, THIRD, JOINER = (("ps-me", 9), ("ps-1", 9), ("ps-2", 9), ("ps-3", 9))
 BUNDLE = BundleRecord(store="s", generation=2, in_sync=(FIRST, SECOND, THIRD), joining=(JOINER,), changed=4)
 MAP = ClusterMap(
@@ -68,6 +68,17 @@ CASES: dict[str, tuple[str, Any, int, str, set[str]]] = {
     "a death of none": ("nodes/none", {**own("ps"), "live": False}, 0, "", set()),
     "a death that is no record": ("nodes/ps-0", {"live": False}, 3, "", set()),
     "a run": ("run", RUN, 4, "", {"driver"}),
+    "a run of another driver": ("run", replace(RUN, driver="you"), 4, "", set()),
+    "a run of another incarnation": ("run", replace(RUN, incarnation=8), 4, "", set()),
+    "a run of no driver": ("run", {"id": "r"}, 4, "", set()),
+    "a takeover": ("run", replace(RUN, driver="you"), 4, "you", {"driver"}),
+    "a takeover in the name of its driver": ("run", RUN, 4, "you", set()),
+    "the death of a driver": ("nodes/me", replace(MAP.nodes["me"], live=False), 2, "you", set()),
+    "an end of a pause by another driver": ("epoch", GOES_ON, 5, "you", {"data"}),
+    "an old end of a pause by another driver": ("epoch", GOES_ON, 4, "you", {"data", "driver"}),
+    "a store of the run of another driver": ("stores/a", replace(STORE, program="r"), 0, "you", set()),
+    "the store of the run of another driver": ("stores/of-run", STORE, 4, "you", set()),
+    "a piece of the store of another driver": ("stores/a/0", {"store": "r", "text": ""}, 0, "you", set()),
     "a piece of a run": ("run/0", {"run": "r", "text": ""}, 0, "", {"driver"}),
     "an epoch": ("epoch", replace(EPOCH, ended=True), 5, "", {"data"}),
     "an end of a pause": ("epoch", GOES_ON, 5, "", {"data", "driver"}),

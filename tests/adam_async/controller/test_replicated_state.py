@@ -77,7 +77,7 @@ def deep_run():
     spec = ModelSpec(name="deep", input_shape=(3, 32, 32), layers=tuple(layers))
     plan = vertical_plan(Network(spec, dtype="float32"), 16, halo="exchange")
     program = TrainingProgram(config=Config(partitions=16), spec=spec.to_dict(), plan=plan.to_dict())
-    return program.record("run-1", "driver")
+    return program.record("run-1", ("driver", 1))
 
 
 sessions = st.integers(1, 12)  # those that are open, others' places in the log, and none

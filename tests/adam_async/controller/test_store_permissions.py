@@ -24,7 +24,7 @@ def store(id: str, **fields: Any) -> StoreRecord:
 
 
 OF_RUN, OF_CLIENTS = store("a", program="run-1", changed=2), store("b", changed=3)
-RUN = ProgramRecord(id="run-1", driver="driver-1", changed=2)
+RUN = ProgramRecord(id="run-1", driver="driver-1", incarnation=1, changed=2)
 DRIVER = NodeRecord(role="driver", address="", incarnation=255)
 MAP = ClusterMap(version=3, nodes={"driver-1": DRIVER}, run=RUN, stores={"run": OF_RUN, "mine": OF_CLIENTS})
 PIECE = ArraysPiece(store="new", text=b"[]")

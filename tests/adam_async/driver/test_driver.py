@@ -133,7 +133,7 @@ async def test_a_second_driver_is_refused_while_a_run_is_in_progress_and_the_run
         await until(lambda: bool(cluster.controller.map.results))
         error = await failure_of(driver_of(cluster.network, cluster.controller.address, config_of()))
         assert isinstance(error, RunFailed)
-        assert re.search("run driver-.*-1 of driver is in progress", str(error))
+        assert re.search("run driver-.*-1 is in progress, and its driver driver is live", str(error))
         epochs = len(cluster.controller.map.results)
         await until(lambda: len(cluster.controller.map.results) > epochs)
         training.cancel()

@@ -20,7 +20,7 @@ IMAGES, SIZE = 400, 4
 def cluster(*, run="run", ended=0, kept=2):
     """A map with some ended epochs of a run."""
     results = tuple({"epoch": epoch} for epoch in range(ended - kept + 1, ended + 1) if epoch > 0)
-    record = ProgramRecord(id=run, driver="driver")
+    record = ProgramRecord(id=run, driver="driver", incarnation=1)
     return ClusterMap(run=record, ended=ended, results=results)
 
 
@@ -32,7 +32,7 @@ def test_all_results_are_kept_though_the_map_holds_the_last_ones():
     results.observe(cluster(run="another", ended=9))
     results.observe(ClusterMap(ended=9))
     assert results.before(7) == tuple({"epoch": epoch} for epoch in range(1, 7))
-    assert (results.of(4), results.before(3), len(results)) == ({"epoch": 4}, results.before(7)[:2], 6)
+    assert (results.of(4), results.before(3), results.ended) == ({"epoch": 4}, results.before(7)[:2], 6)
 
 
 def test_missed_epochs_are_an_error_and_not_passed_over():

@@ -28,7 +28,7 @@ def worker(incarnation: int = 1, *, live: bool = True, left: bool = False, place
 
 
 def map_of(run: str = "run", *, partitions: int = 2, **nodes: NodeRecord) -> ClusterMap:
-    record = ProgramRecord(id=run, driver="driver", terms={"partitions": partitions})
+    record = ProgramRecord(id=run, driver="driver", incarnation=1, terms={"partitions": partitions})
     named = {name.replace("_", "-"): node for name, node in nodes.items()}
     return ClusterMap(nodes=named, run=record)
 

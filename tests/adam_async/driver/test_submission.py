@@ -15,7 +15,12 @@ async def test_a_run_with_an_unreadable_blob_fails_with_the_reason_and_the_next_
     async with cluster_of(Config(epochs=1, threads=1), NETWORKS[network]()) as cluster:
         driver = cluster.driver
         await driver.wait_for_data()
-        await submit(driver._membership, ProgramRecord(id="bad", driver=driver._identity.node, blob=blob))
+        await submit(
+            driver._membership,
+            ProgramRecord(
+                id="bad", driver=driver._identity.node, incarnation=driver._identity.incarnation, blob=blob
+            ),
+        )
         over = await driver._membership.wait_for(
             lambda m: m.run is not None and m.run.phase == "failed", "the end of the run", 20.0
         )
@@ -28,7 +33,9 @@ async def test_an_unknown_kind_is_refused_with_the_known_ones():
     async with cluster_of(Config(epochs=1, threads=1)) as cluster:
         driver = cluster.driver
         await driver.wait_for_data()
-        record = ProgramRecord(id="soup", driver=driver._identity.node, kind="cooking")
+        record = ProgramRecord(
+            id="soup", driver=driver._identity.node, incarnation=driver._identity.incarnation, kind="cooking"
+        )
         with pytest.raises(RunFailed, match="unknown kind of program 'cooking'; known: training"):
             await submit(driver._membership, record)
         assert driver.map.run is None

@@ -219,15 +219,158 @@ def test_the_next_epoch_is_shared_among_those_who_are_left():
     [
         ("ps-0", f"ps-0 died: {LOST_SHARDS}"),
         ("data-0", "the data server died: no other has joined"),
-        ("driver", "its driver driver left"),
     ],
 )
 def test_a_run_fails_when_it_loses_what_it_cannot_do_without(lost, reason):
     cluster = training()
     cluster.lose(lost)
-    named = {"ps-0": "ps-0", "data-0": "the data server", "driver": ""}
+    named = {"ps-0": "ps-0", "data-0": "the data server"}
     assert cluster.map.run.lost == named[lost]
     assert (cluster.map.run.phase, cluster.map.run.reason) == ("failed", reason)
+
+
+def test_a_run_that_trains_outlives_its_driver_and_waits_after_the_epoch():
+    cluster = training()
+    cluster.lose("driver")
+    assert cluster.map.run.phase == "training"
+    cluster.end_epoch(images=1)
+    assert (cluster.map.run.phase, cluster.map.driven, cluster.map.results) == (
+        "between",
+        False,
+        ({"images": 1},),
+    )
+    cluster.join("driver")
+    assert cluster.map.driven, "the same incarnation drives on"
+    cluster.set("run", replace(cluster.map.run, phase="training", epoch=2))
+    assert cluster.map.epoch.number == 2
+
+
+def test_with_concurrent_evaluation_a_run_without_a_driver_trains_all_epochs():
+    cluster = training(evaluation="concurrent", epochs=3)
+    cluster.lose("driver")
+    for _ in range(3):
+        cluster.end_epoch()
+    assert (cluster.map.run.phase, cluster.map.ended) == ("between", 3)
+
+
+def test_a_run_that_prepares_fails_when_its_driver_is_lost():
+    cluster = Cluster()
+    cluster.join("driver", "ps-0")
+    cluster.submit(run_record())
+    cluster.lose("driver")
+    assert (cluster.map.run.phase, cluster.map.run.reason) == (
+        "failed",
+        "its driver driver was lost before training",
+    )
+
+
+def taken(cluster, driver="driver", incarnation=2, **fields):
+    """The record of the run with another driver."""
+    return replace(cluster.map.run, driver=driver, incarnation=incarnation, **fields)
+
+
+def refusal(events):
+    """The reason for which a command changed nothing."""
+    (event,) = events
+    assert isinstance(event, Invalid)
+    return event.reason
+
+
+@pytest.mark.parametrize("successor", ["driver", "driver-of-another-name"])
+def test_another_driver_takes_a_run_over_that_has_lost_its_driver(successor):
+    cluster = training()
+    cluster.end_epoch(images=1)
+    before = cluster.map
+    cluster.lose("driver")
+    cluster.join(successor, incarnation=2)
+    cluster.set("run", taken(cluster, successor))
+    after = cluster.map
+    assert (after.driven, after.run.driven_by) == (True, (successor, 2))
+    assert taken(cluster, "driver", 1, changed=before.run.changed) == before.run
+    assert (after.epoch, after.results, after.run_store) == (before.epoch, before.results, before.run_store)
+    cluster.set("run", replace(after.run, phase="training", epoch=2))
+    assert cluster.map.epoch.number == 2
+
+
+def test_a_driver_that_joins_again_under_its_name_takes_its_own_run_over():
+    cluster = training()
+    cluster.join("driver", incarnation=2)
+    assert not cluster.map.driven
+    cluster.set("run", taken(cluster))
+    assert cluster.map.driven
+    cluster.lose("driver")
+    assert (cluster.map.driven, cluster.map.run.phase) == (False, "training")
+
+
+def test_a_run_with_a_live_driver_is_neither_taken_over_nor_replaced():
+    cluster = training()
+    cluster.join("driver-2")
+    error = "run: run run-1 is in progress, and its driver driver is live"
+    assert refusal(cluster.set("run", taken(cluster, "driver-2", 1))) == error
+    assert refusal(cluster.set("run", taken(cluster, "driver", 2))) == error
+    assert refusal(cluster.set("run", run_record("run-2", driver="driver-2"))) == error
+    assert cluster.map.run.driven_by == ("driver", 1)
+
+
+def test_a_replaced_driver_changes_nothing_any_more():
+    cluster = training()
+    cluster.end_epoch()
+    late = replace(cluster.map.run, phase="training", epoch=2)
+    cluster.join("driver", incarnation=2)
+    cluster.set("run", taken(cluster))
+    assert cluster.set("run", late, expected=late.changed) == [Conflict("run", cluster.map.run.changed)]
+    error = "run: run run-1 is in progress, and its driver driver is live"
+    assert refusal(cluster.set("run", late)) == error
+    cluster.lose("driver")  # the successor; the first incarnation cannot join again
+    assert refusal(cluster.set("run", late)) == "run: its driver driver has not joined in this incarnation"
+
+
+def test_a_takeover_changes_the_driver_only():
+    cluster = training()
+    cluster.join("driver", incarnation=2)
+    error = "run: a driver that takes run run-1 over sets driver and incarnation only"
+    for more in ({"phase": "finished"}, {"epoch": 2}, {"notes": {"a": 1}}, {"result": {"epochs": 3}}):
+        assert refusal(cluster.set("run", taken(cluster, **more))) == error
+    assert refusal(cluster.set("run", taken(cluster, incarnation=3))) == (
+        "run: its driver driver has not joined in this incarnation"
+    )
+
+
+def test_a_run_that_is_over_is_not_taken_over():
+    cluster = training()
+    cluster.set("run", replace(cluster.map.run, phase="finished"))
+    cluster.join("driver", incarnation=2)
+    error = "run: run run-1 is over (finished): it takes no other driver"
+    assert refusal(cluster.set("run", taken(cluster))) == error
+
+
+def test_a_pause_for_a_checkpoint_ends_when_the_driver_is_lost_and_none_begins_without_one():
+    cluster = training()
+    cluster.set("epoch", replace(cluster.map.epoch, paused=4))
+    assert cluster.map.epoch.paused == 4
+    cluster.lose("driver")
+    assert cluster.map.epoch.paused == 0
+    cluster.set("epoch", replace(cluster.map.epoch, paused=6))
+    assert cluster.map.epoch.paused == 0
+
+
+def test_the_loss_of_a_driver_its_return_and_its_successor_are_lines():
+    rules, cluster = TrainingRules(), training()
+
+    def lines(change):
+        before = cluster.map
+        change()
+        return list(rules.lines(before, cluster.map))
+
+    waits = (
+        "run run-1 waits for a driver, because driver is lost: "
+        "adam-async train --controller ... --attach run-1 takes it over"
+    )
+    assert lines(lambda: cluster.lose("driver")) == [waits]
+    assert lines(lambda: cluster.join("driver")) == ["run run-1 goes on with driver driver"]
+    assert lines(lambda: cluster.join("driver", incarnation=2)) == [waits]
+    assert lines(cluster.end_epoch) == []
+    assert lines(lambda: cluster.set("run", taken(cluster))) == ["run run-1 goes on with driver driver"]
 
 
 def test_a_run_does_not_fail_because_a_worker_reports_a_failure():
@@ -417,8 +560,14 @@ class Members(RuleBasedStateMachine):
     def a_run_is_submitted(self, concurrent):
         self.runs += 1
         evaluation = "concurrent" if concurrent else "wait"
+        driver = self.cluster.map.nodes.get("driver")
         record = run_record(
-            f"run-{self.runs}", servers=2, replicas=2, partitions=self.PARTITIONS, evaluation=evaluation
+            f"run-{self.runs}",
+            servers=2,
+            replicas=2,
+            partitions=self.PARTITIONS,
+            evaluation=evaluation,
+            incarnation=driver.incarnation if driver is not None else 1,
         )
         self.cluster.submit(record)
 
@@ -427,6 +576,15 @@ class Members(RuleBasedStateMachine):
         epoch = self.cluster.map.epoch
         if epoch is not None and not epoch.ended:
             self.cluster.end_epoch(images=1)
+
+    @rule()
+    def the_driver_takes_the_run_over(self):
+        run, driver = self.cluster.map.run, self.cluster.map.nodes.get("driver")
+        if run is not None and driver is not None:
+            before = self.cluster.map
+            self.cluster.set("run", taken(self.cluster, incarnation=driver.incarnation))
+            may = driver.live and not run.over and not before.driven
+            assert (self.cluster.map.run.driven_by != run.driven_by) == may
 
     @rule()
     def the_driver_goes_on(self):

@@ -18,7 +18,9 @@ def map_of(phase: str, failed: dict[str, str], *, replicas: int = 1) -> ClusterM
     for name, text in failed.items():
         nodes[name] = NodeRecord(role="worker", address="", incarnation=1, failed=text)
     terms = {"replicas": replicas}
-    return ClusterMap(nodes=nodes, run=ProgramRecord(id=RUN, driver="driver", terms=terms, phase=phase))
+    return ClusterMap(
+        nodes=nodes, run=ProgramRecord(id=RUN, driver="driver", incarnation=1, terms=terms, phase=phase)
+    )
 
 
 NO = failed_word(RUN, "step a:b failed in step: no")

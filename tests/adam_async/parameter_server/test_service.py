@@ -441,7 +441,7 @@ async def resume(servers):
     )
     resumed = ResumeRecord(epoch=1, finished=(), clock=7)
     program = msgspec.structs.replace(read_training(member.map.run), resumed=resumed)
-    again = program.record("again", "driver-1")
+    again = program.record("again", ("driver-1", 1))
     await submit(member, again)
     arrays = arrays_of(servers.model, None)
     await member.create_store("again", store_of(again, program, arrays), arrays)

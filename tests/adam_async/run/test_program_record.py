@@ -21,7 +21,7 @@ from adam_async.run.program_record import (
 
 
 def record(blob: bytes, **fields: int) -> ProgramRecord:
-    return ProgramRecord(id="p", driver="d", blob=blob, terms={"replicas": 2}, **fields)
+    return ProgramRecord(id="p", driver="d", incarnation=1, blob=blob, terms={"replicas": 2}, **fields)
 
 
 def keyed(pieces: list[ProgramPiece]) -> dict[str, ProgramPiece]:

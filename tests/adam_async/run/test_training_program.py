@@ -33,7 +33,7 @@ PROGRAM = TrainingProgram(
 
 def altered(**changes: Any) -> ProgramRecord:
     """Return the record of the program with other values in its blob."""
-    record = PROGRAM.record("r", "d")
+    record = PROGRAM.record("r", ("d", 1))
     blob = msgspec.msgpack.decode(record.blob)
     for key, value in changes.items():
         blob[key] = {**blob[key], **value} if key == "config" else value
@@ -41,11 +41,11 @@ def altered(**changes: Any) -> ProgramRecord:
 
 
 def test_a_role_reads_what_the_driver_wrote() -> None:
-    assert read_training(PROGRAM.record("r", "d", together=True)) == PROGRAM
+    assert read_training(PROGRAM.record("r", ("d", 1), together=True)) == PROGRAM
 
 
 def test_the_terms_are_those_of_the_options_and_of_the_starting_point() -> None:
-    record = PROGRAM.record("r", "d", together=True)
+    record = PROGRAM.record("r", ("d", 1), together=True)
     terms = msgspec.convert(msgspec.json.decode(msgspec.json.encode(record.terms)), TrainingTerms)
     assert terms == TrainingTerms(
         replicas=3,
@@ -75,10 +75,10 @@ def test_the_terms_are_those_of_the_options_and_of_the_starting_point() -> None:
             altered(resumed={"epoch": 2, "finished": [], "clock": 0, "results": [{"skipped": "many"}]}),
             "the results that run r resumes cannot be read",
         ),
-        (ProgramRecord(id="r", driver="d", kind="cooking"), "program r is of kind 'cooking'"),
-        (ProgramRecord(id="r", driver="d"), "run r cannot be read: "),
+        (ProgramRecord(id="r", driver="d", incarnation=1, kind="cooking"), "program r is of kind 'cooking'"),
+        (ProgramRecord(id="r", driver="d", incarnation=1), "run r cannot be read: "),
         (
-            msgspec.structs.replace(PROGRAM.record("r", "d"), terms={"replicas": 0}),
+            msgspec.structs.replace(PROGRAM.record("r", ("d", 1)), terms={"replicas": 0}),
             r"run r cannot be read: Expected `int` >= 1 - at `\$.replicas`",
         ),
     ],
@@ -89,7 +89,7 @@ def test_a_blob_of_another_shape_is_refused_with_a_sentence(record: ProgramRecor
 
 
 def test_an_option_that_this_release_knows_and_the_blob_lacks_is_named() -> None:
-    record = PROGRAM.record("r", "d")
+    record = PROGRAM.record("r", ("d", 1))
     blob = msgspec.msgpack.decode(record.blob)
     del blob["config"]["push_every"]
     with pytest.raises(ConfigError, match="the config of run r lacks push_every"):
@@ -99,4 +99,4 @@ def test_an_option_that_this_release_knows_and_the_blob_lacks_is_named() -> None
 @given(st.binary(max_size=200))
 def test_a_blob_of_garbage_is_a_config_error(blob: bytes) -> None:
     with pytest.raises(ConfigError):
-        read_training(msgspec.structs.replace(PROGRAM.record("r", "d"), blob=blob))
+        read_training(msgspec.structs.replace(PROGRAM.record("r", ("d", 1)), blob=blob))

@@ -1,0 +1,370 @@
+"""Runs that lose their driver: they go on, wait, and another driver takes them over."""
+
+import asyncio
+import random
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from adam_async.checkpoint.files import open_checkpoints
+from adam_async.driver.driver import Driver
+from adam_async.driver.settings import DriverSettings, RunInputs
+from adam_async.driver.submission import take_over, update_program
+from adam_async.driver.takeover import (
+    Attach,
+    DriverNotes,
+    check_none_waits,
+    check_options,
+    joined_results,
+    read_notes,
+    run_to_take,
+)
+from adam_async.errors import ConfigError, RunFailed
+from adam_async.model.named import digits, mlp
+from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap
+from adam_async.run.config import Config
+from adam_async.run.result import EpochResult
+from adam_async.run.training_program import ResumeRecord, read_training
+from tests.adam_async.checkpoint.checkpoints import manifest_of
+from tests.adam_async.cluster_maps import node, run_record
+from tests.adam_async.runs import IMPATIENT, NETWORKS, cluster_of, train, until
+from tests.transport.testing import FaultyNetwork
+from transport import DialFailed, Identity
+
+WAITS = msgspec.structs.replace(IMPATIENT, answer_s=20.0, drain_s=0.2)
+
+
+def config_of(**options):
+    return Config(
+        **{"epochs": 4, "threads": 1, "images_per_group": 10, "rate": 0.05, "waits": WAITS, **options}
+    )
+
+
+class Cable(FaultyNetwork):
+    """A network from which one driver is cut off, and connected again."""
+
+    def __init__(self, inner):
+        super().__init__(inner, random.Random(1))
+        self.whole = asyncio.Event()
+        self.whole.set()
+
+    async def dial(self, address, identity, *, timeout_s=1.0, **options):
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.whole.wait()
+        except TimeoutError:
+            raise DialFailed(address, 1, "the cable is cut") from None
+        return await super().dial(address, identity, timeout_s=timeout_s, **options)
+
+    def cut(self):
+        self.whole.clear()
+        self.cut_all()
+
+
+def driver_of(cluster, number, *, network=None, config=None, **inputs):
+    controller = ",".join(each.address for each in cluster.controllers)
+    settings = DriverSettings(
+        network=network or cluster.network,
+        controller=controller,
+        identity=Identity(role="driver", node=f"driver-{number}", incarnation=number),
+        threads=1,
+    )
+    spec = digits() if not inputs.get("attach") else None
+    return Driver(config or cluster.config, settings, RunInputs(**{"spec": spec, **inputs}))
+
+
+def map_of(cluster):
+    """The newest map of the controllers."""
+    return max((each.map for each in cluster.controllers), key=lambda each: each.version)
+
+
+def in_epoch(cluster, number):
+    """Whether the run trains in an epoch."""
+    epoch = map_of(cluster).epoch
+    return epoch is not None and epoch.number == number and not epoch.ended
+
+
+def waits(cluster, phase="between"):
+    """Whether the run waits for a driver, after an epoch."""
+    now = map_of(cluster)
+    return now.run.phase == phase and not now.driven
+
+
+async def lose_driver(cluster, *, at=lambda cluster: in_epoch(cluster, 2), **options):
+    """Train with a driver that disappears without a word, and wait until the run waits for another one."""
+    cable = Cable(cluster.network)
+    async with driver_of(cluster, 1, network=cable, **options) as driver:
+        training = asyncio.create_task(driver.train())
+        await until(lambda: at(cluster) or training.done())
+        cable.cut()
+        training.cancel()
+        with suppress(asyncio.CancelledError):
+            await training
+    await until(lambda: waits(cluster))
+
+
+async def attach(cluster, *, number=2, run="", given=(), on_epoch=None, config=None, **inputs):
+    """Train with another driver, which takes the run over; returns its result."""
+    wish = Attach(run=run, given=frozenset(given))
+    async with driver_of(cluster, number, config=config, attach=wish, **inputs) as driver:
+        return await driver.train(on_epoch)
+
+
+MODES = {
+    "asp": {},
+    "ssp": {"consistency": "ssp:1", "replicas": 2},
+    "bsp": {"consistency": "bsp", "replicas": 2},
+    "patience": {"validation": 10, "patience": 4, "keep_best": True},
+    "three-controllers": {"consistency": "bsp", "controllers": 3, "servers": 2, "shard_bytes": 4096},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_run_whose_driver_is_lost_waits_and_another_driver_ends_it(network, mode):
+    config, called = config_of(**MODES[mode]), []
+    undisturbed = await train(config, NETWORKS[network]()) if config.synchronous else None
+    async with cluster_of(config, NETWORKS[network]()) as cluster:
+        await lose_driver(cluster)
+        before = map_of(cluster)
+        assert (before.run.epoch, before.run.driver, before.ended) == (2, "driver-1", 2)
+        result = await attach(cluster, on_epoch=lambda epoch: called.append(epoch.epoch))
+        after = map_of(cluster)
+    assert (after.run.id, after.run.driver, after.run.phase) == (before.run.id, "driver-2", "finished")
+    assert [epoch.epoch for epoch in result.epochs] == [1, 2, 3, 4]
+    assert [epoch.images for epoch in result.epochs] == [60 - config.validation] * 4
+    assert called == [2, 3, 4]
+    events = [event["event"] for event in result.events]
+    assert f"took over run {before.run.id} from driver-1, which was lost" in events
+    assert "epoch 2 ended without a driver: evaluated with the present weights" in events
+    if undisturbed is not None:
+        assert [epoch.test_accuracy for epoch in result.epochs] == [
+            epoch.test_accuracy for epoch in undisturbed.epochs
+        ]
+        for name, values in undisturbed.weights.items():
+            assert np.array_equal(values, result.weights[name]), name
+
+
+async def test_with_concurrent_evaluation_a_run_trains_all_epochs_without_its_driver():
+    async with cluster_of(config_of(evaluation="concurrent")) as cluster:
+        await lose_driver(cluster)
+        assert map_of(cluster).ended == 4
+        result = await attach(cluster)
+    assert [epoch.epoch for epoch in result.epochs] == [1, 2, 3, 4]
+    assert [epoch.images for epoch in result.epochs] == [60] * 4
+
+
+async def test_a_driver_that_returns_before_another_one_drives_on():
+    async with cluster_of(config_of()) as cluster:
+        cable = Cable(cluster.network)
+        async with driver_of(cluster, 1, network=cable) as driver:
+            training = asyncio.create_task(driver.train())
+            await until(lambda: in_epoch(cluster, 2))
+            cable.cut()
+            await until(lambda: waits(cluster))
+            cable.whole.set()
+            result = await training
+    assert [epoch.epoch for epoch in result.epochs] == [1, 2, 3, 4]
+
+
+async def test_a_replaced_driver_that_returns_ends_with_the_name_of_its_successor_and_changes_nothing():
+    async with cluster_of(config_of()) as cluster:
+        cable = Cable(cluster.network)
+        async with AsyncExitStack() as stack:
+            driver = await stack.enter_async_context(driver_of(cluster, 1, network=cable))
+            training = asyncio.create_task(driver.train())
+            await until(lambda: in_epoch(cluster, 2))
+            cable.cut()
+            await until(lambda: waits(cluster))
+
+            async def return_in(epoch):
+                if epoch.epoch == 3:
+                    cable.whole.set()
+                    with pytest.raises(RunFailed, match="taken over by another driver, driver-2"):
+                        await training
+                    await update_program(
+                        driver._membership, lambda record: msgspec.structs.replace(record, phase="failed")
+                    )
+                    with pytest.raises(RunFailed, match="was taken over by another driver, driver-2"):
+                        await take_over(driver._membership, map_of(cluster).run.id)
+
+            result = await attach(cluster, on_epoch=return_in)
+        assert map_of(cluster).run.phase == "finished"
+    assert [epoch.epoch for epoch in result.epochs] == [1, 2, 3, 4]
+
+
+async def test_a_new_run_begins_in_the_place_of_one_that_waits_only_on_request():
+    async with cluster_of(config_of(epochs=3)) as cluster:
+        await lose_driver(cluster)
+        async with driver_of(cluster, 2) as driver:
+            with pytest.raises(
+                RunFailed, match="waits for a driver, because driver-1 was lost: --attach takes"
+            ):
+                await driver.train()
+        assert waits(cluster)
+        async with driver_of(cluster, 3, replace=True) as driver:
+            result = await driver.train()
+    assert [epoch.epoch for epoch in result.epochs] == [1, 2, 3]
+
+
+async def test_without_a_run_that_waits_a_new_one_begins_and_a_named_one_is_an_error():
+    async with cluster_of(config_of(epochs=1)) as cluster:
+        with pytest.raises(RunFailed, match="the cluster has no run 'r': it has had no run"):
+            await attach(cluster, number=3, run="r")
+        async with driver_of(cluster, 4, attach=Attach(), spec=digits()) as driver:
+            assert len((await driver.train()).epochs) == 1
+        run = map_of(cluster).run.id
+        with pytest.raises(RunFailed, match=f"run {run} is over, it has finished: it takes no driver"):
+            await attach(cluster, number=5, run=run)
+
+
+async def test_options_and_models_that_are_not_those_of_the_run_are_refused_and_the_run_waits_on():
+    async with cluster_of(config_of()) as cluster:
+        await lose_driver(cluster)
+        other = config_of(epochs=9, seed=3)
+        with pytest.raises(
+            ConfigError, match=r"these differ: epochs=9 \(there 4\), seed=3 \(there 1\); leave"
+        ):
+            await attach(cluster, number=3, given=("epochs", "seed", "rate"), config=other)
+        with pytest.raises(ConfigError, match="whose layers are not those of 'mlp'"):
+            await attach(cluster, number=4, spec=mlp((64, 10), input_shape=(1, 8, 8)))
+        assert waits(cluster)
+        result = await attach(cluster, number=5, given=("epochs", "rate"))
+    assert len(result.epochs) == 4
+
+
+async def test_a_driver_that_takes_a_run_over_writes_its_checkpoints_on(tmp_path):
+    config = config_of(checkpoint_every=2, consistency="bsp", lag=0)
+    undisturbed = await train(config)
+    async with AsyncExitStack() as stack, cluster_of(config) as cluster:
+        first, _ = await open_checkpoints(stack, tmp_path, None)
+        await lose_driver(cluster, checkpoints=first)
+        assert map_of(cluster).epoch.paused == 0, "no group waits for a checkpoint of a lost driver"
+        second, _ = await open_checkpoints(stack, tmp_path, None)
+        result = await attach(cluster, checkpoints=second)
+        _, last = await open_checkpoints(stack, None, tmp_path)
+    assert last.manifest.run == map_of(cluster).run.id
+    assert [epoch.epoch for epoch in last.manifest.epoch_results] == [1, 2, 3, 4]
+    assert len(last.manifest.resume.results) == 4
+    assert last.manifest.config["rate"] == config.rate
+    for name, values in undisturbed.weights.items():
+        assert np.array_equal(values, last.weights[name]), name
+        assert np.array_equal(values, result.weights[name]), name
+
+
+async def test_checkpoints_of_another_run_are_refused_before_the_takeover(tmp_path):
+    async with AsyncExitStack() as stack:
+        folder, _ = await open_checkpoints(stack, tmp_path, None)
+        await train(config_of(epochs=1), checkpoint=tmp_path)
+        async with cluster_of(config_of()) as cluster:
+            await lose_driver(cluster)
+            with pytest.raises(ConfigError, match=r"has checkpoints of run .*, not of this one"):
+                await attach(cluster, checkpoints=folder)
+            assert waits(cluster)
+
+
+# --- the parts ---------------------------------------------------------------------------------
+
+
+def waiting(**fields):
+    """The map of a run that waits for a driver, or with `live` has one."""
+    live = fields.pop("live", False)
+    run = msgspec.structs.replace(run_record(phase="between", epoch=1), **fields)
+    return ClusterMap(nodes={"driver": node("driver", live=live)}, run=run, ended=1)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "wish", "error"),
+    [
+        (ClusterMap(), "r", "the cluster has no run 'r': it has had no run"),
+        (waiting(), "r", "the cluster has no run 'r': its run is run-1, which is training"),
+        (waiting(phase="failed"), "run-1", "run run-1 is over, it has failed: it takes no driver"),
+        (waiting(live=True), "run-1", "run run-1 has a live driver, driver: end that one first"),
+        (waiting(live=True), "", "run run-1 has a live driver, driver: end that one first"),
+    ],
+)
+def test_a_run_that_cannot_be_taken_over_is_named(cluster, wish, error):
+    with pytest.raises(RunFailed) as failure:
+        run_to_take(cluster, Attach(run=wish))
+    assert str(failure.value) == error
+
+
+def test_the_run_that_waits_is_taken_and_no_other_one():
+    assert run_to_take(waiting(), Attach()) == run_to_take(waiting(), Attach(run="run-1")) == waiting().run
+    assert run_to_take(ClusterMap(), Attach()) is None
+    assert run_to_take(waiting(phase="finished"), Attach()) is None
+    # A driver that has joined again under its name is another incarnation.
+    joined = waiting(live=True)
+    again = msgspec.structs.replace(joined, nodes={"driver": node("driver", incarnation=2)})
+    assert run_to_take(again, Attach()) == joined.run
+    for cluster in (ClusterMap(), joined, waiting(phase="failed")):
+        check_none_waits(cluster)
+
+
+def test_options_that_the_run_decides_and_those_of_roles_may_differ():
+    asked, config = Config(threads=3, data="x"), Config(rate=0.5, epochs=7, schedule="cosine", warm_up=0.3)
+    given = ("rate", "epochs", "schedule", "warm_up", "threads", "data", "waits", "model")
+    check_options(given, asked, config, "r")
+    check_options((), Config(seed=9), config, "r")
+    with pytest.raises(
+        ConfigError, match=r"run r keeps its options, but these differ: rate=0\.25 \(there 0\.5\)"
+    ):
+        check_options(("rate",), Config(rate=0.25), config, "r")
+
+
+def epoch(number, validation=None):
+    return EpochResult(
+        epoch=number, images=9, skipped=0, train_loss=1.0, test_accuracy=0.5, train_s=1.0,
+        validation_accuracy=validation,
+    )  # fmt: skip
+
+
+def test_notes_have_the_newest_epochs_and_the_best_one_before():
+    epochs = [epoch(number, 0.9 if number == 3 else 0.1) for number in range(1, 101)]
+    run = msgspec.structs.replace(run_record(), notes=DriverNotes(asked_rate=0.5).with_epochs(epochs))
+    assert len(msgspec.json.encode(run.notes)) < 10_000
+    notes, read = read_notes(run, ended=100)
+    assert [each.epoch for each in read] == [3, *range(101 - RESULTS_KEPT, 101)]
+    assert (notes.asked_rate, read[0]) == (0.5, epochs[2])
+    lost = replace(epochs[0], train_loss=float("nan"))
+    run = msgspec.structs.replace(run_record(), notes=DriverNotes().with_epochs([lost]))
+    assert np.isnan(read_notes(run, ended=1)[1][0].train_loss)
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        {"epochs": 3},
+        {"epochs": [{"epoch": 1}]},
+        DriverNotes().with_epochs([epoch(2)]),
+        DriverNotes().with_epochs([epoch(1), epoch(1)]),
+        DriverNotes().with_epochs([epoch(0)]),
+    ],
+)
+def test_notes_of_another_form_or_of_the_future_are_an_error(notes):
+    run = msgspec.structs.replace(run_record(), notes=notes)
+    with pytest.raises(RunFailed, match="the notes of run run-1 cannot be read: "):
+        read_notes(run, ended=1)
+
+
+def results(first, last, source):
+    return tuple({"epoch": number, "source": source} for number in range(first, last + 1))
+
+
+def test_results_come_from_the_map_then_the_program_then_the_checkpoint():
+    cluster = ClusterMap(ended=9, results=results(8, 9, "map"))
+    plain = read_training(run_record(epochs=20))
+    assert joined_results(cluster, plain, None) == (8, cluster.results)
+    resumed = ResumeRecord(epoch=8, finished=(), clock=0, results=results(6, 7, "program"))
+    continued = read_training(run_record(epochs=20, resumed=resumed))
+    assert joined_results(cluster, continued, None) == (6, (*resumed.results, *cluster.results))
+    record = ResumeRecord(epoch=9, finished=(), clock=0, results=results(1, 8, "checkpoint"))
+    manifest = msgspec.structs.replace(manifest_of(), resume=record)
+    first, joined = joined_results(cluster, continued, manifest)
+    assert (first, len(joined)) == (1, 9)
+    assert [each["source"] for each in joined[4:]] == ["checkpoint", "program", "program", "map", "map"]
+    gap = msgspec.structs.replace(record, epoch=6, results=results(1, 5, "checkpoint"))
+    assert joined_results(cluster, plain, msgspec.structs.replace(manifest, resume=gap))[0] == 8
