@@ -48,4 +48,4 @@ def draw(seen: Observations, figure: "Figure") -> None:
         labelled.add(fault.kind)
     axes.set(xlabel="seconds", ylabel="acknowledged pushes per second", ylim=(0, None))
     if labelled:
-        axes.legend(loc="lower right", ncols=len(labelled) + 1)
+        figure.legend(loc="outside upper center", ncols=len(labelled) + 1, frameon=False)

@@ -1,13 +1,14 @@
 """Memory of a primary while a secondary is stopped, until the primary strikes the secondary out.
 
-Clients push far more than the memory budget of the primary. No push is acknowledged while the stopped secondary
-counts, so everything that the primary has received waits in its log and in the queue to the secondary.
+Clients push far more than the memory budget of the primary. No push is acknowledged while the stopped
+secondary counts, so all received pushes wait in the primary's log and in its queue to the secondary.
 """
 
 import asyncio
 import signal
 import sys
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ import pytest
 
 from adam_async import ParameterStore, Sgd
 from adam_async.run.bundle_record import BundleRecord
+from adam_async.run.store_record import StoreRecord
+from adam_async.store import joining
 from tests.processes.commands import started_by_hand
 
 pytestmark = [
@@ -45,7 +48,11 @@ def bundle_of(store: ParameterStore) -> BundleRecord:
     return bundle
 
 
-async def test_a_primary_with_a_stopped_secondary_stays_within_its_memory_budget() -> None:
+async def test_a_primary_with_a_stopped_secondary_stays_within_its_memory_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A compiler of kernels would take memory of its own, at a time of its own.
+    monkeypatch.setattr(joining, "StoreRecord", partial(StoreRecord, kernels="numpy"))
     gradient = np.ones(SHAPE, dtype=np.float32)
     with ExitStack() as commands:
         where, start = started_by_hand(commands)
@@ -72,11 +79,13 @@ async def test_a_primary_with_a_stopped_secondary_stays_within_its_memory_budget
                 for store in stores:
                     for _ in range(PUSHES):
                         group.create_task(store.push({"w": gradient}))
-                await membership.wait_for(lambda _: len(bundle_of(stores[0]).in_sync) == 2, "the strike-out", 30.0)
+                await membership.wait_for(
+                    lambda _: len(bundle_of(stores[0]).in_sync) == 2, "the strike-out", 30.0
+                )
                 growth = memory_of(primary.pid, "VmHWM") - before
             values = (await stores[0].pull())["w"]
             stopped.signal(signal.SIGCONT)
 
-    print(growth / BUDGET)
-    assert 0.5 * BUDGET <= growth <= 1.1 * BUDGET
+    print(f"{growth / BUDGET:.2f} of the budget")  # noqa: T201 - shown with -s
+    assert 0.25 * BUDGET <= growth <= 1.1 * BUDGET
     assert (values == -CLIENTS * PUSHES).all()
