@@ -263,7 +263,7 @@ def simulate(options: SimulateOptions = SimulateOptions()) -> int:  # noqa: B008
 
 @app.command
 def drill(options: DrillOptions = DrillOptions()) -> int:  # noqa: B008 - frozen
-    """Kill and freeze parameter servers under a workload, and check that no push is lost or doubled.
+    """Kill, freeze and cut off parameter servers under a workload, and check that no push is lost or doubled.
 
     Exit codes: 0 all claims hold, 1 a claim failed, 2 an option is wrong, 3 a kind of fault cannot be
     injected and --require is set.

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
@@ -17,12 +18,15 @@ from adam_async.drill.counter import CounterDrill
 from adam_async.drill.judging import MOST_PAIRS, Claim, KindRow, exit_code, judge, kind_rows
 from adam_async.drill.observations import Observations
 from adam_async.drill.plan import plan_faults, read_kinds, skipped_kinds
+from adam_async.drill.plot import INCHES, draw
 from adam_async.drill.training import TrainingDrill
 from adam_async.errors import ConfigError
+from adam_async.report.plot import encode, new_figure
 from adam_async.run.config import Config
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import usable_cores
+from adam_async.runtime.network_namespaces import NamespaceNetwork, namespace_network
 
 logger = logging.getLogger(__name__)
 
@@ -47,49 +51,72 @@ async def run_drill(options: DrillOptions, environment: Mapping[str, str], termi
     kinds = read_kinds(options.faults)
     check_options(options)
     config = config_of(options)
-    skipped = skipped_kinds(kinds, has_signals=hasattr(signal, "SIGSTOP"))
-    injectable = tuple(kind for kind in kinds if kind not in skipped)
-    for kind, reason in skipped.items():
-        terminal.notice(f"skipped: {kind}: {reason}")
-    count = fault_count(options)
-    async with Disk() as disk:
-        if options.json is not None:
-            await check_target(options.json, disk)
-        if options.workload == "counter":
-            counter = CounterDrill(
-                servers=config.servers,
-                copies=config.copies_in_force,
-                controllers=config.controllers,
-                plan=plan_faults(injectable, count, options.seed),
-                every_s=options.every or 0.0,
-                environment=environment,
-                entropy=system_entropy,
-                on_fault=terminal.notice,
-                waits=config.waits,
-            )
-            seen = await counter.run()
-        else:
-            pairs = 0 if options.saturate else options.pairs
-            training = TrainingDrill(
-                config=config,
-                plans=[plan_faults(injectable, count, options.seed + pair) for pair in range(pairs)],
-                every_s=options.every or 0.0,
-                saturate_s=60 * options.saturate,
-                environment=environment,
-                load=lambda: os.getloadavg()[0],
-                cores=usable_cores(),
-                on_fault=terminal.notice,
-                on_line=logger.info,
-            )
-            seen = await training.run()
+    figure = new_figure(INCHES) if options.plot is not None else None
+    async with Disk() as disk, AsyncExitStack() as stack:
+        for file in (options.json, options.plot):
+            if file is not None:
+                await check_target(file, disk)
+        network, no_network = None, ""
+        if "cut" in kinds:
+            try:
+                servers = [f"ps-{number}" for number in range(config.servers)]
+                network = await stack.enter_async_context(namespace_network(servers))
+            except OSError as error:
+                no_network = f"cuts need root and network namespaces: {error}"
+        skipped = skipped_kinds(kinds, has_signals=hasattr(signal, "SIGSTOP"), no_network=no_network)
+        injectable = tuple(kind for kind in kinds if kind not in skipped)
+        for kind, reason in skipped.items():
+            terminal.notice(f"skipped: {kind}: {reason}")
+        seen = await drill_of(options, config, injectable, network, environment, terminal).run()
         claims = judge(seen, margin=options.margin / 100)
         code = exit_code(claims, tuple(skipped), require=options.require)
         if options.json is not None:
             result = report_of(options, seen, claims, skipped, code)
             text = json.dumps(result, indent=1) + "\n"
             await write_file(options.json, "--json", [text.encode()], disk)
+        if options.plot is not None and figure is not None:
+            draw(seen, figure)
+            await write_file(options.plot, "--plot", [encode(figure, "svg")], disk)
     print_results(seen, claims, terminal)
     return code
+
+
+def drill_of(
+    options: DrillOptions,
+    config: Config,
+    kinds: tuple[str, ...],
+    network: NamespaceNetwork | None,
+    environment: Mapping[str, str],
+    terminal: Terminal,
+) -> CounterDrill | TrainingDrill:
+    """Return the drill of these options, with faults of these kinds."""
+    count = fault_count(options)
+    if options.workload == "counter":
+        return CounterDrill(
+            servers=config.servers,
+            copies=config.copies_in_force,
+            controllers=config.controllers,
+            plan=plan_faults(kinds, count, options.seed),
+            every_s=options.every or 0.0,
+            environment=environment,
+            entropy=system_entropy,
+            on_fault=terminal.notice,
+            waits=config.waits,
+            network=network,
+        )
+    pairs = 0 if options.saturate else options.pairs
+    return TrainingDrill(
+        config=config,
+        plans=[plan_faults(kinds, count, options.seed + pair) for pair in range(pairs)],
+        every_s=options.every or 0.0,
+        saturate_s=60 * options.saturate,
+        environment=environment,
+        load=lambda: os.getloadavg()[0],
+        cores=usable_cores(),
+        on_fault=terminal.notice,
+        on_line=logger.info,
+        network=network,
+    )
 
 
 # --- options -------------------------------------------------------------------------------------
@@ -122,6 +149,8 @@ def check_options(options: DrillOptions) -> None:
         ):
             if value != default:
                 raise ConfigError(f"{name} belongs to --workload train")
+    elif options.plot is not None:
+        raise ConfigError("--plot belongs to --workload counter")
     if min(options.copies, options.servers) < LEAST_COPIES:
         raise ConfigError(
             f"a drill needs --servers and --copies of at least {LEAST_COPIES}: with fewer, pushes wait for "

@@ -567,6 +567,8 @@ class DrillOptions:
     """End with code 3 if a kind of fault cannot be injected."""
     json: Path | None = None
     """Write all observations and claims to this file, as JSON."""
+    plot: Path | None = None
+    """Draw acknowledged pushes per second, and the faults, into this SVG file; counters only."""
     verbose: Annotated[bool, _OnlyOn] = False
     """Log the events and the output of the processes."""
     loop: LoopName = "uvloop"

@@ -9,7 +9,7 @@ from adam_async.cli.files import check_target, write_file
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError
 from adam_async.report.compare import compare
-from adam_async.report.plot import draw, png
+from adam_async.report.plot import draw, encode
 from adam_async.report.report import SCHEMA, Report
 from adam_async.runtime.disk import Disk
 
@@ -25,7 +25,7 @@ async def run_report(files: tuple[Path, ...], plot: Path | None, terminal: Termi
         runs = [(name, await read_report(file, disk)) for name, file in name_runs(files).items()]
         if plot is not None:
             await check_target(plot, disk)
-            await write_file(plot, "--plot", [png(draw(runs))], disk)
+            await write_file(plot, "--plot", [encode(draw(runs), "png")], disk)
     terminal.table(_table(runs))
     return 0
 

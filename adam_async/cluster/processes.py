@@ -56,6 +56,7 @@ from adam_async.runtime.child_process import ChildProcess, how_it_ended
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes, usable_cores
+from adam_async.runtime.network_namespaces import NamespaceNetwork
 from adam_async.runtime.timeline import Timeline
 from transport import BufferPool, Identity, Link, Network
 
@@ -101,6 +102,7 @@ class ProcessCluster:
             them.
         entropy: Random bytes for the cluster's token and the driver's incarnation.
         timeline: Records the work of the driver; after a training it also has the profiles of the children.
+        network: Hosts of the parameter servers, by node id; None: all children share the loopback interface.
 
     `async with` starts the children and waits for their addresses; the end of the block asks them to end, and
     kills the remaining ones after `drain_s`.
@@ -131,6 +133,7 @@ class ProcessCluster:
         step: str | None = None,
         step_args: Mapping[str, Any] | None = None,
         step_path: Sequence[Path] = (),
+        network: NamespaceNetwork | None = None,
     ) -> None:
         for folder in step_path:
             add_import_folder(folder)
@@ -155,6 +158,7 @@ class ProcessCluster:
         )
         self.config = config
         self.timeline = timeline
+        self._network = network
         self._environment = for_children(os.environ if environment is None else environment)
         self._on_line = on_line
         self._controllers = controller_names(config.controllers)
@@ -204,6 +208,8 @@ class ProcessCluster:
             )
             driver = setup.identity("driver", "driver")
             bind = await address_for(setup.hosts) if setup.hosts else LOOPBACK
+            if self._network is not None:
+                bind = f"tcp://{self._network.address}:0"
             if state is None:
                 controller = await self._address(self._start("controller", "controller", "--bind", bind))
             else:
@@ -231,7 +237,8 @@ class ProcessCluster:
     async def _start_members(self, controller: str, inputs: RunInputs, threads: int) -> None:
         """Start data servers, parameter servers and workers, and wait until they listen."""
         config, setup = self.config, self._setup
-        common = ("--controller", controller, "--bind", LOOPBACK)
+        join = ("--controller", controller, "--bind")
+        common = (*join, LOOPBACK)
         counts = ("--threads", str(threads), "--in-flight", str(config.in_flight))
         worker = (*common, *counts, *self._imports)
         data_servers = 0 if setup.hosts or setup.dataset is not None else config.data_servers
@@ -244,7 +251,7 @@ class ProcessCluster:
             images += ["--size", f"{size[1]}x{size[0]}"]
         children = [
             *(self._start("data", f"data-{n}", *common, *images) for n in range(data_servers)),
-            *(self._start("ps", f"ps-{n}", *common) for n in range(config.servers)),
+            *(self._start("ps", f"ps-{n}", *join, self._bind_of(f"ps-{n}")) for n in range(config.servers)),
             *(self._start("worker", f"worker-{n}", *worker) for n in range(config.workers)),
         ]
         for child in children:
@@ -373,9 +380,21 @@ class ProcessCluster:
 
     def _child(self, role: str, node: str, words: tuple[str, ...]) -> ChildProcess:
         orders = self._orders[role]
-        child = ChildProcess(node, words, orders=orders, environment=self._environment, on_line=self._on_line)
+        network = self._network if role == "ps" else None
+        child = ChildProcess(
+            node,
+            words,
+            orders=orders,
+            environment=self._environment,
+            on_line=self._on_line,
+            within=network.within(node) if network is not None else (),
+        )
         self.children[node] = child
         return child
+
+    def _bind_of(self, server: str) -> str:
+        """Return the address on which a parameter server listens, with any free port."""
+        return LOOPBACK if self._network is None else f"tcp://{self._network.address_of(server)}:0"
 
     async def _supervise(self, role: str, node: str, words: tuple[str, ...], child: ChildProcess) -> None:
         """Wait for the end of a child, and restart it; repeat until the child is not restarted."""

@@ -16,7 +16,15 @@ import numpy as np
 from adam_async.cluster.networks import cluster_network
 from adam_async.controller.client import Membership
 from adam_async.drill.injection import PATIENCE_S, Injector
-from adam_async.drill.observations import SLOTS, Audit, CopyCheck, Observations, audit_of, gradient_of
+from adam_async.drill.observations import (
+    SLOTS,
+    Audit,
+    CopyCheck,
+    Observations,
+    audit_of,
+    count_push,
+    gradient_of,
+)
 from adam_async.drill.plan import PlannedFault
 from adam_async.drill.servers import DrillServers, drill_servers
 from adam_async.drill.watch import MapWatch
@@ -26,6 +34,7 @@ from adam_async.run.config import Waits
 from adam_async.run.shard_table import shard_table
 from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.child_process import ChildProcess
+from adam_async.runtime.network_namespaces import NamespaceNetwork
 from adam_async.runtime.traffic import Traffic
 from adam_async.store.arrays import records_of
 from adam_async.store.layout import StoreLayout
@@ -51,6 +60,7 @@ class CounterDrill:
         every_s: Minimum time between the starts of two faults, in seconds.
         environment: Environment of the processes.
         on_fault: Called with a line for each fault.
+        network: Hosts of the servers, if the plan has cuts.
     """
 
     servers: int
@@ -62,6 +72,7 @@ class CounterDrill:
     entropy: Callable[[int], bytes]
     on_fault: Callable[[str], None]
     waits: Waits
+    network: NamespaceNetwork | None
 
     async def run(self) -> Observations:
         """Start the servers, inject the faults, audit, and return what was observed.
@@ -76,6 +87,7 @@ class CounterDrill:
             environment=self.environment,
             entropy=self.entropy,
             waits=self.waits,
+            network=self.network,
         ) as servers:
             watch = MapWatch(lambda cluster: cluster.stores.get(STORE))
             async with AsyncExitStack() as stack:
@@ -112,10 +124,16 @@ class CounterDrill:
         """Run the clients under the faults, then audit and compare the copies."""
         await watch.until(lambda: watch.is_whole, "all copies in sync", PATIENCE_S)
         homes = homes_of(watch.map.stores[STORE], self.servers)
-        clients = [Client(store, array, homes[array]) for store, array in zip(stores, homes, strict=True)]
-        target = CounterTarget(servers, clients, watch)
-        injector = Injector(watch, target, self.on_fault)
+        target = CounterTarget(servers, watch)
+        injector = Injector(watch, target, self.network, self.on_fault)
         seen.faults = injector.faults
+
+        def count(now_s: float) -> None:
+            count_push(seen.pushes, now_s - injector.begin_s)
+
+        clients = target.clients = [
+            Client(store, array, homes[array], count) for store, array in zip(stores, homes, strict=True)
+        ]
         try:
             async with asyncio.TaskGroup() as group:
                 for client in clients:
@@ -142,7 +160,7 @@ class CounterDrill:
         self, target: "CounterTarget", watch: MapWatch, store: ParameterStore, homes: Mapping[str, str]
     ) -> CopyCheck:
         """Kill primaries until each server with a copy was the primary of its bundles, and compare values."""
-        injector = Injector(watch, target, self.on_fault)
+        injector = Injector(watch, target, self.network, self.on_fault)
         first: dict[str, bytes] = {}
         read: set[tuple[str, str]] = set()
         different: list[str] = []
@@ -164,7 +182,7 @@ class CounterDrill:
             open_homes = {home for home, _ in left}
             victims = sorted(server for home, server in primaries.items() if home in open_homes)
             fault = PlannedFault(number=attempt + 1, kind="kill", choice=0.0)
-            await injector.inject(fault, victims[attempt % len(victims)], 0.0)
+            await injector.inject(fault, victims[attempt % len(victims)])
         return CopyCheck(copies=len(wanted), compared=len(wanted & read), different=tuple(different))
 
 
@@ -173,12 +191,16 @@ class Client:
 
     Args:
         home: Home of the bundle with the array.
+        on_push: Called with the time of each acknowledgement on the clock of the loop, in seconds.
     """
 
-    def __init__(self, store: ParameterStore, array: str, home: str) -> None:
+    def __init__(
+        self, store: ParameterStore, array: str, home: str, on_push: Callable[[float], None]
+    ) -> None:
         self.array = array
         self.home = home
         self._store = store
+        self._on_push = on_push
         self._acknowledged = 0
         self._unanswered = False
         self._ending = False
@@ -198,6 +220,7 @@ class Client:
             self._unanswered = False
             self._acknowledged += 1
             now_s = loop.time()
+            self._on_push(now_s)
             for fault_s, future in self._waiting:
                 if begun_s > fault_s and not future.done():
                     future.set_result(now_s - fault_s)
@@ -222,8 +245,8 @@ class Client:
 class CounterTarget:
     """The servers and clients of a drill; without clients a bundle goes on once it has another primary."""
 
-    def __init__(self, servers: DrillServers, clients: Sequence[Client], watch: MapWatch) -> None:
-        self.clients = clients
+    def __init__(self, servers: DrillServers, watch: MapWatch) -> None:
+        self.clients: Sequence[Client] = ()
         self._servers = servers
         self._watch = watch
 

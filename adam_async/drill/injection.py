@@ -13,6 +13,7 @@ from adam_async.drill.plan import PlannedFault
 from adam_async.drill.watch import MapWatch
 from adam_async.errors import DeadlineExceeded
 from adam_async.runtime.child_process import ChildProcess
+from adam_async.runtime.network_namespaces import NamespaceNetwork
 
 SETTLE_S = 0.5
 """Minimum time with all copies in sync before a fault, in seconds."""
@@ -42,16 +43,26 @@ class Injector:
     """Injects faults into the primaries of one store.
 
     Args:
+        network: Hosts of the servers; None without cuts.
         on_fault: Called with a line for each fault.
 
     Attributes:
+        begin_s: Time from which the times of faults count, on the clock of the loop, in seconds.
         faults: The injected faults in order; the last one may be incomplete.
     """
 
-    def __init__(self, watch: MapWatch, target: Target, on_fault: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        watch: MapWatch,
+        target: Target,
+        network: NamespaceNetwork | None,
+        on_fault: Callable[[str], None],
+    ) -> None:
+        self.begin_s = asyncio.get_running_loop().time()
         self.faults: list[FaultObservation] = []
         self._watch = watch
         self._target = target
+        self._network = network
         self._on_fault = on_fault
 
     async def run(self, plan: Sequence[PlannedFault], every_s: float) -> None:
@@ -62,12 +73,12 @@ class Injector:
         """
         loop = asyncio.get_running_loop()
         await self._watch.until(lambda: self._watch.is_whole, "all copies in sync", PATIENCE_S)
-        begin_s = loop.time()
+        first_s = loop.time()
         for index, fault in enumerate(plan):
-            due_s = begin_s + (index + 1) * every_s - loop.time()
+            due_s = first_s + (index + 1) * every_s - loop.time()
             await asyncio.sleep(max(due_s, SETTLE_S))
             primaries = {bundle.primary[0] for bundle in self._watch.bundles.values() if bundle.primary}
-            await self.inject(fault, fault.victim(primaries), begin_s)
+            await self.inject(fault, fault.victim(primaries))
             seen = self.faults[-1]
             times = ", ".join(f"{home} {seconds:.3f} s" for home, seconds in seen.resumed_s.items())
             self._on_fault(
@@ -75,7 +86,7 @@ class Injector:
                 f"all copies in sync after {seen.whole_s or 0:.2f} s"
             )
 
-    async def inject(self, fault: PlannedFault, victim: str, begin_s: float) -> None:
+    async def inject(self, fault: PlannedFault, victim: str) -> None:
         """Inject one fault, measure, bring the server back, and wait until all copies are in sync.
 
         Raises:
@@ -90,25 +101,19 @@ class Injector:
         incarnation = watch.map.nodes[victim].incarnation
         child = self._target.child(victim)
         watch.failovers.begin_fault(victim)
+        await self._begin(fault.kind, victim, child)
         at_s = loop.time()
         seen = FaultObservation(
-            number=fault.number, kind=fault.kind, server=victim, at_s=round(at_s - begin_s, 3)
+            number=fault.number, kind=fault.kind, server=victim, at_s=round(at_s - self.begin_s, 3)
         )
         self.faults.append(seen)
-        if fault.kind == "kill":
-            child.kill()
-        else:
-            child.freeze()
         try:
             async with asyncio.timeout(PATIENCE_S):
                 seen.resumed_s = await self._target.resumed(tuple(lost), at_s)
         except TimeoutError:
             what = f"pushes to {', '.join(lost)} to go on after a {fault.kind} of {victim}"
             raise DeadlineExceeded(what, PATIENCE_S) from None
-        if fault.kind == "kill":
-            self._target.restart(victim)
-        else:
-            child.wake()
+        await self._end(fault.kind, victim, child)
 
         def is_back() -> bool:
             node, bundles = watch.map.nodes.get(victim), watch.bundles
@@ -120,3 +125,23 @@ class Injector:
         await watch.until(is_back, what, PATIENCE_S)
         seen.whole_s = loop.time() - at_s
         watch.failovers.end_fault(victim)
+
+    async def _begin(self, kind: str, victim: str, child: ChildProcess) -> None:
+        match kind:
+            case "kill":
+                child.kill()
+            case "freeze":
+                child.freeze()
+            case _:
+                assert self._network is not None, "a plan with cuts needs a network"
+                await self._network.cut(victim)
+
+    async def _end(self, kind: str, victim: str, child: ChildProcess) -> None:
+        match kind:
+            case "kill":
+                self._target.restart(victim)
+            case "freeze":
+                child.wake()
+            case _:
+                assert self._network is not None
+                await self._network.heal(victim)

@@ -4,6 +4,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+BIN_S = 0.1
+"""Length of the intervals in which a drill counts acknowledged pushes, in seconds."""
+
 SLOTS = 512
 """Number of slots of a counter; push n counts in slot n modulo this number."""
 
@@ -15,7 +18,7 @@ class FaultObservation(msgspec.Struct, kw_only=True):
     kind: str
     server: str
     at_s: float
-    """Time since the start of the faults, in seconds."""
+    """Time since the start of the workload, in seconds."""
     resumed_s: dict[str, float] = {}
     """For each bundle of the lost primary, by its home: time from the fault to the first acknowledgement of a
     push that began after it, in seconds; in training, to the new primary in the map."""
@@ -75,6 +78,8 @@ class Observations(msgspec.Struct, kw_only=True):
     planned: int = 0
     """Number of planned faults."""
     faults: list[FaultObservation] = []
+    pushes: list[int] = []
+    """Number of pushes acknowledged in each interval of `BIN_S` since the start; empty in training."""
     audit: Audit | None = None
     copies: CopyCheck | None = None
     pairs: list[PairObservation] = []
@@ -89,6 +94,13 @@ class Observations(msgspec.Struct, kw_only=True):
     cores: int = 0
     failure: str = ""
     """First error that ended the workload; empty if none did."""
+
+
+def count_push(pushes: list[int], at_s: float) -> None:
+    """Count a push that was acknowledged at a time since the start of the workload, in seconds."""
+    place = int(at_s / BIN_S)
+    pushes.extend([0] * (place + 1 - len(pushes)))
+    pushes[place] += 1
 
 
 def gradient_of(number: int) -> NDArray[np.float64]:

@@ -8,9 +8,6 @@ from adam_async.runtime.random_streams import RandomStream
 KINDS = ("kill", "freeze", "cut")
 """Kinds of faults: SIGKILL; SIGSTOP until the shards go on, then SIGCONT; no network until then."""
 
-NO_CUT = "all servers of a drill share the loopback interface; cuts need one network namespace per server"
-"""Reason that a drill skips cuts."""
-
 
 class PlannedFault(msgspec.Struct, frozen=True, kw_only=True):
     """One fault of a plan."""
@@ -41,13 +38,14 @@ def read_kinds(text: str) -> tuple[str, ...]:
     return tuple(kind for kind in KINDS if kind in names)
 
 
-def skipped_kinds(kinds: tuple[str, ...], *, has_signals: bool) -> dict[str, str]:
+def skipped_kinds(kinds: tuple[str, ...], *, has_signals: bool, no_network: str) -> dict[str, str]:
     """Return the kinds that cannot be injected, with the reasons.
 
     Args:
         has_signals: Whether the system has SIGSTOP and SIGCONT.
+        no_network: Reason that the servers have no network namespaces of their own; empty if they have.
     """
-    reasons = {"cut": NO_CUT}
+    reasons = {"cut": no_network} if no_network else {}
     if not has_signals:
         reasons["freeze"] = "this system has no SIGSTOP"
     return {kind: reasons[kind] for kind in kinds if kind in reasons}

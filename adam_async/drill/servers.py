@@ -6,7 +6,7 @@ often as it kills them.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from adam_async.run.addresses import controller_names
 from adam_async.run.config import Waits
 from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.disk import Disk
+from adam_async.runtime.network_namespaces import NamespaceNetwork
 from transport import BufferPool, Identity
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,12 @@ class DrillServers:
     """
 
     def __init__(
-        self, token: str, waits: Waits, environment: Mapping[str, str], group: asyncio.TaskGroup
+        self,
+        token: str,
+        waits: Waits,
+        environment: Mapping[str, str],
+        group: asyncio.TaskGroup,
+        network: NamespaceNetwork | None,
     ) -> None:
         self.token = token
         self.controllers = ""
@@ -42,6 +48,8 @@ class DrillServers:
         self._orders = orders_for(token, waits, profile_events=0)
         self._environment = environment
         self._group = group
+        self._network = network
+        self._bind = LOOPBACK if network is None else f"tcp://{network.address}:0"
         self._children: dict[str, ChildProcess] = {}
 
     def child(self, server: str) -> ChildProcess:
@@ -50,7 +58,12 @@ class DrillServers:
 
     def start_server(self, server: str) -> None:
         """Start a parameter server, also again after its end."""
-        self._start("ps", server, "--controller", self.controllers, "--bind", LOOPBACK)
+        words = ("ps", server, "--controller", self.controllers, "--bind")
+        if self._network is None:
+            self._start(*words, LOOPBACK)
+        else:
+            bind = f"tcp://{self._network.address_of(server)}:0"
+            self._start(*words, bind, within=self._network.within(server))
 
     async def start(
         self, controllers: int, servers: int, folder: Path, entropy: Callable[[int], bytes]
@@ -63,12 +76,12 @@ class DrillServers:
         """
         names = controller_names(controllers)
         if controllers == 1:
-            self._start("controller", *names, "--bind", LOOPBACK)
+            self._start("controller", *names, "--bind", self._bind)
             self.controllers = await self._address(names[0])
         else:
             network = cluster_network(self.token, entropy=entropy, buffers=BufferPool())
             drill = Identity(role="driver", node="drill", incarnation=1)
-            addresses = await free_addresses(network, drill, LOOPBACK, count=controllers)
+            addresses = await free_addresses(network, drill, self._bind, count=controllers)
             peers = ",".join(f"{number}={address}" for number, address in enumerate(addresses, 1))
             for name in names:
                 self._start("controller", name, "--peers", peers, "--dir", str(folder / name))
@@ -85,13 +98,14 @@ class DrillServers:
         for child in self._children.values():
             child.kill()
 
-    def _start(self, role: str, node: str, *words: str) -> None:
+    def _start(self, role: str, node: str, *words: str, within: Sequence[str] = ()) -> None:
         child = ChildProcess(
             node,
             (role, "--id", node, "--supervised", *words),
             orders=self._orders[role],
             environment=self._environment,
             on_line=logger.info,
+            within=within,
         )
         self._children[node] = child
         self._group.create_task(child.run(), name=f"drill/{node}")
@@ -112,14 +126,19 @@ async def drill_servers(
     environment: Mapping[str, str],
     entropy: Callable[[int], bytes],
     waits: Waits,
+    network: NamespaceNetwork | None,
 ) -> AsyncIterator[DrillServers]:
-    """Run controllers and servers for the length of the block, with a folder that ends with it."""
+    """Run controllers and servers for the length of the block, with a folder that ends with it.
+
+    Args:
+        network: Hosts of the servers; None for the loopback interface.
+    """
     folder = Path(environment.get("TMPDIR") or "/tmp") / f"{FOLDER_PREFIX}{entropy(8).hex()}"
     async with Disk(name="drill", private=True) as disk:
         await disk.make_folder(folder)
         try:
             async with asyncio.TaskGroup() as group:
-                running = DrillServers(entropy(32).hex(), waits, environment, group)
+                running = DrillServers(entropy(32).hex(), waits, environment, group, network)
                 try:
                     await running.start(controllers, servers, folder, entropy)
                     yield running

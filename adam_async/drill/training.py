@@ -17,6 +17,7 @@ from adam_async.run.config import Config
 from adam_async.run.result import EpochResult, RunResult
 from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.child_process import ChildProcess
+from adam_async.runtime.network_namespaces import NamespaceNetwork
 
 ENDLESS = 1_000_000
 """Number of epochs of a run that its time ends."""
@@ -35,6 +36,7 @@ class TrainingDrill:
         load: Returns the load average of the last minute.
         on_fault: Called with a line for each fault and each run.
         on_line: Called with the events of the clusters and the stderr of their processes.
+        network: Hosts of the servers, if the plans have cuts.
     """
 
     config: Config
@@ -46,6 +48,7 @@ class TrainingDrill:
     cores: int
     on_fault: Callable[[str], None]
     on_line: Callable[[str], None]
+    network: NamespaceNetwork | None
 
     async def run(self) -> Observations:
         """Train, inject the faults, and return what was observed.
@@ -115,7 +118,9 @@ class TrainingDrill:
         watch = MapWatch(store_in_progress)
         try:
             async with (
-                ProcessCluster(config, environment=self.environment, on_line=self.on_line) as cluster,
+                ProcessCluster(
+                    config, environment=self.environment, on_line=self.on_line, network=self.network
+                ) as cluster,
                 asyncio.TaskGroup() as group,
             ):
                 following = group.create_task(_follow(cluster, watch), name="drill/maps")
@@ -134,7 +139,7 @@ class TrainingDrill:
     async def _inject(
         self, cluster: ProcessCluster, watch: MapWatch, plan: Sequence[PlannedFault], seen: Observations
     ) -> None:
-        injector = Injector(watch, TrainingTarget(cluster, watch), self.on_fault)
+        injector = Injector(watch, TrainingTarget(cluster, watch), self.network, self.on_fault)
         try:
             if plan:
                 await injector.run(plan, self.every_s)

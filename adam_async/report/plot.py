@@ -1,12 +1,12 @@
 """Plots of runs over time from their reports: six panels with a line per run.
 
-The plot needs matplotlib, of the extra ``plot``, and is drawn in memory, without a screen.
+Plots need matplotlib, of the extra ``plot``, and are drawn in memory, without a screen.
 """
 
 import io
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from adam_async.errors import ConfigError
 from adam_async.report.report import Report
@@ -41,15 +41,20 @@ def panels(report: Report) -> dict[str, Line]:
     }
 
 
-def draw(runs: Sequence[tuple[str, Report]]) -> "Figure":
-    """Draw runs into the same panels. Raises ConfigError: matplotlib is not installed."""
+def new_figure(inches: tuple[float, float]) -> "Figure":
+    """Return an empty figure. Raises ConfigError: matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError(
             "drawing needs matplotlib, of the extra `plot`: pip install 'adam-async[plot]'"
         ) from None
-    figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
+    return Figure(figsize=inches, dpi=DOTS_PER_INCH, layout="constrained")
+
+
+def draw(runs: Sequence[tuple[str, Report]]) -> "Figure":
+    """Draw runs into the same panels. Raises ConfigError: matplotlib is not installed."""
+    figure = new_figure(INCHES)
     lines = [panels(report) for _, report in runs]
     for place, (title, axes) in enumerate(zip(lines[0], figure.subplots(2, 3).flat, strict=True)):
         for (name, _), run in zip(runs, lines, strict=True):
@@ -63,8 +68,8 @@ def draw(runs: Sequence[tuple[str, Report]]) -> "Figure":
     return figure
 
 
-def png(figure: "Figure") -> bytes:
-    """Return the picture as a PNG file."""
+def encode(figure: "Figure", form: Literal["png", "svg"]) -> bytes:
+    """Return the picture as a file of this format, without the date."""
     stream = io.BytesIO()
-    figure.savefig(stream, format="png")
+    figure.savefig(stream, format=form, metadata={"Date": None} if form == "svg" else {})
     return stream.getvalue()

@@ -41,6 +41,7 @@ class ChildProcess:
         orders: First line on the child's stdin; see `cluster/parent_pipe.py`.
         environment: Environment of the child, which `child_environment` extends.
         on_line: Called with each line of the child's stderr, prefixed; `LineSplitter` cuts long lines.
+        within: Words before the command that start it on another host of this machine.
 
     `run` lasts as long as the process, and sets `ended` at its end. The first line of the child sets
     `address`; an end before that line fails it with `RoleDied`.
@@ -54,6 +55,7 @@ class ChildProcess:
         orders: bytes,
         environment: Mapping[str, str],
         on_line: Callable[[str], None],
+        within: Sequence[str] = (),
     ) -> None:
         self.node = node
         self.address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -61,7 +63,7 @@ class ChildProcess:
         self.served_s = 0.0
         """Time from the child's address line to its end, in seconds; set at its end."""
         self._listens_at: float | None = None
-        self._arguments = arguments
+        self._command = (*within, *COMMAND, *arguments)
         self._orders = orders
         self._environment = environment
         self._on_line = on_line
@@ -85,8 +87,7 @@ class ChildProcess:
         Cancelling kills the child and waits for its end.
         """
         process = self._process = await asyncio.create_subprocess_exec(
-            *COMMAND,
-            *self._arguments,
+            *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

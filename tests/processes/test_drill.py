@@ -1,28 +1,82 @@
-"""A short drill of real servers: the command finds its claims true, and names what it cannot inject."""
+"""Short drills of real servers: their claims hold, and a fault that cannot be injected has a reason."""
 
 import json
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adam_async.cli.commands import run_command
+from tests.processes.commands import Command
+from tests.processes.namespaces import listed
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 
-def test_kills_and_freezes_lose_no_push_and_a_required_cut_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def drilled(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    """Run a drill; return its exit code and its report."""
+    file = folder / "drill.json"
+    code = run_command(["drill", *words, "--require", "--json", str(file)])
+    return code, json.loads(file.read_text())
+
+
+def test_kills_and_freezes_lose_no_push_and_a_cut_needs_namespaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "drill.json"
+    monkeypatch.setenv("PATH", str(tmp_path))
 
-    words = ["--count", "2", "--faults", "kill,freeze,cut", "--require", "--json", str(file)]
-    code = run_command(["drill", *words])
+    code, report = drilled(tmp_path, "--count", "2", "--faults", "kill,freeze,cut")
 
-    printed = capsys.readouterr()
-    assert code == 3, printed
-    assert "skipped: cut" in printed.err
-    report = json.loads(file.read_text())
+    assert code == 3, report
+    assert "skipped: cut: cuts need root and network namespaces: `ip`" in capsys.readouterr().err
     assert all(claim["holds"] for claim in report["claims"]), report["claims"]
     assert {row["kind"] for row in report["kinds"]} == {"kill", "freeze"}
     assert report["observations"]["audit"]["acknowledged"] > 100
     assert report["observations"]["copies"]["compared"] == 9
+
+
+def test_a_cut_moves_a_primary_and_loses_no_push_and_its_namespaces_end_with_the_drill(
+    tmp_path: Path,
+) -> None:
+    code, report = drilled(tmp_path, "--count", "2", "--faults", "cut")
+    if report["skipped"]:
+        pytest.skip(report["skipped"]["cut"])
+
+    assert code == 0, report
+    assert [row["kind"] for row in report["kinds"]] == ["cut"]
+    assert report["observations"]["failovers"] >= 2
+    assert report["observations"]["audit"]["acknowledged"] > 100
+    assert sum(report["observations"]["pushes"]) == report["observations"]["audit"]["acknowledged"]
+    assert names_of(os.getpid()) == set()
+
+
+def test_a_drill_in_training_cuts_the_network_of_a_server(tmp_path: Path) -> None:
+    words = ("--workload", "train", "--epochs", "60", "--count", "1", "--every", "2", "--faults", "cut")
+    code, report = drilled(tmp_path, *words)
+    if report["skipped"]:
+        pytest.skip(report["skipped"]["cut"])
+
+    assert code == 0, report
+    assert [row["faults"] for row in report["kinds"]] == [1]
+    assert report["observations"]["failovers"] >= 1
+
+
+def test_an_interrupted_drill_leaves_no_namespace() -> None:
+    with Command("drill", "--count", "100", "--faults", "cut") as command:
+        line = command.wait_for("cut")
+        if "skipped" in line:
+            pytest.skip(line)
+        during = names_of(command.pid)
+        command.signal(signal.SIGINT)
+        code = command.finish()
+
+    assert code == 130, command.output
+    assert len(during) == 7  # three namespaces, their links, and the bridge
+    assert names_of(command.pid) == set()
+
+
+def names_of(pid: int) -> set[str]:
+    """Return the names of the namespaces and interfaces of a process."""
+    return {name for name in listed() if name.startswith((f"adam-async-{pid}-", f"adam{pid}-"))}

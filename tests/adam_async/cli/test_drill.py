@@ -30,6 +30,7 @@ def test_the_help_names_options_and_exit_codes(capsys: pytest.CaptureFixture[str
         (["--every", "10", "--for", "5"], "must be within 1"),
         (["--pairs", "0"], "--pairs must be within 1"),
         (["--saturate", "3"], "--saturate belongs to --workload train"),
+        (["--workload", "train", "--plot", "drill.svg"], "--plot belongs to --workload counter"),
         (["--copies", "2"], "at least 3"),
         (["--controllers", "2"], "controllers must be"),
     ],

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.drill.observations import SLOTS, Audit, audit_of, gradient_of
+from adam_async.drill.observations import SLOTS, Audit, audit_of, count_push, gradient_of
 
 
 def applied(numbers: Iterable[int]) -> NDArray[np.float64]:
@@ -50,3 +50,11 @@ def test_audits_add_up() -> None:
     total = Audit(acknowledged=3, lost=1).plus(Audit(acknowledged=4, twice=2, unanswered=1))
 
     assert total == Audit(acknowledged=7, lost=1, twice=2, unanswered=1)
+
+
+def test_pushes_are_counted_in_tenths_of_a_second_with_their_gaps() -> None:
+    pushes: list[int] = []
+    for at_s in (0.01, 0.05, 0.31, 0.39):
+        count_push(pushes, at_s)
+
+    assert pushes == [2, 0, 0, 2]

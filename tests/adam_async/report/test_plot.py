@@ -5,7 +5,7 @@ import struct
 import msgspec
 import pytest
 
-from adam_async.report.plot import draw, panels, png
+from adam_async.report.plot import draw, encode, panels
 from tests.adam_async.reports import read_fonts, real_report
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
@@ -41,7 +41,7 @@ async def test_two_runs_are_drawn_over_one_another_in_every_panel(fonts: None) -
         ("on a copy", await real_report(epochs=3, weights="copy")),
     ]
     figure = draw(runs)
-    picture = png(figure)
+    picture = encode(figure, "png")
 
     assert [axes.get_title() for axes in figure.axes] == TITLES
     for axes in figure.axes:
