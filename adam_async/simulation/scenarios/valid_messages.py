@@ -174,7 +174,9 @@ def _with_a_controller(facts: Facts) -> list[Example]:
         group=facts.group,
     )
     node = NodeRecord(role=facts.role, address=facts.address, incarnation=facts.incarnation)
-    run = ProgramRecord(id=facts.run, driver="driver", incarnation=1, blob=b"\x80", terms={"epochs": 1})
+    run = ProgramRecord(
+        id=facts.run, driver=facts.node, incarnation=facts.incarnation, blob=b"\x80", terms={"epochs": 1}
+    )
     epoch = EpochRecord(
         run=facts.run, number=facts.epoch, groups=8, shares={"0": (0, 8)}, result={"loss": 1.0}
     )

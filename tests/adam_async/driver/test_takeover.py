@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
@@ -22,7 +23,7 @@ from adam_async.driver.takeover import (
     read_notes,
     run_to_take,
 )
-from adam_async.errors import ConfigError, RunFailed
+from adam_async.errors import ConfigError, RunFailed, first_cause
 from adam_async.model.named import digits, mlp
 from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap
 from adam_async.run.config import Config
@@ -113,6 +114,15 @@ async def attach(cluster, *, number=2, run="", given=(), on_epoch=None, config=N
         return await driver.train(on_epoch)
 
 
+async def refused(cluster, kind, match, **options):
+    """Take the run over in vain, with an error of a kind and a text."""
+    with pytest.raises(ExceptionGroup) as failure:
+        await attach(cluster, **options)
+    error = first_cause(failure.value)
+    assert isinstance(error, kind)
+    assert re.search(match, str(error))
+
+
 MODES = {
     "asp": {},
     "ssp": {"consistency": "ssp:1", "replicas": 2},
@@ -183,8 +193,11 @@ async def test_a_replaced_driver_that_returns_ends_with_the_name_of_its_successo
             async def return_in(epoch):
                 if epoch.epoch == 3:
                     cable.whole.set()
-                    with pytest.raises(RunFailed, match="taken over by another driver, driver-2"):
+                    with pytest.raises(ExceptionGroup) as failure:
                         await training
+                    error = first_cause(failure.value)
+                    assert isinstance(error, RunFailed)
+                    assert "was taken over by another driver, driver-2, after the loss of this" in str(error)
                     await update_program(
                         driver._membership, lambda record: msgspec.structs.replace(record, phase="failed")
                     )
@@ -212,25 +225,29 @@ async def test_a_new_run_begins_in_the_place_of_one_that_waits_only_on_request()
 
 async def test_without_a_run_that_waits_a_new_one_begins_and_a_named_one_is_an_error():
     async with cluster_of(config_of(epochs=1)) as cluster:
-        with pytest.raises(RunFailed, match="the cluster has no run 'r': it has had no run"):
-            await attach(cluster, number=3, run="r")
+        await refused(cluster, RunFailed, "the cluster has no run 'r': it has had no run", number=3, run="r")
         async with driver_of(cluster, 4, attach=Attach(), spec=digits()) as driver:
             assert len((await driver.train()).epochs) == 1
         run = map_of(cluster).run.id
-        with pytest.raises(RunFailed, match=f"run {run} is over, it has finished: it takes no driver"):
-            await attach(cluster, number=5, run=run)
+        await refused(
+            cluster, RunFailed, f"run {run} is over, it has finished: it takes no driver", number=5, run=run
+        )
 
 
 async def test_options_and_models_that_are_not_those_of_the_run_are_refused_and_the_run_waits_on():
     async with cluster_of(config_of()) as cluster:
         await lose_driver(cluster)
         other = config_of(epochs=9, seed=3)
-        with pytest.raises(
-            ConfigError, match=r"these differ: epochs=9 \(there 4\), seed=3 \(there 1\); leave"
-        ):
-            await attach(cluster, number=3, given=("epochs", "seed", "rate"), config=other)
-        with pytest.raises(ConfigError, match="whose layers are not those of 'mlp'"):
-            await attach(cluster, number=4, spec=mlp((64, 10), input_shape=(1, 8, 8)))
+        differ = r"these differ: epochs=9 \(there 4\), seed=3 \(there 0\); "
+        given = ("epochs", "seed", "rate")
+        await refused(cluster, ConfigError, differ, number=3, given=given, config=other)
+        await refused(
+            cluster,
+            ConfigError,
+            "whose layers are not those of 'mlp'",
+            number=4,
+            spec=mlp((64, 10), input_shape=(1, 8, 8)),
+        )
         assert waits(cluster)
         result = await attach(cluster, number=5, given=("epochs", "rate"))
     assert len(result.epochs) == 4
@@ -261,8 +278,9 @@ async def test_checkpoints_of_another_run_are_refused_before_the_takeover(tmp_pa
         await train(config_of(epochs=1), checkpoint=tmp_path)
         async with cluster_of(config_of()) as cluster:
             await lose_driver(cluster)
-            with pytest.raises(ConfigError, match=r"has checkpoints of run .*, not of this one"):
-                await attach(cluster, checkpoints=folder)
+            await refused(
+                cluster, ConfigError, r"has checkpoints of run .*, not of this one", checkpoints=folder
+            )
             assert waits(cluster)
 
 
