@@ -179,11 +179,10 @@ def lost_bundles(cluster: ClusterMap) -> dict[str, LostBundles]:
     """Return the bundles without a member in sync, by the name of their store."""
     homes: dict[str, list[str]] = {}
     servers: dict[str, dict[str, None]] = {}
-    for key, bundle in sorted(cluster.bundles.items()):
-        if not bundle.in_sync:
-            _, name, home = key.split("/", 2)
-            homes.setdefault(name, []).append(home)
-            servers.setdefault(name, {}).update(dict.fromkeys(bundle.lost))
+    for key in sorted([key for key, bundle in cluster.bundles.items() if not bundle.in_sync]):
+        _, name, home = key.split("/", 2)
+        homes.setdefault(name, []).append(home)
+        servers.setdefault(name, {}).update(dict.fromkeys(cluster.bundles[key].lost))
     return {name: LostBundles(tuple(found), tuple(servers[name])) for name, found in homes.items()}
 
 

@@ -157,6 +157,7 @@ class CopyHost:
         set_record: Sets the bundle's record in the cluster map if it has the expected version still; returns
             False without an outcome.
         next_member: Returns the server to invite, without some members; None if there is none.
+        is_live: Whether a server is live in the cluster map.
         notice: Reports a text to the operator: the controllers log it, and it is an event of a run.
         observe: Called before a committed entry is applied, with its copy, the entry and its parts.
     """
@@ -167,6 +168,7 @@ class CopyHost:
     spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]
     set_record: Callable[[BundleRecord, int], Coroutine[Any, Any, bool]]
     next_member: Callable[[Set[Member]], Member | None]
+    is_live: Callable[[Member], bool]
     notice: Callable[[str], None]
     observe: "Observe | None" = None
 
@@ -294,9 +296,9 @@ class BundleCopy:
 
     def record_changed(self, record: BundleRecord) -> None:
         """Follow the bundle's record in the cluster map."""
-        # Others leave the joining members by themselves, because they cannot hold their copies.
+        # A live server that was not struck out has left by itself, because it cannot hold its copy.
         left = {*self._core.record.joining} - {*record.members} - self._struck_out
-        self._joining.pause(left, self._host.now())
+        self._joining.pause(filter(self._host.is_live, left), self._host.now())
         self._struck_out.intersection_update(record.members)
         self._core.record_changed(record)
         self._incarnations.update(record.members)
@@ -400,8 +402,9 @@ class BundleCopy:
         core, facts = self._core, self._facts
         pieces = core.joining_pieces()
         stalled = self._joining.stalled(pieces, facts.pieces, self._host.now())
+        named = set(stalled) - self._struck_out
         self._strike_out(stalled)
-        for member in stalled:
+        for member in sorted(named):
             self._host.notice(
                 f"{member[0]} does not join the shards of {facts.home} in store {facts.store}: it has "
                 f"{pieces[member]} of {facts.pieces} pieces, and none was new for {JOIN_S:g} s; its log may "

@@ -410,11 +410,13 @@ class ParameterClient:
     async def _wait(self, connection: BundleConnection, done: Callable[[], bool]) -> None:
         # A bundle that answers is not given up, however long others keep the caller waiting.
         while not done():
+            lacked_copies = connection.lacks_copies
             try:
                 async with asyncio.timeout(self._waits.patience_s):
                     await connection.wait_progress()
             except TimeoutError:
-                if not connection.lacks_copies:  # else `run` ends the wait
+                # While the bundle lacks copies `run` ends the wait, and after that the patience begins anew.
+                if not lacked_copies and not connection.lacks_copies:
                     text = f"answers of {connection}{connection.refusal}"
                     raise ShardUnavailable(text, self._waits.patience_s) from None
 

@@ -206,6 +206,7 @@ class ParameterServer(Role):
                 spawn=self._spawn,
                 set_record=partial(self._set_bundle, home),
                 next_member=partial(self._membership.next_member, store.id, home),
+                is_live=self._is_live,
                 notice=self._notice,
                 observe=self._observe,
             ),
@@ -233,6 +234,10 @@ class ParameterServer(Role):
     def _left(self, served: ServedStore) -> None:
         if self.served.pop((served.store.id, served.home), None) is not None:
             served.end()
+
+    def _is_live(self, member: Member) -> bool:
+        record = self._membership.map.nodes.get(member[0])
+        return record is not None and record.live and record.incarnation == member[1]
 
     def _declines(self, served: ServedStore) -> None:
         self._left(served)

@@ -107,11 +107,13 @@ async def test_by_default_pushes_wait_by_name_until_a_server_is_back(mode):
 
 
 async def test_the_loss_of_all_servers_ends_the_run_with_its_shards_and_a_checkpoint_resumes_it(tmp_path):
+    cluster = replicated(epochs=10_000, checkpoint=tmp_path)
+
     async def train():
-        cluster = replicated(epochs=10_000, checkpoint=tmp_path)
         async with cluster, asyncio.TaskGroup() as group:
             training = group.create_task(cluster.train(), name="train")
             await trains_with_three_copies(cluster)
+            await until(lambda: bool(cluster.driver.progress.checkpoint))
             for server in cluster.servers:
                 await server.__aexit__(None, None, None)
             await training
@@ -125,6 +127,8 @@ async def test_the_loss_of_all_servers_ends_the_run_with_its_shards_and_a_checkp
     assert re.search(
         r"died: the last copy of the shards of .*ps-\d in store '.+' is lost; --resume DIR", str(cause)
     )
-    async with replicated(epochs=3, checkpoint=tmp_path, resume=tmp_path) as cluster:
-        result = await cluster.train()
-    assert result.epochs[-1].epoch >= 3
+    epochs = cluster.driver.progress.epoch + 2
+    async with replicated(epochs=epochs, checkpoint=tmp_path, resume=tmp_path) as again:
+        result = await again.train()
+    assert [(each.epoch, each.images) for each in result.epochs] == [(n + 1, IMAGES) for n in range(epochs)]
+    assert "resumed from checkpoint-" in result.events[0]["event"]
