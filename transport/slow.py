@@ -31,9 +31,6 @@ from transport.protocol import Buffer
 from transport.tcp import TcpLink
 from transport.timekeeper import Timekeeper
 
-Between = tuple[str, str] | Callable[[str, str], bool]
-"""Two node ids, or a function of two node ids that returns whether the path between them is slow."""
-
 WINDOW_BYTES = 64 << 20
 """Maximum bytes in transit on a path of any bandwidth before its senders wait."""
 
@@ -53,7 +50,7 @@ class SlowNetwork(Network):
         jitter_s: Maximum additional seconds, drawn for each iteration of the loop that sends.
         bytes_per_s: Bandwidth in each direction of each link, in bytes per second; None for no limit.
         dice: Seeded source of the jitter.
-        between: Two node ids, or a function of two node ids.
+        between: Two node ids.
 
     Raises:
         ValueError: A number is out of range.
@@ -69,12 +66,12 @@ class SlowNetwork(Network):
         jitter_s: float = 0.0,
         bytes_per_s: float | None = None,
         dice: RandomSource,
-        between: Between,
+        between: tuple[str, str],
     ) -> None:
         self.inner = inner
         self.conditions = PathConditions(delay_s=delay_s, jitter_s=jitter_s, bytes_per_s=bytes_per_s)
         self._dice = dice
-        self._between = between
+        self._between = set(between)
         self._timekeeper = Timekeeper("slow-network")
 
     async def __aenter__(self) -> Self:
@@ -112,13 +109,8 @@ class SlowNetwork(Network):
             raise
         return link
 
-    def _is_slow(self, one: str, other: str) -> bool:
-        if callable(self._between):
-            return self._between(one, other)
-        return {one, other} == set(self._between)
-
     def _slow_down(self, link: Link) -> None:
-        if not self._is_slow(link.identity.node, link.peer.node):
+        if {link.identity.node, link.peer.node} != self._between:
             return
         if not self._timekeeper.is_open:
             raise RuntimeError("links of a SlowNetwork are made inside its `async with` block")

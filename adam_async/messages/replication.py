@@ -9,13 +9,18 @@ from adam_async.messages.body import Body, Rows
 from adam_async.messages.bounds import Count, Index, NodeId, StoreId, Version
 
 
-class Begin(Body, frozen=True, kw_only=True):
-    """A new session, from the primary. The answer is `Begun`; entries follow it."""
+class _OfSession(Body, frozen=True, kw_only=True):
+    """A message of a session, or its answer."""
 
     store: StoreId
     home: NodeId
     generation: Version
     session: Count
+
+
+class Begin(_OfSession, frozen=True, kw_only=True):
+    """A new session, from the primary. The answer is `Begun`; entries follow it."""
+
     version: Version
     """Version of the bundle's record that the primary knows: a member without it waits for it."""
     start: Count
@@ -24,26 +29,18 @@ class Begin(Body, frozen=True, kw_only=True):
     """Whether the member drops its copy: the primary sends all entries after `start`, and all pieces."""
 
 
-class Begun(Body, frozen=True, kw_only=True):
+class Begun(_OfSession, frozen=True, kw_only=True):
     """Answer to `Begin`."""
 
-    store: StoreId
-    home: NodeId
-    generation: Version
-    session: Count
     position: Count
     """Position up to which the member's log equals the primary's: the primary sends the entries after it."""
     applied: Count
     """Position of the last entry that the member has applied."""
 
 
-class Copy(Body, frozen=True, kw_only=True):
+class Copy(_OfSession, frozen=True, kw_only=True):
     """One entry, or a part of it. Tensors: the content."""
 
-    store: StoreId
-    home: NodeId
-    generation: Version
-    session: Count
     position: Count
     origin: Version
     """Generation of the primary that formed the entry."""
@@ -57,24 +54,16 @@ class Copy(Body, frozen=True, kw_only=True):
     parts: Index = 1
 
 
-class Committed(Body, frozen=True, kw_only=True):
+class Committed(_OfSession, frozen=True, kw_only=True):
     """The two positions of a `Copy`, without an entry."""
 
-    store: StoreId
-    home: NodeId
-    generation: Version
-    session: Count
     committed: Count
     applied_by_all: Count
 
 
-class Held(Body, frozen=True, kw_only=True):
+class Held(_OfSession, frozen=True, kw_only=True):
     """Acknowledgement of all entries up to a position, and of pieces."""
 
-    store: StoreId
-    home: NodeId
-    generation: Version
-    session: Count
     position: Count
     """Position up to which the member's log equals the primary's."""
     applied: Count
@@ -82,13 +71,9 @@ class Held(Body, frozen=True, kw_only=True):
     """Number of pieces that the member has."""
 
 
-class PieceCopy(Body, frozen=True, kw_only=True):
+class PieceCopy(_OfSession, frozen=True, kw_only=True):
     """One piece of the state for a member that joins, or a part of it. Tensors: the content."""
 
-    store: StoreId
-    home: NodeId
-    generation: Version
-    session: Count
     piece: Index
     position: Count
     """Position of the last entry in the piece."""

@@ -225,23 +225,10 @@ async def test_a_release_fires_after_delivery(make: Make) -> None:
 
 
 @both
-@pytest.mark.parametrize("between", [("near-1", "another"), lambda one, other: False], ids=["pair", "rule"])
-async def test_links_between_other_nodes_are_left_alone(make: Make, between: Any) -> None:
-    async with slow_pair(make, delay_s=LONG_S, between=between) as (near, far):
+async def test_links_between_other_nodes_are_left_alone(make: Make) -> None:
+    async with slow_pair(make, delay_s=LONG_S, between=("near-1", "another")) as (near, far):
         near.send_nowait(note(3))
         assert (await far.receive()).meta["number"] == 3
-
-
-@both
-async def test_a_rule_is_asked_for_both_ends(make: Make) -> None:
-    asked: list[tuple[str, str]] = []
-
-    def between(one: str, other: str) -> bool:
-        asked.append((one, other))
-        return True
-
-    async with slow_pair(make, between=between):
-        assert sorted(asked) == [("far-1", "near-1"), ("near-1", "far-1")]
 
 
 @both
