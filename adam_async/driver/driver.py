@@ -287,8 +287,9 @@ class Driver:
         try:
             program, cluster = await self._begin(prepared, in_flight)
             first = program.resumed.epoch if program.resumed is not None else 1
-            run = self._training_run_of(program, prepared, first=first, notes=self._notes_of(prepared))
-            return await run.train(cluster, on_epoch)
+            notes = self._notes_of(prepared)
+            training = self._training_run_of(program, prepared, first=first, notes=notes)
+            return await training.train(cluster, on_epoch)
         finally:
             await self._end_run()
 

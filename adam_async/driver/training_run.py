@@ -252,6 +252,7 @@ class TrainingRun:
 
     async def _end_pause(self, cluster: ClusterMap, paused: EpochRecord) -> None:
         """Take a checkpoint within an epoch, and continue training."""
+        mine = False
 
         def resume(newest: ClusterMap) -> EpochRecord | None:
             nonlocal mine
@@ -259,7 +260,6 @@ class TrainingRun:
             mine = record is not None and msgspec.structs.replace(record, changed=paused.changed) == paused
             return msgspec.structs.replace(paused, paused=0) if mine else None
 
-        mine = False
         loop = asyncio.get_running_loop()
         begin, taken = loop.time(), self._checkpointer
         reading, data = None, None

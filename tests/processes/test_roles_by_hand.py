@@ -48,7 +48,8 @@ def test_roles_started_by_hand_serve_run_after_run(tmp_path: Path) -> None:
             assert role.finish() == 130
         for role in roles:
             assert role.output.count("\n") == 1, role.output
-        assert controller.output.count(" is training\n") == controller.output.count(" has finished\n") == 2
+        assert controller.output.count(" is training\n") == 2
+        assert controller.output.count(" has finished with ") == 2
 
 
 def test_a_killed_worker_and_a_run_that_diverges_are_lines_at_once_on_train_and_controller() -> None:

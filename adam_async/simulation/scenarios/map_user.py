@@ -155,7 +155,7 @@ class User:
 
     async def _submit(self, state: "_State") -> bool:
         old = state.map.run
-        value = RUN.record(f"run-{state.map.version}", self.name)
+        value = RUN.record(f"run-{state.map.version}", (self.name, state.node.incarnation))
         answer = await state.set("run", old.changed if old is not None else 0, value)
         self.ledger.counts["runs"] += answer is not None and answer.done
         return answer is not None
