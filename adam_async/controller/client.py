@@ -179,8 +179,8 @@ class Membership:
     def _other_holder(self) -> str:
         if self._identity.role == "driver":
             run = self.map.run
-            drives = f"run {run.id}" if run is not None and not run.over else "this cluster"
-            return f"another train drives {drives}; one run at a time has the cluster"
+            used = f"run {run.id}" if run is not None and not run.over else "this cluster"
+            return f"another train drives {used}; one run at a time has the cluster"
         return f"another process is connected as {self.node}; give this one another --id"
 
     async def _take(self, update: MapUpdate) -> None:

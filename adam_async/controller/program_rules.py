@@ -129,11 +129,12 @@ class ProgramRules:
         problem = check_program(new) or rules.check(new)
         if problem:
             return problem
-        if old is not None and new.driven_by != old.driven_by and not old.over and cluster.driven:
-            return f"run {old.id} is in progress, and its driver {old.driver} is live"
         changed = msgspec.structs.replace(cluster, run=new)
-        if (not goes_on or (old is not None and new.driven_by != old.driven_by)) and not changed.driven:
-            return f"its driver {new.driver} has not joined in this incarnation"
+        if old is not None and not old.over and new.driven_by != old.driven_by:
+            if cluster.driven:
+                return f"run {old.id} is in progress, and its driver {old.driver} is live"
+            if not changed.driven:
+                return f"its driver {new.driver} has not joined in this incarnation"
         if old is not None and goes_on:
             return _takeover_problem(old, new) or changed
         return rules.begin(msgspec.structs.replace(cluster, run=new, pieces={}))

@@ -287,7 +287,8 @@ class Driver:
         try:
             program, cluster = await self._begin(prepared, in_flight)
             first = program.resumed.epoch if program.resumed is not None else 1
-            training = self._training_run_of(program, prepared, first=first, notes=self._notes_of(prepared))
+            notes = self._notes_of(prepared)
+            training = self._training_run_of(program, prepared, first=first, notes=notes)
             return await training.train(cluster, on_epoch)
         finally:
             await self._end_run()

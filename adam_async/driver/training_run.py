@@ -252,6 +252,7 @@ class TrainingRun:
 
     async def _end_pause(self, cluster: ClusterMap, paused: EpochRecord) -> None:
         """Take a checkpoint within an epoch, and continue training."""
+        mine = False
 
         mine = False
 
