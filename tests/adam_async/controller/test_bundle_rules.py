@@ -80,9 +80,8 @@ def test_the_memory_of_secondaries_is_counted():
     cluster.set("nodes/ps-1", node("ps", info={"memory_bytes": 4095}))
     (event,) = cluster.create("a", store_record(servers=1, copies=2))
     assert isinstance(event, Invalid)
-    assert (
-        "need 8192 bytes with the state of their rules, 4096 of them on ps-1, which has 4095" in event.reason
-    )
+    assert "need 8192 bytes in 2 copies with the state of their rules" in event.reason
+    assert "4096 of them on ps-1, which has 4095" in event.reason
     cluster.set("nodes/ps-1", node("ps", info={"memory_bytes": 8191}))
     cluster.create("a", store_record(servers=1, copies=2))
     (event,) = cluster.create("b", store_record("store-2", servers=1, copies=2))
