@@ -421,7 +421,7 @@ async def test_rates_are_divided_by_one_plus_the_staleness_of_the_push(network):
 
 
 async def resume(servers):
-    """Let another driver begin a run that resumes the end of the servers' first one, which its driver ends."""
+    """End the servers' first run as its driver, and let another driver resume it."""
     identity = servers.identity("driver", 1)
     member = Membership(
         network=servers.network,
