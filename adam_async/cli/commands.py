@@ -54,6 +54,9 @@ app = App(
 data_commands = App(name="data")
 app.command(data_commands)
 
+launch_commands = App(name="launch", help="Train with roles on other machines.")
+app.command(launch_commands)
+
 token_commands = App(name="token", help="Make a cluster's token, or derive the keys of one role from it.")
 app.command(token_commands)
 
@@ -92,7 +95,8 @@ def check_words(arguments: list[str]) -> None:
         ConfigError: The command is unknown; the error has the nearest command, and all commands.
     """
     path, _, rest = app.parse_commands(arguments)
-    group = {(): app, ("data",): data_commands, ("token",): token_commands}.get(path)
+    groups = {(): app, ("data",): data_commands, ("launch",): launch_commands, ("token",): token_commands}
+    group = groups.get(path)
     if group is None or not rest or (path and rest[0].startswith("-")):
         return
     whole = {name: " ".join((*path, name)) for name in group}
@@ -135,6 +139,34 @@ def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
 
     return _run(
         lambda terminal: work(options, os.environ, terminal),
+        loop=options.loop,
+        verbose=options.verbose,
+        quiet=options.quiet,
+        level=options.log_level,
+        lines=JsonLine("driver") if options.log_json else None,
+    )
+
+
+@launch_commands.command(name="ssh")
+def launch_ssh(
+    hosts: Path,
+    file: Path | None = None,
+    /,
+    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Train with the roles on hosts, over SSH, and the driver in this process; needs the extra `ssh`.
+
+    Parameters
+    ----------
+    hosts
+        TOML file with the hosts (docs/how-to/launch-ssh.md).
+    file
+        TOML file with options, as of `train --config`.
+    """
+    from adam_async.cli.launch import launch_over_ssh
+
+    return _run(
+        lambda terminal: launch_over_ssh(hosts, file, options, os.environ, terminal),
         loop=options.loop,
         verbose=options.verbose,
         quiet=options.quiet,

@@ -153,7 +153,9 @@ class TrainingTarget:
 
     def child(self, server: str) -> ChildProcess:
         """Return the newest process of a server."""
-        return self._cluster.children[server]
+        child = self._cluster.children[server]
+        assert isinstance(child, ChildProcess), "a drill starts child processes"
+        return child
 
     async def resumed(self, homes: Sequence[str], fault_s: float) -> dict[str, float]:
         """Return for each bundle the seconds to its new primary in the map; see `injection.Target`."""
