@@ -19,6 +19,7 @@ from adam_async.cli.options import (
     Damaged,
     DataServerOptions,
     DrillOptions,
+    FromEnvironmentOptions,
     InspectOptions,
     LogLevel,
     LoopName,
@@ -378,6 +379,32 @@ def worker(
     from adam_async.cli.roles import serve_worker
 
     return _run_role(lambda _: serve_worker(options, threads, in_flight, os.environ), options)
+
+
+@app.command
+def role(options: FromEnvironmentOptions = FromEnvironmentOptions()) -> int:  # noqa: B008 - frozen
+    """Run the roles of this process of a batch job, which the variables of its engine name.
+
+    A rank with one role runs it; with several, the rank starts them as child processes and restarts them.
+    """
+    from adam_async.cli.from_environment import Found, find_roles, show, supervise
+
+    found: list[Found] = []
+
+    async def find(terminal: Terminal) -> int:
+        found.append(await find_roles(options, os.environ))
+        return show(found[0]) if options.print else 0
+
+    code = _run(find, loop=options.loop, verbose=options.verbose)
+    if code or options.print:
+        return code
+    if len(found[0].assignment.roles) == 1:
+        return run_command(found[0].command(options))
+    return _run(
+        lambda terminal: supervise(found[0], options, os.environ, terminal),
+        loop=options.loop,
+        verbose=options.verbose,
+    )
 
 
 @app.command

@@ -1,10 +1,11 @@
-"""Pure: the interface between a cluster and the engine that starts its processes.
+"""The interface between a cluster and the engine that starts its processes.
 
-A cluster decides which roles run, and whether a lost role may come back (`cluster/supervision.py`). A launcher
-decides on which machine a role runs, and starts its process there:
+A cluster decides which roles run, and whether a lost role may come back (`cluster/supervision.py`). A
+launcher decides on which machine a role runs, and starts its process there:
 
     async with asyncio.TaskGroup() as group:
-        ps = launcher.start(RoleSpec(role="ps", node="ps-0", arguments=("--controller", found), ...), group, print)
+        spec = RoleSpec(role="ps", node="ps-0", arguments=("--controller", found), ...)
+        ps = launcher.start(spec, group, print)
         print(await ps.address)                      # its first line
         await ps.ended.wait()                        # then: ps.code, ps.how, ps.last_lines
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from adam_async.run.config import Config
+from adam_async.run.image_size import Size
 from adam_async.runtime.role_handle import RoleHandle
 from transport import Identity, Network
 
@@ -41,8 +43,8 @@ class RoleSpec:
         role: ``controller``, ``ps``, ``data`` or ``worker``.
         node: Node id, unique in the cluster.
         arguments: Options of the role's command, except those of the other attributes.
-        orders: First line on the stdin of the process, with the keys of the role. Other users of a machine can
-            read the arguments and the environment of a process, and not this line.
+        orders: First line on the stdin of the process, with the keys of the role. Other users of a machine
+            can read the arguments and the environment of a process, and not this line.
         environment: Variables of the process. A launcher on other machines adds them to theirs.
         bind: Address to listen on; empty: any free port of the address of its machine.
         threads: Compute threads of a worker; 0: its share of the cores of its machine.
@@ -69,6 +71,20 @@ class RoleSpec:
         if self.role == "worker":
             words = (*words, "--threads", str(self.threads or threads))
         return (*words, *self.arguments)
+
+
+def data_words(config: Config, *, cache: str, size: Size | None) -> tuple[str, ...]:
+    """Return the options of a data server for the images of a run.
+
+    Args:
+        config: The run.
+        cache: Memory for images, of this data server.
+        size: Columns and rows of encoded images; None: the images decide.
+    """
+    words = ("--data", config.data, "--damaged", config.damaged, "--cache", cache)
+    if config.spill:
+        words = (*words, "--spill", config.spill)
+    return (*words, "--size", f"{size[1]}x{size[0]}") if size else words
 
 
 class Launcher(Protocol):

@@ -22,7 +22,7 @@ import msgspec
 from adam_async.checkpoint.manifest import resumed_spec
 from adam_async.checkpoint.trained_model import Model as TrainedModel
 from adam_async.cluster.external_data import DataHosts, hosts_of
-from adam_async.cluster.launcher import Launcher
+from adam_async.cluster.launcher import Launcher, data_words
 from adam_async.cluster.local_launcher import LocalLauncher
 from adam_async.cluster.networks import address_towards, network_for, slowed
 from adam_async.cluster.parent_pipe import Orders
@@ -215,13 +215,10 @@ class ProcessCluster:
         common = ("--controller", controller)
         worker = (*common, "--in-flight", str(config.in_flight), *self._imports)
         data_servers = 0 if setup.hosts or setup.dataset is not None else config.data_servers
-        cache = one_of(config.cache, data_servers)
-        images = ["--data", config.data, "--damaged", config.damaged, "--cache", cache]
-        images += ["--spill", config.spill] if config.spill else []
         resume = inputs.resume
         spec = resumed_spec(resume.manifest, inputs.spec) if resume is not None else inputs.spec
-        if size := setup.image_size(spec):
-            images += ["--size", f"{size[1]}x{size[0]}"]
+        cache = one_of(config.cache, data_servers)
+        images = data_words(config, cache=cache, size=setup.image_size(spec))
         start = self._roles.start
         started = [
             *(start("data", f"data-{n}", *common, *images) for n in range(data_servers)),

@@ -1,4 +1,4 @@
-"""The processes of a cluster: a launcher starts them, and they come back if the run has their state elsewhere."""
+"""The processes of a cluster: started by a launcher, and again if the run has their state elsewhere."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -227,7 +227,11 @@ class Supervisor:
         """Whether the others go on without a controller or server that is not started again."""
         if node.startswith("ps-"):
             return self._config.copies_in_force > 1 and self._losses.suffice(self._map)
-        serving = [name for name in self._controllers if name != node and self.processes[name].serves]
+        serving = [
+            name
+            for name in self._controllers
+            if name != node and name in self.processes and self.processes[name].serves
+        ]
         return node in self._controllers and 2 * len(serving) > len(self._controllers)
 
     @property
