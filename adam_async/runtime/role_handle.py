@@ -96,10 +96,11 @@ class RoleHandle(ABC):
         self.code = code
         if self._listens_at is not None:
             self.served_s = asyncio.get_running_loop().time() - self._listens_at
+        # A supervisor that waits for the end notes it before an address that did not come ends the start.
+        self.ended.set()
         if not self.address.done():
             self.address.set_exception(self._start_error())
             self.address.exception()  # mark it retrieved: a caller need not wait for the address
-        self.ended.set()
 
     def _start_error(self) -> RoleDied:
         """Return the error of a process that ended before its address line."""

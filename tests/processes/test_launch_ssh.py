@@ -115,10 +115,11 @@ def test_roles_end_when_the_launching_process_is_killed(site: Site) -> None:
 
 def test_the_output_of_a_role_that_cannot_start_is_forwarded_and_ends_the_launch(site: Site) -> None:
     with launch(site, "--data", "/no/such/folder") as command:
-        code = command.finish()
+        code = command.finish(seconds=60)
 
     assert code == 3, command.output
     assert "data-0 | adam-async: /no/such/folder does not exist" in command.output
+    assert "data-0 died: ended with exit code 3" in command.output
     assert site.roles() == {}
 
 
@@ -126,7 +127,7 @@ def test_another_key_than_the_known_one_is_refused_with_the_cure(site: Site) -> 
     first, second = site.hosts
     wrong = first.known() + second.known().replace(second.public_key, first.public_key)
     with launch(site, hosts=site.file(known=wrong)) as command:
-        code = command.finish()
+        code = command.finish(seconds=60)
 
     assert code == 2, command.output
     assert f"the key of host 127.0.0.3 is not one that {site.folder}/known_hosts has for it" in command.output
@@ -138,7 +139,7 @@ def test_another_key_than_the_known_one_is_refused_with_the_cure(site: Site) -> 
 def test_a_host_that_does_not_answer_is_named(site: Site) -> None:
     silent = f'[[hosts]]\nname = "127.0.0.4"\nport = {free_port("127.0.0.4")}\n'
     with launch(site, hosts=site.file(site.hosts[0].table(), silent)) as command:
-        code = command.finish()
+        code = command.finish(seconds=60)
 
     assert code == 4, command.output
     assert "cannot reach host 127.0.0.4 at 127.0.0.4:" in command.output
@@ -150,7 +151,7 @@ def test_a_host_without_the_package_is_named_with_the_cure(site: Site) -> None:
     first, second = site.hosts
     tables = (first.table(), second.table(command=["/no/such/adam-async"]))
     with launch(site, hosts=site.file(*tables)) as command:
-        code = command.finish()
+        code = command.finish(seconds=60)
 
     assert code == 2, command.output
     assert "host 127.0.0.3 cannot run '/no/such/adam-async'" in command.output
@@ -162,7 +163,7 @@ def test_a_login_that_the_host_refuses_is_named(site: Site) -> None:
     site.key = site.folder / "stranger"
     make_key(site.key)
     with launch(site) as command:
-        code = command.finish()
+        code = command.finish(seconds=60)
 
     assert code == 2, command.output
     assert "refuses the login: " in command.output

@@ -144,7 +144,7 @@ async def test_a_program_hears_that_a_child_cannot_start() -> None:
 
 async def test_the_error_of_a_slow_start_names_the_option_for_a_longer_wait() -> None:
     waits = Waits(prepare_s=0.01)
-    with pytest.raises(DeadlineExceeded, match=r"where it listens; .* raise prepare_s under \[waits\]"):
+    with pytest.raises(DeadlineExceeded, match=r"to report its address; .* raise prepare_s under \[waits\]"):
         async with ProcessCluster(make_config({"data": "digits", "waits": waits})):
             pass
 
