@@ -222,7 +222,7 @@ async def _serve(
                 ),
                 name=f"{role}/serve",
             )
-            await parent.gone()
+            await parent.gone(orders.silence_s)
             work.cancel()
     return 0
 

@@ -88,7 +88,13 @@ def data_words(config: Config, *, cache: str, size: Size | None) -> tuple[str, .
 
 
 class Launcher(Protocol):
-    """An engine that starts the processes of a cluster, on one machine or on several."""
+    """An engine that starts the processes of a cluster, on one machine or on several.
+
+    Attributes:
+        silence_s: Seconds without a byte from the launcher after which a role ends; 0: no limit.
+    """
+
+    silence_s: float
 
     def start(self, spec: RoleSpec, group: asyncio.TaskGroup, on_line: Callable[[str], None]) -> RoleHandle:
         """Start a role, also again after the end of its last process, perhaps on another machine.

@@ -31,6 +31,8 @@ class LocalLauncher:
         hosts: Addresses of standalone data servers, which must reach the controllers.
     """
 
+    silence_s = 0.0
+
     def __init__(self, environment: Mapping[str, str], *, hosts: Sequence[str] = ()) -> None:
         self._temporary = Path(environment.get("TMPDIR") or "/tmp")
         self._hosts = hosts

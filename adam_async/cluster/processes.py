@@ -171,7 +171,9 @@ class ProcessCluster:
         # Standalone data servers accept only their own token, or no token if they have none.
         token = setup.token if setup.hosts else setup.entropy(32).hex()
         room = self.timeline.limit_events if self.timeline is not None else 0
-        orders = orders_for(token or "", config.waits, profile_events=room)
+        orders = orders_for(
+            token or "", config.waits, profile_events=room, silence_s=self._launcher.silence_s
+        )
         async with AsyncExitStack() as stack:
             inputs = await setup.with_checkpoints(stack)
             state = ""
@@ -309,7 +311,7 @@ class ProcessCluster:
         return f"<ProcessCluster {', '.join(self._roles.processes) or 'not started'}>"
 
 
-def orders_for(token: str, waits: Waits, *, profile_events: int) -> dict[str, bytes]:
+def orders_for(token: str, waits: Waits, *, profile_events: int, silence_s: float = 0.0) -> dict[str, bytes]:
     """Return the first stdin line for the children of each role, with the keys of that role only.
 
     Raises:
@@ -318,6 +320,6 @@ def orders_for(token: str, waits: Waits, *, profile_events: int) -> dict[str, by
     lines = {}
     for role in CHILDREN:
         keys = derived_text(token, role) if token else ""
-        orders = Orders(token=keys, waits=waits, profile_events=profile_events)
+        orders = Orders(token=keys, waits=waits, profile_events=profile_events, silence_s=silence_s)
         lines[role] = msgspec.json.encode(orders) + b"\n"
     return lines

@@ -38,6 +38,12 @@ CHECK_S = 60.0
 KEEPALIVE_S = 5.0
 """Seconds between two questions to a silent host; three without an answer end the connection."""
 
+BEAT_S = 5.0
+"""Seconds between two empty lines on the stdin of a role."""
+
+SILENCE_S = 30.0
+"""Seconds without such a line after which a role ends: the launching machine is lost."""
+
 CONNECTING = 4
 """Maximum number of logins at once: an SSH server refuses some of ten."""
 
@@ -65,6 +71,8 @@ class SshLauncher:
             login, lacks the package, or has another version.
         RoleUnreachable: A host does not answer.
     """
+
+    silence_s = SILENCE_S
 
     def __init__(self, hosts: Hosts, *, entropy: Callable[[int], bytes]) -> None:
         self.hosts = hosts
@@ -253,13 +261,13 @@ class SshRole(RoleHandle):
                 process = await connection.create_process(command, encoding=None)
                 process.stdin.write(spec.orders)
                 async with asyncio.TaskGroup() as group:
-                    ending = group.create_task(self._end_on_request(process.stdin), name=f"{self.node}/stdin")
+                    feeding = group.create_task(self._feed(process.stdin), name=f"{self.node}/stdin")
                     try:
                         await self._relay(process.stdout, process.stderr)
                     except* (ssh.Error, OSError):
                         pass  # the missing exit code says that the connection broke
                     await process.wait_closed()
-                    ending.cancel()
+                    feeding.cancel()
                 code = process.returncode
                 if code is not None:
                     return code
@@ -269,9 +277,14 @@ class SshRole(RoleHandle):
             self._cut_off = str(error)
         return CUT_OFF
 
-    async def _end_on_request(self, stdin: Any) -> None:
-        await self._close_stdin.wait()
-        with suppress(OSError):
+    async def _feed(self, stdin: Any) -> None:
+        """Show the role that this process lives, until `end` closes its stdin."""
+        with suppress(OSError):  # the role has ended
+            while not self._close_stdin.is_set():
+                stdin.write(b"\n")
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(BEAT_S):
+                        await self._close_stdin.wait()
             stdin.write_eof()
 
     def end(self) -> None:
