@@ -2,9 +2,10 @@
 
 The parent writes one line, the `Orders`, and then keeps the pipe open. The end of the file orders the child
 to end, or shows that its parent is gone: the system also closes the pipe of a killed parent. On a pipe from
-another machine the parent writes empty lines, because no system reports a lost machine. The pipe carries the keys of the child's role, because other users can read arguments and environments. On Linux
-the kernel also kills the child when its parent dies, in case the child is too busy to read. The child itself
-calls `prctl`, so no code runs between fork and exec.
+another machine the parent writes empty lines, because no system reports a lost machine. The pipe carries the
+keys of the child's role, because other users can read arguments and environments. On Linux the kernel also
+kills the child when its parent dies, in case the child is too busy to read. The child itself calls `prctl`:
+no code runs between fork and exec.
 
 A child runs in its own session: the terminal's Ctrl-C reaches only the parent, which then ends its children.
 """

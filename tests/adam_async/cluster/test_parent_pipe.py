@@ -43,11 +43,11 @@ async def test_a_silent_pipe_is_a_lost_parent(stdin: int, caplog: pytest.LogCapt
 async def test_a_parent_that_writes_in_time_is_not_lost(stdin: int) -> None:
     loop = asyncio.get_running_loop()
     async with Parent() as parent, asyncio.timeout(20), asyncio.TaskGroup() as group:
-        gone = group.create_task(parent.gone(2.0))
+        gone = group.create_task(parent.gone(0.8))
         begun_s = loop.time()
-        while loop.time() - begun_s < 2.5:
+        while loop.time() - begun_s < 0.9:
             os.write(stdin, b"\n")
-            assert not (await asyncio.wait({gone}, timeout=0.2))[0]
+            assert not (await asyncio.wait({gone}, timeout=0.1))[0]
         os.close(stdin)
 
 
@@ -55,19 +55,18 @@ async def test_a_stall_of_the_child_is_no_silence_of_its_parent(stdin: int) -> N
     async with Parent() as parent, asyncio.TaskGroup() as group:
         gone = group.create_task(parent.gone(0.2))
         await asyncio.wait({gone}, timeout=0.01)
-        os.write(stdin, b"\n")
-        stall_s = 0.15
-        asyncio.get_running_loop().call_soon(_block, stall_s)
+        asyncio.get_running_loop().call_soon(_stall, 0.15, stdin)
         assert not (await asyncio.wait({gone}, timeout=0.05))[0]
         os.close(stdin)
 
 
-def _block(seconds: float) -> None:
-    """Block the loop for some time, as a busy thread that has the interpreter's lock would."""
+def _stall(seconds: float, stdin: int) -> None:
+    """Block the loop for some time, in which the parent writes."""
     reading, writing = os.pipe()
     select.select([reading], [], [], seconds)
     os.close(reading)
     os.close(writing)
+    os.write(stdin, b"\n")
 
 
 @pytest.mark.parametrize("line", [b"{}\n", b"no orders\n"])
