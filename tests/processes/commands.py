@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60.0
+PATIENCE_S = 20.0
 
 
 def until(predicate: Callable[[], object], what: str, *, seconds: float = PATIENCE_S) -> None:
