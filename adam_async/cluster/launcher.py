@@ -67,7 +67,7 @@ class RoleSpec:
             bind: Address to listen on, if `bind` is empty.
             threads: Compute threads, if `threads` is 0.
         """
-        words = (self.role, "--id", self.node, "--supervised", "--bind", self.bind or bind)
+        words: tuple[str, ...] = (self.role, "--id", self.node, "--supervised", "--bind", self.bind or bind)
         if self.role == "worker":
             words = (*words, "--threads", str(self.threads or threads))
         return (*words, *self.arguments)
@@ -81,7 +81,7 @@ def data_words(config: Config, *, cache: str, size: Size | None) -> tuple[str, .
         cache: Memory for images, of this data server.
         size: Columns and rows of encoded images; None: the images decide.
     """
-    words = ("--data", config.data, "--damaged", config.damaged, "--cache", cache)
+    words: tuple[str, ...] = ("--data", config.data, "--damaged", config.damaged, "--cache", cache)
     if config.spill:
         words = (*words, "--spill", config.spill)
     return (*words, "--size", f"{size[1]}x{size[0]}") if size else words
