@@ -57,6 +57,7 @@ ROOMS = (
     "cluster",
     "store",
     "sync",
+    "launch",
     "drill",
     "simulation",
     "cli",
@@ -161,6 +162,7 @@ PORTS = (
     port("adam_async/worker/kernel_change.py", "files processes system threads", "a child compiles"),
     port("adam_async/simulation/process_pool.py", "processes system", "child processes that run simulations"),
     port("adam_async/cluster/processes.py", "system", "the environment that its children inherit"),
+    port("adam_async/cluster/local_launcher.py", "system", "the folder of the controllers' state"),
     port(
         "adam_async/data_server/sources/file_ranges.py",
         "files system",

@@ -20,6 +20,7 @@ from adam_async.cli.options import (
     Damaged,
     DataServerOptions,
     DrillOptions,
+    FromEnvironmentOptions,
     InspectOptions,
     LogLevel,
     LoopName,
@@ -54,6 +55,9 @@ app = App(
 
 data_commands = App(name="data")
 app.command(data_commands)
+
+launch_commands = App(name="launch", help="Train with roles on other machines.")
+app.command(launch_commands)
 
 token_commands = App(name="token", help="Make a cluster's token, or derive the keys of one role from it.")
 app.command(token_commands)
@@ -105,7 +109,8 @@ def check_words(arguments: list[str]) -> None:
         ConfigError: The command is unknown; the error has the nearest command, and all commands.
     """
     path, _, rest = app.parse_commands(arguments)
-    group = {(): app, ("data",): data_commands, ("token",): token_commands}.get(path)
+    groups = {(): app, ("data",): data_commands, ("launch",): launch_commands, ("token",): token_commands}
+    group = groups.get(path)
     if group is None or not rest or (path and rest[0].startswith("-")):
         return
     whole = {name: " ".join((*path, name)) for name in group}
@@ -148,6 +153,34 @@ def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
 
     return _run(
         lambda terminal: work(options, os.environ, terminal),
+        loop=options.loop,
+        verbose=options.verbose,
+        quiet=options.quiet,
+        level=options.log_level,
+        lines=JsonLine("driver") if options.log_json else None,
+    )
+
+
+@launch_commands.command(name="ssh")
+def launch_ssh(
+    hosts: Path,
+    file: Path | None = None,
+    /,
+    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Train with the roles on hosts, over SSH, and the driver in this process; needs the extra `ssh`.
+
+    Parameters
+    ----------
+    hosts
+        TOML file with the hosts (docs/how-to/launch-ssh.md).
+    file
+        TOML file with options, as of `train --config`.
+    """
+    from adam_async.cli.launch import launch_over_ssh
+
+    return _run(
+        lambda terminal: launch_over_ssh(hosts, file, options, os.environ, terminal),
         loop=options.loop,
         verbose=options.verbose,
         quiet=options.quiet,
@@ -359,6 +392,32 @@ def worker(
     from adam_async.cli.roles import serve_worker
 
     return _run_role(lambda _: serve_worker(options, threads, in_flight, os.environ), options)
+
+
+@app.command
+def role(options: FromEnvironmentOptions = FromEnvironmentOptions()) -> int:  # noqa: B008 - frozen
+    """Run the roles of this process of a batch job, which the variables of its engine name.
+
+    A rank with one role runs it; with several, the rank starts them as child processes and restarts them.
+    """
+    from adam_async.cli.from_environment import Found, find_roles, show, supervise
+
+    found: list[Found] = []
+
+    async def find(terminal: Terminal) -> int:
+        found.append(await find_roles(options, os.environ))
+        return show(found[0]) if options.print else 0
+
+    code = _run(find, loop=options.loop, verbose=options.verbose)
+    if code or options.print:
+        return code
+    if len(found[0].assignment.roles) == 1:
+        return run_command(found[0].command(options))
+    return _run(
+        lambda terminal: supervise(found[0], options, os.environ, terminal),
+        loop=options.loop,
+        verbose=options.verbose,
+    )
 
 
 @app.command

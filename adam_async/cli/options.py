@@ -400,6 +400,27 @@ class WorkerOptions(MemberOptions):
 
 
 @options
+class FromEnvironmentOptions:
+    """Options of `role`."""
+
+    from_env: Annotated[bool, _OnlyOn] = False
+    """Take the role from ADAM_ROLE, a rank of torchrun, Open MPI, PMI or Slurm, or POD_NAME of Kubernetes,
+    and the controllers from ADAM_CONTROLLER, MASTER_ADDR or SLURM_JOB_NODELIST."""
+    config: Path | None = None
+    """TOML file with the options of the run, as of `train --config`: numbers of roles, data, threads."""
+    dir: Path | None = None
+    """Folder for the copies of the cluster map of the controllers of this process."""
+    token_file: Path | None = None
+    """File with the cluster's token, or the keys of this role; by default ADAM_TOKEN."""
+    print: Annotated[bool, _OnlyOn] = False
+    """Print the roles of this process, a line each, and run none."""
+    verbose: Annotated[bool, _OnlyOn] = False
+    """Log the actions of the roles."""
+    loop: LoopName = "uvloop"
+    """The event loop."""
+
+
+@options
 class StoreOptions:
     """Options of `store`."""
 

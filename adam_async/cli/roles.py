@@ -54,10 +54,10 @@ from adam_async.run.image_size import read_image_size
 from adam_async.run.stragglers import check_own, pace_of
 from adam_async.run.token_file import holds_keys
 from adam_async.run.user_code import StepSource, add_import_folder, allow_steps, import_layers, read_layers
-from adam_async.runtime.child_process import address_line
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes, usable_cores
+from adam_async.runtime.role_handle import address_line
 from adam_async.runtime.timeline import Timeline
 from transport import BufferPool
 
@@ -222,7 +222,7 @@ async def _serve(
                 ),
                 name=f"{role}/serve",
             )
-            await parent.gone()
+            await parent.gone(orders.silence_s)
             work.cancel()
     return 0
 

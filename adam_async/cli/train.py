@@ -32,6 +32,7 @@ from adam_async.cli.signals import EARLY
 from adam_async.cli.terminal import Terminal, explain
 from adam_async.cli.token import read_token
 from adam_async.cluster.external_data import addresses_in, hosts_of
+from adam_async.cluster.launcher import Launcher
 from adam_async.cluster.local import LocalCluster
 from adam_async.cluster.networks import network_for
 from adam_async.cluster.processes import ProcessCluster
@@ -93,27 +94,35 @@ class Imports:
     step: NamedStep | None
 
 
-async def run_training(options: TrainOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
+async def run_training(
+    options: TrainOptions,
+    environment: Mapping[str, str],
+    terminal: Terminal,
+    launcher: Launcher | None = None,
+) -> int:
     """Train a model, and write the results that the options name.
+
+    Args:
+        launcher: Starts the processes of the roles; None: as the options say.
 
     Raises:
         AdamError: An option is wrong, or the run fails; see `adam_async/errors.py`.
     """
     async with Disk() as disk:
         resumed = await newest_manifest(options.resume, disk) if options.resume is not None else None
-        config = await configure(options, environment, disk, resumed)
+        config = await configure(options, environment, disk, resumed, launched=launcher is not None)
         imports = _import_code(options, terminal)
         contents = await _read_contents(options, config, environment, disk, resumed, terminal)
         timeline = Timeline() if options.profile is not None else None
         dataset = None
-        if needs_data(options, config):
+        if launcher is None and needs_data(options, config):
             dataset = await _load_dataset(config, contents, environment, disk, resumed)
         driver: Driver | None = None
         result: RunResult | None = None
         kept: Kept | None = None
         try:
             async with open_cluster(
-                options, config, contents, environment, dataset, terminal, timeline, imports
+                options, config, contents, environment, dataset, terminal, timeline, imports, launcher
             ) as (driver, train):
                 driver.listen(terminal.notice)
                 table = LiveTable(
@@ -329,9 +338,17 @@ def needs_data(options: TrainOptions, config: Config) -> bool:
 
 
 async def configure(
-    options: TrainOptions, environment: Mapping[str, str], disk: Disk, resumed: Manifest | None = None
+    options: TrainOptions,
+    environment: Mapping[str, str],
+    disk: Disk,
+    resumed: Manifest | None = None,
+    *,
+    launched: bool = False,
 ) -> Config:
     """Merge the options of defaults or a checkpoint, file, environment and command line, in this order.
+
+    Args:
+        launched: Whether the workers run on other machines, with more cores than this one.
 
     Raises:
         CheckpointError: An option differs from the checkpoint's and may not.
@@ -359,7 +376,7 @@ async def configure(
         if getattr(options, name) is not None and options.checkpoint is None and options.resume is None:
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{option} needs a folder for the checkpoints: give --checkpoint DIR")
-    if options.controller is None:
+    if options.controller is None and not launched:
         config.threads_per_worker(usable_cores())
     config.weights_in(one_process=not config.processes and options.controller is None)
     if options.controller is not None and config.processes:
@@ -438,6 +455,7 @@ async def open_cluster(
     terminal: Terminal,
     timeline: Timeline | None,
     imports: Imports,
+    launcher: Launcher | None = None,
 ) -> AsyncIterator[tuple[Driver, Train]]:
     """Start the roles of the configuration, or join running ones."""
     role = "driver" if options.controller is not None else ""
@@ -451,7 +469,7 @@ async def open_cluster(
             token=token,
             model_text=contents.model_text,
             transforms=contents.transforms,
-            environment=environment,
+            environment=environment if launcher is None else None,
             on_line=terminal.notice,
             timeline=timeline,
             checkpoint=options.checkpoint,
@@ -461,6 +479,7 @@ async def open_cluster(
             step=options.step,
             step_args=imports.step_args,
             step_path=options.step_path,
+            launcher=launcher,
         ) as processes:
             yield processes.driver, processes.train
     else:

@@ -1,16 +1,18 @@
 """The pipe from a parent process to a child: orders arrive on stdin, and the child ends with the pipe.
 
-The parent writes one line, the `Orders`, and then keeps the pipe open and silent. The end of the file orders
-the child to end, or shows that its parent is gone: the system also closes the pipe of a killed parent. The
-pipe carries the keys of the child's role, because other users can read arguments and environments. On Linux
-the kernel also kills the child when its parent dies, in case the child is too busy to read. The child itself
-calls `prctl`, so no code runs between fork and exec.
+The parent writes one line, the `Orders`, and then keeps the pipe open. The end of the file orders the child
+to end, or shows that its parent is gone: the system also closes the pipe of a killed parent. On a pipe from
+another machine the parent writes empty lines, because no system reports a lost machine. The pipe carries the
+keys of the child's role, because other users can read arguments and environments. On Linux the kernel also
+kills the child when its parent dies, in case the child is too busy to read. The child itself calls `prctl`:
+no code runs between fork and exec.
 
 A child runs in its own session: the terminal's Ctrl-C reaches only the parent, which then ends its children.
 """
 
 import asyncio
 import ctypes
+import logging
 import signal
 import sys
 
@@ -18,6 +20,8 @@ import msgspec
 
 from adam_async.errors import ConfigError
 from adam_async.run.config import Waits
+
+logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 """Option of `prctl` from linux/prctl.h: the signal at the death of the parent."""
@@ -34,6 +38,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     waits: Waits
     profile_events: int = 0
     """Maximum number of events of a profile; 0: no profile."""
+    silence_s: float = 0.0
+    """Time without a byte on the pipe after which the parent counts as lost, in seconds; 0: no limit."""
 
 
 def die_with_parent() -> None:
@@ -69,7 +75,20 @@ class Parent:
         except (TimeoutError, msgspec.DecodeError) as error:
             raise ConfigError(f"--supervised is for child processes: no orders on stdin ({error})") from None
 
-    async def gone(self) -> None:
-        """Wait for the end of the pipe: the parent ends this process, or has ended."""
-        while await self._reader.read(4096):
-            pass
+    async def gone(self, silence_s: float) -> None:
+        """Wait for the end of the pipe, or for its silence: the parent ends this process, or is lost.
+
+        Args:
+            silence_s: See `Orders`.
+        """
+        silent = 0
+        # After a stall of this process a deadline may pass before the bytes that wait in the pipe are read.
+        while silent < 2:
+            try:
+                async with asyncio.timeout(silence_s / 2 if silence_s else None):
+                    if not await self._reader.read(4096):
+                        return
+                silent = 0
+            except TimeoutError:
+                silent += 1
+        logger.error("the launching process is lost: it has sent nothing for %g s", silence_s)

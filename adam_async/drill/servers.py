@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from adam_async.cluster.local_launcher import free_addresses
 from adam_async.cluster.networks import LOOPBACK, cluster_network
-from adam_async.cluster.processes import free_addresses, orders_for
+from adam_async.cluster.processes import orders_for
 from adam_async.errors import DeadlineExceeded
 from adam_async.run.addresses import controller_names
 from adam_async.run.config import Waits

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from adam_async.cluster.local_launcher import LocalLauncher
 from adam_async.cluster.processes import ProcessCluster
 from adam_async.drill.injection import PATIENCE_S, Injector
 from adam_async.drill.observations import Observations, PairObservation
@@ -116,10 +117,11 @@ class TrainingDrill:
             AdamError: The run failed.
         """
         watch = MapWatch(store_in_progress)
+        launcher = LocalLauncher(self.environment, network=self.network)
         try:
             async with (
                 ProcessCluster(
-                    config, environment=self.environment, on_line=self.on_line, network=self.network
+                    config, environment=self.environment, on_line=self.on_line, launcher=launcher
                 ) as cluster,
                 asyncio.TaskGroup() as group,
             ):
@@ -158,7 +160,9 @@ class TrainingTarget:
 
     def child(self, server: str) -> ChildProcess:
         """Return the newest process of a server."""
-        return self._cluster.children[server]
+        child = self._cluster.children[server]
+        assert isinstance(child, ChildProcess), "a drill starts child processes"
+        return child
 
     async def resumed(self, homes: Sequence[str], fault_s: float) -> dict[str, float]:
         """Return for each bundle the seconds to its new primary in the map; see `injection.Target`."""

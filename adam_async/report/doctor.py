@@ -56,6 +56,7 @@ EXTRAS = (
     ("ml-dtypes", "fast", "without it tensors of bfloat16 cannot travel"),
     ("cyclopts", "cli", "the command line needs it"),
     ("rich", "cli", "the command line needs it, and the live table"),
+    ("asyncssh", "ssh", "`launch ssh` needs it"),
 )
 """Package, its extra, and its purpose."""
 

@@ -18,7 +18,15 @@ from adam_async.run.option_types import described_type
 
 PREFIX = "ADAM_"
 
-OTHERS = ("ADAM_DATA_DIR", "ADAM_TOKEN", "ADAM_TRACEBACK", "ADAM_VECTORS")
+OTHERS = (
+    "ADAM_CONTROLLER",
+    "ADAM_DATA_DIR",
+    "ADAM_NODE",
+    "ADAM_ROLE",
+    "ADAM_TOKEN",
+    "ADAM_TRACEBACK",
+    "ADAM_VECTORS",
+)
 """Variables that the commands read, but that set no option."""
 
 TOOLS = ("ADAM_TEST_", "ADAM_BENCH_")

@@ -12,7 +12,8 @@ from contextlib import AsyncExitStack, suppress
 import msgspec
 
 from adam_async.errors import RoleDied
-from adam_async.runtime.child_process import COMMAND, child_environment, how_it_ended
+from adam_async.runtime.child_process import COMMAND, child_environment
+from adam_async.runtime.role_handle import how_it_ended
 from adam_async.simulation.work import Answer, Work, answers_to, ignore_progress
 
 LINE_BYTES = 256 << 20

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from adam_async.cluster import processes
+from adam_async.cluster import local_launcher
 from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.cluster.processes import ProcessCluster
 from adam_async.run.option_sources import make_config
@@ -255,7 +255,7 @@ def test_a_command_trains_with_three_controllers_and_names_the_one_that_died() -
 
 async def test_ports_that_another_process_took_are_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    choose, chosen = processes.free_addresses, []
+    choose, chosen = local_launcher.free_addresses, []
     config = make_config({"data": "digits", "epochs": 1, "processes": True, "controllers": 3})
 
     async def refuse(link: Any) -> None:
@@ -267,7 +267,7 @@ async def test_ports_that_another_process_took_are_chosen_anew(monkeypatch: pyte
             chosen[0][1] = taken.address
         return chosen[-1]
 
-    monkeypatch.setattr(processes, "free_addresses", first_a_taken_one)
+    monkeypatch.setattr(local_launcher, "free_addresses", first_a_taken_one)
     network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
     identity = Identity(role="data", node="other", incarnation=1)
     async with (
@@ -286,7 +286,7 @@ async def test_ports_that_another_process_took_are_chosen_anew(monkeypatch: pyte
     [
         (
             ("controller", "--peers", "1=tcp://127.0.0.1:1"),
-            "--peers names the controllers 1: say by --id which",
+            "--peers names the controllers 1: give --id of this one",
         ),
         (("controller", "--id", "2", "--peers", "1=tcp://127.0.0.1:1"), "--id 2 is none of the controllers"),
         (

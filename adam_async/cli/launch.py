@@ -1,0 +1,38 @@
+"""The command `launch`: `train`, with the roles on other machines."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from adam_async.cli.files import read_file
+from adam_async.cli.options import TrainOptions
+from adam_async.cli.terminal import Terminal
+from adam_async.cli.train import run_training
+from adam_async.errors import ConfigError
+from adam_async.launch.hosts import read_hosts
+from adam_async.launch.ssh import SshLauncher
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
+
+
+async def launch_over_ssh(
+    hosts: Path, file: Path | None, options: TrainOptions, environment: Mapping[str, str], terminal: Terminal
+) -> int:
+    """Train with the roles on the hosts of a file. See `run_training`.
+
+    Raises:
+        ConfigError: The file is wrong, a host cannot be used, or an option is not for this command.
+        RoleUnreachable: A host does not answer.
+    """
+    if file is not None and options.config is not None:
+        raise ConfigError(f"{file} and --config {options.config} are both the file of options: give one")
+    for option in ("controller", "replay"):
+        if getattr(options, option) is not None:
+            raise ConfigError(f"--{option} has no force with launch, which starts the roles: leave it out")
+    if options.processes is False:
+        raise ConfigError("--no-processes has no force with launch, whose roles are processes: leave it out")
+    async with Disk() as disk:
+        found = read_hosts(await read_file(hosts, "the file of hosts", disk), source=str(hosts))
+    options = dataclasses.replace(options, config=file or options.config, processes=True)
+    async with SshLauncher(found, entropy=system_entropy) as launcher:
+        return await run_training(options, environment, terminal, launcher)

@@ -1,0 +1,134 @@
+"""The interface between a cluster and the engine that starts its processes.
+
+A cluster decides which roles run, and whether a lost role may come back (`cluster/supervision.py`). A
+launcher decides on which machine a role runs, and starts its process there:
+
+    async with asyncio.TaskGroup() as group:
+        spec = RoleSpec(role="ps", node="ps-0", arguments=("--controller", found), ...)
+        ps = launcher.start(spec, group, print)
+        print(await ps.address)                      # its first line
+        await ps.ended.wait()                        # then: ps.code, ps.how, ps.last_lines
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from adam_async.run.config import Config
+from adam_async.run.image_size import Size
+from adam_async.runtime.role_handle import RoleHandle
+from transport import Identity, Network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    """Limits of the restarts of a role. The state of the run decides whether the role may come back at all.
+
+    Attributes:
+        most: Maximum number of restarts in a row; further restarts would not remove the error.
+        sound_s: Seconds of service that reset this count.
+    """
+
+    most: int = 5
+    sound_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSpec:
+    """One role of a cluster, for any launcher.
+
+    Attributes:
+        role: ``controller``, ``ps``, ``data`` or ``worker``.
+        node: Node id, unique in the cluster.
+        arguments: Options of the role's command, except those of the other attributes.
+        orders: First line on the stdin of the process, with the keys of the role. Other users of a machine
+            can read the arguments and the environment of a process, and not this line.
+        environment: Variables of the process. A launcher on other machines adds them to theirs.
+        bind: Address to listen on; empty: any free port of the address of its machine.
+        threads: Compute threads of a worker; 0: its share of the cores of its machine.
+        restart: Limits of its restarts.
+    """
+
+    role: str
+    node: str
+    arguments: tuple[str, ...]
+    orders: bytes
+    environment: Mapping[str, str]
+    bind: str = ""
+    threads: int = 0
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+
+    def words(self, *, bind: str, threads: int) -> tuple[str, ...]:
+        """Return the words after ``adam-async`` that start the role.
+
+        Args:
+            bind: Address to listen on, if `bind` is empty.
+            threads: Compute threads, if `threads` is 0.
+        """
+        words: tuple[str, ...] = (self.role, "--id", self.node, "--supervised", "--bind", self.bind or bind)
+        if self.role == "worker":
+            words = (*words, "--threads", str(self.threads or threads))
+        return (*words, *self.arguments)
+
+
+def data_words(config: Config, *, cache: str, size: Size | None) -> tuple[str, ...]:
+    """Return the options of a data server for the images of a run.
+
+    Args:
+        config: The run.
+        cache: Memory for images, of this data server.
+        size: Columns and rows of encoded images; None: the images decide.
+    """
+    words: tuple[str, ...] = ("--data", config.data, "--damaged", config.damaged, "--cache", cache)
+    if config.spill:
+        words = (*words, "--spill", config.spill)
+    return (*words, "--size", f"{size[1]}x{size[0]}") if size else words
+
+
+class Launcher(Protocol):
+    """An engine that starts the processes of a cluster, on one machine or on several.
+
+    Attributes:
+        silence_s: Seconds without a byte from the launcher after which a role ends; 0: no limit.
+    """
+
+    silence_s: float
+
+    def start(self, spec: RoleSpec, group: asyncio.TaskGroup, on_line: Callable[[str], None]) -> RoleHandle:
+        """Start a role, also again after the end of its last process, perhaps on another machine.
+
+        Args:
+            spec: The role.
+            group: Parent of the task that lasts as long as the process.
+            on_line: Called with each line of its stderr.
+        """
+
+    def threads(self, config: Config) -> int:
+        """Return the compute threads of each worker of a run; 0: the launcher decides worker by worker.
+
+        Raises:
+            ConfigError: The workers have too many threads for their machine.
+        """
+
+    async def controller_addresses(
+        self, nodes: Sequence[str], network: Network, driver: Identity
+    ) -> list[str]:
+        """Return the address of each controller: with port 0 for a single one, else free and final.
+
+        Args:
+            nodes: Node ids of the controllers.
+            network: Network of the cluster's driver.
+            driver: Identity of the driver.
+
+        Raises:
+            ConfigError: A controller would have no address that others can dial.
+        """
+
+    def state_folder(self, name: str) -> AbstractAsyncContextManager[str]:
+        """Return a folder for the state of the controllers on their machines, which ends with the block.
+
+        Args:
+            name: Name that no other cluster has.
+        """

@@ -1,0 +1,249 @@
+"""The processes of a cluster: started by a launcher, and again if the run has their state elsewhere."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from adam_async.cluster.launcher import Launcher, RoleSpec
+from adam_async.cluster.server_losses import ServerLosses, successors_text
+from adam_async.driver.driver import Driver
+from adam_async.driver.readiness import LONGER
+from adam_async.errors import LOST_SHARDS, DeadlineExceeded, RoleDied, RoleFailed
+from adam_async.run.addresses import controller_names
+from adam_async.run.cluster_map import ClusterMap, failure_of
+from adam_async.run.config import Config
+from adam_async.run.stragglers import texts_for
+from adam_async.runtime.role_handle import RoleHandle
+
+
+class Supervisor:
+    """Keeps the roles of a cluster running, in tasks of one group.
+
+    Args:
+        config: The run.
+        launcher: Starts the processes.
+        environment: Variables of the processes.
+        on_line: Called with each event, and with each line of a process's stderr.
+
+    Attributes:
+        processes: The newest process of each role, by node id.
+        driver: Driver of the cluster, once it is running; deaths are also its events.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        launcher: Launcher,
+        *,
+        environment: Mapping[str, str],
+        on_line: Callable[[str], None],
+    ) -> None:
+        self.processes: dict[str, RoleHandle] = {}
+        self.driver: Driver | None = None
+        self._config = config
+        self._launcher = launcher
+        self._environment = environment
+        self._on_line = on_line
+        self._controllers = controller_names(config.controllers)
+        self._given_up: set[RoleHandle] = set()
+        self._losses = ServerLosses()
+        self._stopping = asyncio.Event()
+
+    def begin(self, group: asyncio.TaskGroup, orders: Mapping[str, bytes]) -> None:
+        """Take the group of the tasks, and the first stdin line for the processes of each role."""
+        self._group = group
+        self._orders = orders
+        self._death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def death(self) -> BaseException | None:
+        """The death that ends the run, if there was one."""
+        return self._death.exception() if self._death.done() else None
+
+    async def needed_one_died(self) -> None:
+        """Wait for a death that ends the run.
+
+        Raises:
+            RoleDied: The role and the cause.
+        """
+        # Shielded, because the end of this wait must not cancel the future, which the next run awaits.
+        await asyncio.shield(self._death)
+
+    def start(self, role: str, node: str, *arguments: str, bind: str = "", threads: int = 0) -> RoleHandle:
+        """Start a role, and restart it after its deaths. See `RoleSpec` for the arguments."""
+        config = self._config
+        slow = (word for text in texts_for(config.slow, node) for word in ("--slow", text))
+        held = ("--memory-budget", config.memory_budget, "--checksum", config.checksum)
+        spec = RoleSpec(
+            role=role,
+            node=node,
+            arguments=(*held, *arguments, *slow),
+            orders=self._orders[role],
+            environment=self._environment,
+            bind=bind,
+            threads=threads,
+        )
+        first = self._process(spec)
+        self._group.create_task(self._supervise(spec, first), name=f"processes/{node}")
+        return first
+
+    async def address_of(self, process: RoleHandle) -> str:
+        """Wait for the address of a process.
+
+        Raises:
+            RoleDied: The process could not start.
+            DeadlineExceeded: The process did not report its address within `prepare_s`.
+        """
+        timeout_s = self._config.waits.prepare_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await process.address
+        except TimeoutError:
+            raise DeadlineExceeded(f"{process.node} to report its address{LONGER}", timeout_s) from None
+
+    async def serves(self, node: str) -> None:
+        """Wait until a role listens, after restarts if necessary.
+
+        Raises:
+            RoleDied: The role could not start, or no restart could listen.
+        """
+        while True:
+            process = self.processes[node]
+            try:
+                await self.address_of(process)
+                return
+            except RoleDied:
+                if self.processes[node] is process:  # `_supervise` has not restarted the role
+                    raise
+
+    async def give_up(self, nodes: Sequence[str]) -> None:
+        """Kill the processes of some roles, without a restart, and wait for their ends."""
+        given_up = [self.processes[node] for node in nodes]
+        self._given_up.update(given_up)
+        for process in given_up:
+            process.kill()
+            await process.ended.wait()
+
+    async def stop(self) -> None:
+        """End all processes in good order within `drain_s`, then with force."""
+        self._stopping.set()
+        controllers = [process for node, process in self.processes.items() if node in self._controllers]
+        members = [process for node, process in self.processes.items() if node not in self._controllers]
+        for process in members:
+            process.end()
+        try:
+            async with asyncio.timeout(self._config.waits.drain_s):
+                for process in members:
+                    await process.ended.wait()
+                # Controllers end last, so no member loses them.
+                for process in controllers:
+                    process.end()
+                for process in controllers:
+                    await process.ended.wait()
+        except TimeoutError:
+            self._on_line("some roles did not end in time and are killed")
+        finally:
+            for process in self.processes.values():
+                process.kill()
+
+    def _process(self, spec: RoleSpec) -> RoleHandle:
+        process = self._launcher.start(spec, self._group, self._on_line)
+        self.processes[spec.node] = process
+        return process
+
+    async def _supervise(self, spec: RoleSpec, process: RoleHandle) -> None:
+        """Wait for the end of a process, and restart its role; repeat until the role is not restarted."""
+        role, node = spec.role, spec.node
+        left, served = spec.restart.most, False
+        while True:
+            await process.ended.wait()
+            if self._stopping.is_set() or process in self._given_up:
+                return
+            how = process.how
+            if role == "ps":
+                self._losses.note(self._map, node)
+            refusal = self._refusal_of(node)
+            served = served or process.served_s > 0
+            if process.served_s >= spec.restart.sound_s:
+                left = spec.restart.most
+            # A process that ended before it served cannot start; `address_of` raises it. A killed controller
+            # can start, and the other controllers need it to form their group.
+            could_start = served or (process.code < 0 and role == "controller")
+            restart = could_start and left > 0 and not refusal and self._may_restart(role, node)
+            successors = successors_text(self._losses.successors(self._map, node)) if role == "ps" else ""
+            self._note(f"{node} died: {how}{successors}{'; starting it again' if restart else ''}")
+            if served and left == 0 and self._others_suffice(node):
+                self._note(
+                    f"{node} was started again {spec.restart.most} times and is left: the others go on"
+                )
+                if self.driver is not None:
+                    await self.driver.report_death(node)
+                return
+            if not restart:
+                if served and not self._death.done():
+                    self._death.set_exception(self._last_death(spec, how, refusal, exhausted=left == 0))
+                    self._death.exception()  # mark it retrieved: without a `train`, no wait does
+                return
+            left -= 1
+            if self.driver is not None:
+                await self.driver.report_death(node)
+                if self._stopping.is_set():
+                    return
+            process = self._process(spec)
+
+    def _last_death(self, spec: RoleSpec, how: str, refusal: str, *, exhausted: bool) -> RoleDied:
+        """Return the error of a role that is not restarted, and that the run needs."""
+        if refusal:
+            return RoleFailed(spec.node, f"cannot train the run: {refusal}")
+        if exhausted:
+            how = f"{how}, after it had been started again {spec.restart.most} times within a short time"
+        if spec.role == "ps":
+            loss = self._losses.loss(self._map) if self._config.copies_in_force > 1 else ""
+            how = f"{how}; {loss or LOST_SHARDS}"
+        return RoleDied(spec.node, how)
+
+    def _refusal_of(self, node: str) -> str:
+        """Return the reason that a worker reported before its end, such as an error of the run's step.
+
+        A restart would not remove the error.
+        """
+        cluster = self._map
+        if cluster.run is None or node not in cluster.nodes:
+            return ""
+        return failure_of(cluster.nodes[node], cluster.run.id)
+
+    def _may_restart(self, role: str, node: str) -> bool:
+        """Whether the loss of a role loses no state of the run, so that the cluster can start it again."""
+        if role == "data":
+            others = (
+                one for name, one in self.processes.items() if name.startswith("data-") and name != node
+            )
+            return any(other.serves for other in others)
+        if role == "ps" and self._config.copies_in_force > 1:
+            return not self._losses.loss(self._map)
+        # The state of a controller of several is in its folder, even if all of them die.
+        return role == "worker" or (role == "controller" and len(self._controllers) > 1)
+
+    def _others_suffice(self, node: str) -> bool:
+        """Whether the others go on without a controller or server that is not started again."""
+        if node.startswith("ps-"):
+            return self._config.copies_in_force > 1 and self._losses.suffice(self._map)
+        serving = [
+            name
+            for name in self._controllers
+            if name != node and name in self.processes and self.processes[name].serves
+        ]
+        return node in self._controllers and 2 * len(serving) > len(self._controllers)
+
+    @property
+    def _map(self) -> ClusterMap:
+        """The newest map of the driver; empty before it is one."""
+        return self.driver.map if self.driver is not None else ClusterMap()
+
+    def _note(self, what: str) -> None:
+        if self.driver is not None:
+            self.driver.note(what)  # which calls `self._on_line`
+        else:
+            self._on_line(what)
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {', '.join(self.processes) or 'of no process'}>"

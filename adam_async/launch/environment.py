@@ -1,0 +1,193 @@
+"""Pure: the roles of a process of a batch job, from the variables that its engine sets.
+
+Sources, in this order: `ADAM_ROLE`, which names one role; else the rank of the process among all, as
+torchrun, Open MPI, PMI or Slurm set it; else the name of a Kubernetes pod, such as ``adam-ps-2``.
+
+With ranks, all roles of the cluster are dealt to the ranks in turn: controllers, servers, data servers,
+workers. With fewer ranks than roles a rank has several; ranks that are left over have workers in addition.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from adam_async.errors import ConfigError
+from adam_async.run.addresses import check_addresses, controller_names
+from adam_async.run.config import Config
+
+ROLES = ("controller", "ps", "data", "worker")
+"""Roles that a process may have, in the order of their counting."""
+
+RANKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""Variables with rank and number of ranks: torchrun, Open MPI, PMI, Slurm. Inner engines come first."""
+
+PORT = 7070
+"""Default port of the controller."""
+
+MOST_RANKS = 100_000
+"""Maximum number of ranks."""
+
+_POD = re.compile(r"(?:.*-)?(controller|ps|data|worker)-([a-z0-9-]+)")
+_FIRST_HOST = re.compile(r"([\w.-]*)(?:\[(\d+)[^\]]*\])?([\w.-]*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Numbers of the roles of a cluster."""
+
+    controllers: int
+    servers: int
+    data_servers: int
+    workers: int
+
+    @classmethod
+    def of(cls, config: Config) -> "Layout":
+        """Return the layout of a configuration."""
+        return cls(
+            controllers=config.controllers,
+            servers=config.servers,
+            data_servers=config.data_servers,
+            workers=config.workers,
+        )
+
+    def nodes(self) -> list[tuple[str, str]]:
+        """Return role and node id of each role, in the order of their counting."""
+        counts = (("ps", self.servers), ("data", self.data_servers), ("worker", self.workers))
+        return [
+            *(("controller", node) for node in controller_names(self.controllers)),
+            *((role, f"{role}-{number}") for role, count in counts for number in range(count)),
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The roles of one process.
+
+    Attributes:
+        roles: Role and node id of each.
+        controllers: Addresses of all controllers, in the order of their node ids.
+    """
+
+    roles: tuple[tuple[str, str], ...]
+    controllers: tuple[str, ...]
+
+    def bind_of(self, node: str) -> str:
+        """Return the address of a controller."""
+        number = node.removeprefix("controller").removeprefix("-")
+        return self.controllers[int(number) - 1 if number else 0]
+
+
+def assigned_roles(environment: Mapping[str, str], layout: Layout) -> Assignment:
+    """Return the roles of this process.
+
+    Raises:
+        ConfigError: No variable names a role or rank; a variable has a wrong value; or no variable has the
+            addresses of the controllers.
+    """
+    roles, engine = _roles(environment, layout)
+    controllers = _controllers(environment, engine)
+    if len(controllers) != layout.controllers:
+        raise ConfigError(
+            f"controllers={layout.controllers}, and there are addresses of {len(controllers)}: "
+            f"{','.join(controllers)}; set ADAM_CONTROLLER to the addresses of all, with commas between them"
+        )
+    return Assignment(roles=roles, controllers=controllers)
+
+
+def _roles(environment: Mapping[str, str], layout: Layout) -> tuple[tuple[tuple[str, str], ...], str]:
+    """Return the roles of this process, and the variable that decided."""
+    if role := environment.get("ADAM_ROLE", ""):
+        return (_named(role, environment.get("ADAM_NODE", ""), layout),), "ADAM_ROLE"
+    for variable, size in RANKS:
+        if variable in environment:
+            ranks = _number(environment, size, 1, MOST_RANKS)
+            rank = _number(environment, variable, 0, ranks - 1)
+            return _roles_of_rank(rank, ranks, layout), variable
+    if pod := environment.get("POD_NAME", ""):
+        return (_role_of_pod(pod, layout),), "POD_NAME"
+    known = ", ".join(("ADAM_ROLE", *(variable for variable, _ in RANKS), "POD_NAME"))
+    raise ConfigError(f"no variable names the role of this process: set one of {known}")
+
+
+def _named(role: str, node: str, layout: Layout) -> tuple[str, str]:
+    if role not in ROLES:
+        raise ConfigError(f"ADAM_ROLE={role[:40]} is no role; roles are {', '.join(ROLES)}")
+    names = controller_names(layout.controllers)
+    if role == "controller":
+        if not node and len(names) > 1:
+            raise ConfigError(f"ADAM_ROLE=controller needs ADAM_NODE, one of {', '.join(names)}")
+        if node and node not in names:
+            raise ConfigError(f"ADAM_NODE={node[:40]} is no controller of this layout: {', '.join(names)}")
+        return role, node or names[0]
+    return role, node
+
+
+def _roles_of_rank(rank: int, ranks: int, layout: Layout) -> tuple[tuple[str, str], ...]:
+    nodes = layout.nodes()
+    more = range(layout.workers, layout.workers + max(0, ranks - len(nodes)))
+    nodes += [("worker", f"worker-{number}") for number in more]
+    return tuple(nodes[rank::ranks])
+
+
+def _role_of_pod(pod: str, layout: Layout) -> tuple[str, str]:
+    found = _POD.fullmatch(pod)
+    if found is None:
+        raise ConfigError(
+            f"POD_NAME={pod[:80]} names no role: it ends in ROLE-NUMBER, such as adam-ps-2, or set ADAM_ROLE"
+        )
+    role, ordinal = found.groups()
+    if role != "controller":
+        return role, f"{role}-{ordinal}"
+    names = controller_names(layout.controllers)
+    if not ordinal.isdecimal() or int(ordinal) >= len(names):
+        raise ConfigError(
+            f"POD_NAME={pod[:80]} is controller {ordinal[:20]}, counted from 0, of controllers={len(names)}: "
+            "start as many pods as controllers"
+        )
+    return role, names[int(ordinal)]
+
+
+def _controllers(environment: Mapping[str, str], engine: str) -> tuple[str, ...]:
+    """Return the addresses of the controllers; without ADAM_CONTROLLER, of one on the host of rank 0."""
+    if named := environment.get("ADAM_CONTROLLER", ""):
+        return tuple(check_addresses(named, "ADAM_CONTROLLER").split(","))
+    if engine == "RANK" and environment.get("MASTER_ADDR"):
+        # The port itself belongs to the rendezvous of torchrun.
+        port = _number(environment, "MASTER_PORT", 1, 65534) + 1
+        return (check_addresses(_address(environment["MASTER_ADDR"], port), "MASTER_ADDR"),)
+    if engine == "SLURM_PROCID" and environment.get("SLURM_JOB_NODELIST"):
+        first = _first_host(environment["SLURM_JOB_NODELIST"])
+        return (check_addresses(_address(first, PORT), "SLURM_JOB_NODELIST"),)
+    raise ConfigError(
+        f"{engine} names the role, and no variable the controller: set ADAM_CONTROLLER=tcp://HOST:{PORT}"
+    )
+
+
+def _address(host: str, port: int) -> str:
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def _first_host(names: str) -> str:
+    """Return the first host of a list of Slurm, such as ``node[01-03,07],other``."""
+    found = _FIRST_HOST.match(names)
+    first = f"{found[1]}{found[2] or ''}{found[3]}" if found is not None else ""
+    if not first:
+        raise ConfigError(
+            f"SLURM_JOB_NODELIST={names[:80]} begins with no host; set ADAM_CONTROLLER=tcp://HOST:{PORT}"
+        )
+    return first
+
+
+def _number(environment: Mapping[str, str], variable: str, least: int, most: int) -> int:
+    text = environment.get(variable, "")
+    if not re.fullmatch(r"\d{1,9}", text) or not least <= int(text) <= most:
+        raise ConfigError(
+            f"{variable}={text[:40]!r} must be a whole number within {least} and {most}; the engine that "
+            "starts the ranks sets it, or set ADAM_ROLE"
+        )
+    return int(text)

@@ -1,0 +1,158 @@
+"""Pure: the hosts of a cluster from a file, and the host of each role.
+
+user = "adam"                                   # these keys are defaults of all hosts
+command = ["/opt/adam/bin/adam-async"]
+
+[environment]
+ADAM_DATA_DIR = "/data"
+
+[[hosts]]
+name = "10.0.0.1"
+
+[[hosts]]
+name = "10.0.0.2"
+roles = ["ps", "worker"]
+"""
+
+import shlex
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from adam_async.errors import ConfigError
+from adam_async.run.addresses import check_address
+
+ROLES = ("controller", "data", "ps", "worker")
+"""Roles that a host may have; the driver is the launching process."""
+
+MOST_HOSTS = 1000
+"""Maximum number of hosts of a file."""
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One host. Empty values are those of `Hosts`."""
+
+    name: str
+    """Name or address that the launching machine dials, as in ``ssh NAME``."""
+    address: str = ""
+    """Address on which the roles of the host listen, and that others dial; empty: the name."""
+    roles: tuple[str, ...] = ROLES
+    """Roles that the host may have."""
+    port: int = 0
+    """Port of its SSH server; 0 and no default: that of the user's SSH configuration, or 22."""
+    user: str = ""
+    """Login name; empty and no default: that of the user's SSH configuration, or the user's own."""
+    command: tuple[str, ...] = ()
+    """Words that run `adam-async` on the host."""
+
+    def listens_on(self, port: int) -> str:
+        """Return the address of a role of the host."""
+        address = self.address or self.name
+        return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
+
+
+class Hosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The hosts of a cluster."""
+
+    hosts: tuple[Host, ...]
+    port: int = 0
+    user: str = ""
+    command: tuple[str, ...] = ("adam-async",)
+    known_hosts: str = ""
+    """File with the keys of the hosts; empty: the user's ``~/.ssh/known_hosts``."""
+    key: str = ""
+    """File with the private key of the user; empty: the keys of the user's agent and ``~/.ssh``."""
+    environment: Mapping[str, str] = {}
+    """Variables of the roles, in addition to those of their hosts."""
+
+    def command_of(self, host: Host) -> str:
+        """Return the beginning of a command line for the host's shell."""
+        return shlex.join(host.command or self.command)
+
+
+def read_hosts(text: str, *, source: str) -> Hosts:
+    """Read a file of hosts.
+
+    Raises:
+        ConfigError: The text is not TOML, or has an unknown key, a wrong value, or no host for a role.
+    """
+    try:
+        hosts = msgspec.convert(tomllib.loads(text), Hosts)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"{source}: {error}; a host is a table [[hosts]] with name, and perhaps address, roles, port, "
+            "user and command"
+        ) from None
+    if not 1 <= len(hosts.hosts) <= MOST_HOSTS:
+        raise ConfigError(f"{source} has {len(hosts.hosts)} hosts; give 1 to {MOST_HOSTS} tables [[hosts]]")
+    names = [host.name for host in hosts.hosts]
+    for host in hosts.hosts:
+        if not host.name or host.name.startswith("-") or names.count(host.name) > 1:
+            raise ConfigError(f"{source}: host {host.name!r} is empty, an option, or named twice")
+        for role in host.roles:
+            if role not in ROLES:
+                raise ConfigError(f"{source}: host {host.name} has role {role!r}; known: {', '.join(ROLES)}")
+        check_address(host.listens_on(0), f"{source}: address of host {host.name}")
+    for port in (hosts.port, *(host.port for host in hosts.hosts)):
+        if not 0 <= port <= 65535:
+            raise ConfigError(f"{source}: port {port} is none; ports are 1 to 65535")
+    for role in ROLES:
+        if not any(role in host.roles for host in hosts.hosts):
+            raise ConfigError(f"{source}: no host may have role {role}; add it to the roles of one")
+    return hosts
+
+
+class Placement:
+    """The host of each role. Roles of one kind are spread, and roles of a silent host go to others.
+
+    Args:
+        hosts: All hosts, in the order of preference.
+    """
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self._hosts = tuple(hosts)
+        self._silent: set[str] = set()
+        self._of: dict[str, tuple[str, Host]] = {}
+
+    def place(self, role: str, node: str, *, moves: bool = True) -> Host:
+        """Return the host of a role: its last host unless that is silent, else the one with the fewest roles.
+
+        Args:
+            role: Kind of the role.
+            node: Node id.
+            moves: Whether the role may leave a silent host; a controller of several has a fixed address.
+        """
+        if node in self._of:
+            host = self._of[node][1]
+            if host.name not in self._silent or not moves:
+                return host
+        permitted = [host for host in self._hosts if role in host.roles]
+        # If all of them are silent, one of them may be back.
+        live = [host for host in permitted if host.name not in self._silent]
+        host = min(live or permitted, key=self._load(role))
+        self._of[node] = (role, host)
+        return host
+
+    def workers_on(self, host: Host) -> int:
+        """Return the number of workers that are placed on a host."""
+        return sum(role == "worker" and one.name == host.name for role, one in self._of.values())
+
+    def note(self, host: Host, *, answers: bool) -> None:
+        """Note whether a host answers."""
+        if answers:
+            self._silent.discard(host.name)
+        else:
+            self._silent.add(host.name)
+
+    def _load(self, role: str) -> Callable[[Host], tuple[int, int]]:
+        """Return a function that counts the roles of a host: first those of this kind, then all."""
+        placed = list(self._of.values())
+
+        def load(host: Host) -> tuple[int, int]:
+            here = [kind for kind, one in placed if one.name == host.name]
+            return here.count(role), len(here)
+
+        return load

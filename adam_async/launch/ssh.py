@@ -1,0 +1,334 @@
+"""Roles on other hosts over SSH, as a launcher: `async with SshLauncher(hosts) as launcher`.
+
+Each role is a command in a session of its own connection. Its orders, with its keys, are the first line on
+its stdin, which then stays open: the role ends with its stdin, and the SSH server closes that when the
+connection ends, however the launching process ends (see `cluster/parent_pipe.py`). The end of the connection
+also ends the session's process on the host, and on Linux the kernel then kills the role.
+
+A role whose connection breaks comes back on another host that may have it (see `launch/hosts.py`). asyncssh,
+of the extra `ssh`, checks the key of each host.
+"""
+
+import asyncio
+import logging
+import shlex
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Self
+
+from adam_async.cluster.launcher import RoleSpec
+from adam_async.errors import AdamError, ConfigError, RoleUnreachable, first_cause
+from adam_async.launch.hosts import Host, Hosts, Placement
+from adam_async.run.config import Config
+from adam_async.runtime.role_handle import RoleHandle
+from transport import Identity, Network
+
+if TYPE_CHECKING:
+    from asyncssh import SSHClientConnection
+
+logger = logging.getLogger(__name__)
+
+CONNECT_S = 15.0
+"""Deadline of a connection to a host with its login, in seconds."""
+
+CHECK_S = 60.0
+"""Deadline of `adam-async --version` on a host, in seconds."""
+
+KEEPALIVE_S = 5.0
+"""Seconds between two questions to a silent host; three without an answer end the connection."""
+
+BEAT_S = 5.0
+"""Seconds between two empty lines on the stdin of a role."""
+
+SILENCE_S = 30.0
+"""Seconds without such a line after which a role ends: the launching machine is lost."""
+
+CONNECTING = 4
+"""Maximum number of logins at once: an SSH server refuses some of ten."""
+
+CUT_OFF = 255
+"""Exit code of a role whose connection broke, as of `ssh`."""
+
+PORTS = range(20000, 30000)
+"""Ports of several controllers, which need each other's addresses before they listen."""
+
+STATE = ".cache/adam-async/launch"
+"""Folder for the state of controllers, in the home folder of the login."""
+
+
+class SshLauncher:
+    """Starts roles on hosts.
+
+    Args:
+        hosts: The hosts, and how to run the package there.
+        entropy: Random bytes for the ports of controllers.
+
+    `async with` logs in to each host once, and checks its package.
+
+    Raises:
+        ConfigError: asyncssh is missing; the key of a host is unknown or has changed; a host refuses the
+            login, lacks the package, or has another version.
+        RoleUnreachable: A host does not answer.
+    """
+
+    silence_s = SILENCE_S
+
+    def __init__(self, hosts: Hosts, *, entropy: Callable[[int], bytes]) -> None:
+        self.hosts = hosts
+        self.placement = Placement(hosts.hosts)
+        self.cores: dict[str, int] = {}
+        self._entropy = entropy
+        self._logins = asyncio.Semaphore(CONNECTING)
+
+    async def __aenter__(self) -> Self:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for host in self.hosts.hosts:
+                    group.create_task(self._check(host), name=f"launch/{host.name}")
+        except ExceptionGroup as errors:
+            raise first_cause(errors) from None
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Do nothing: each role ends with its task."""
+
+    def start(self, spec: RoleSpec, group: asyncio.TaskGroup, on_line: Callable[[str], None]) -> "SshRole":
+        """Start a role on its host, or on another one after the loss of that. See `Launcher.start`."""
+        host = self.placement.place(spec.role, spec.node, moves=not has_peers(spec))
+        role = SshRole(self, host, spec, on_line)
+        group.create_task(role.run(), name=f"launch/{spec.node}")
+        return role
+
+    def threads(self, config: Config) -> int:
+        """Return the threads of each worker if the options name them. See `Launcher.threads`."""
+        return 1 if config.record else config.threads
+
+    async def controller_addresses(
+        self, nodes: Sequence[str], network: Network, driver: Identity
+    ) -> list[str]:
+        """Return addresses on the controllers' hosts, with ports drawn at random for several."""
+        several = len(nodes) > 1
+        addresses: list[str] = []
+        for node in nodes:
+            host = self.placement.place("controller", node)
+            address = host.listens_on(self._port() if several else 0)
+            while address in addresses:
+                address = host.listens_on(self._port())
+            addresses.append(address)
+        return addresses
+
+    @asynccontextmanager
+    async def state_folder(self, name: str) -> AsyncIterator[str]:
+        """The folder with the state of the controllers on their hosts; removed from hosts that answer."""
+        folder = f"{STATE}/{name}"
+        try:
+            yield folder
+        finally:
+            for host in self.hosts.hosts:
+                if "controller" in host.roles:
+                    with suppress(AdamError, TimeoutError):
+                        await self._remove(host, folder)
+
+    def command(self, host: Host, words: Sequence[str], environment: Mapping[str, str]) -> str:
+        """Return the command line of a role for the shell of its host."""
+        variables = [f"{name}={value}" for name, value in environment.items()]
+        begin = f"env {shlex.join(variables)} " if variables else ""
+        return f"exec {begin}{self.hosts.command_of(host)} {shlex.join(words)}"
+
+    @asynccontextmanager
+    async def connected(self, host: Host) -> "AsyncIterator[SSHClientConnection]":
+        """A connection to a host, which is cut at the end of the block.
+
+        Raises:
+            ConfigError: The host's key is not the known one, or the host refuses the login.
+            RoleUnreachable: The host does not answer.
+        """
+        ssh = require_asyncssh()
+        options: dict[str, Any] = {"keepalive_interval": KEEPALIVE_S, "keepalive_count_max": 3}
+        hosts = self.hosts
+        options |= {"port": host.port or hosts.port} if host.port or hosts.port else {}
+        options |= {"username": host.user or hosts.user} if host.user or hosts.user else {}
+        options |= {"known_hosts": hosts.known_hosts} if hosts.known_hosts else {}
+        options |= {"client_keys": [hosts.key]} if hosts.key else {}
+        async with self._logins:
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    connection = await ssh.connect(host.name, **options)
+            except ssh.HostKeyNotVerifiable:
+                raise ConfigError(_key_text(host, hosts)) from None
+            except ssh.PermissionDenied as error:
+                raise ConfigError(
+                    f"host {host.name} refuses the login: {error.reason}; try `ssh {host.name}`, then give "
+                    "user and key in the file of hosts"
+                ) from None
+            except ssh.KeyImportError as error:
+                raise ConfigError(f"key {hosts.key} cannot be used: {error}") from None
+            except TimeoutError:
+                self.placement.note(host, answers=False)
+                raise _unreachable(host, hosts, f"no answer within {CONNECT_S:g} s") from None
+            except (OSError, ssh.Error) as error:
+                self.placement.note(host, answers=False)
+                why = getattr(error, "strerror", None) or str(error)
+                raise _unreachable(host, hosts, why.split("): ")[-1].lower()) from None
+        self.placement.note(host, answers=True)
+        try:
+            yield connection
+        finally:
+            connection.abort()
+            await connection.wait_closed()
+
+    async def _check(self, host: Host) -> None:
+        """Check the package of a host, and note its cores."""
+        command = self.command(host, ("--version",), self.hosts.environment)
+        async with self.connected(host) as connection:
+            try:
+                async with asyncio.timeout(CHECK_S):
+                    # The subshell confines `exec`, so the number of cores follows.
+                    done = await connection.run(f"({command}) && getconf _NPROCESSORS_ONLN", check=False)
+            except TimeoutError:
+                raise ConfigError(
+                    f"host {host.name} did not run {command!r} within {CHECK_S:g} s; try it there"
+                ) from None
+        words = str(done.stdout).split()
+        if done.exit_status or len(words) < 2 or not words[-1].isdecimal():
+            lines = str(done.stderr).strip().splitlines() or [f"exit code {done.exit_status}"]
+            raise ConfigError(
+                f"host {host.name} cannot run {self.hosts.command_of(host)!r}: {lines[-1][:200]}; install "
+                "adam-async there, or give its path as command in the file of hosts"
+            )
+        ours, theirs = version("adam-async"), words[-2]
+        if theirs != ours:
+            raise ConfigError(
+                f"host {host.name} has adam-async {theirs[:40]!r}, and this machine {ours!r}: install the "
+                "same version"
+            )
+        self.cores[host.name] = int(words[-1])
+
+    async def _remove(self, host: Host, folder: str) -> None:
+        async with asyncio.timeout(CONNECT_S), self.connected(host) as connection:
+            await connection.run(f"rm -rf -- {shlex.quote(folder)}", check=False)
+
+    def _port(self) -> int:
+        return PORTS[int.from_bytes(self._entropy(4), "little") % len(PORTS)]
+
+    def __repr__(self) -> str:
+        return f"<SshLauncher {', '.join(host.name for host in self.hosts.hosts)}>"
+
+
+class SshRole(RoleHandle):
+    """One process of a role on a host, in a session of its own connection."""
+
+    def __init__(
+        self, launcher: SshLauncher, host: Host, spec: RoleSpec, on_line: Callable[[str], None]
+    ) -> None:
+        super().__init__(spec.node, on_line)
+        self.host = host
+        self._launcher = launcher
+        self._spec = spec
+        self._cut_off = ""
+        self._close_stdin = asyncio.Event()
+        self._killed = asyncio.Event()
+
+    @property
+    def how(self) -> str:
+        """The end of the process in words."""
+        return self._cut_off or super().how
+
+    async def run(self) -> int:
+        """Log in, start the role, relay its output, and return its exit code. See `RoleHandle.run`."""
+        code = CUT_OFF
+        try:
+            async with asyncio.TaskGroup() as group:
+                killed = group.create_task(self._killed.wait(), name=f"{self.node}/killed")
+                session = group.create_task(self._session(), name=f"{self.node}/session")
+                await asyncio.wait((killed, session), return_when=asyncio.FIRST_COMPLETED)
+                killed.cancel()
+                session.cancel()
+            code = session.result() if not session.cancelled() else CUT_OFF
+        finally:
+            self._finish(code)
+        return code
+
+    async def _session(self) -> int:
+        launcher, host, spec = self._launcher, self.host, self._spec
+        ssh = require_asyncssh()
+        share = max(1, launcher.cores.get(host.name, 1) // max(1, launcher.placement.workers_on(host)))
+        words = spec.words(bind=host.listens_on(0), threads=share)
+        command = launcher.command(host, words, {**launcher.hosts.environment, **spec.environment})
+        try:
+            async with launcher.connected(host) as connection:
+                process = await connection.create_process(command, encoding=None)
+                process.stdin.write(spec.orders)
+                async with asyncio.TaskGroup() as group:
+                    feeding = group.create_task(self._feed(process.stdin), name=f"{self.node}/stdin")
+                    try:
+                        await self._relay(process.stdout, process.stderr)
+                    except* (ssh.Error, OSError):
+                        pass  # the missing exit code says that the connection broke
+                    await process.wait_closed()
+                    feeding.cancel()
+                code = process.returncode
+                if code is not None:
+                    return code
+                launcher.placement.note(host, answers=False)
+                self._cut_off = f"the connection to its host {host.name} broke"
+        except (AdamError, ssh.Error, OSError) as error:
+            self._cut_off = str(error)
+        return CUT_OFF
+
+    async def _feed(self, stdin: Any) -> None:
+        """Show the role that this process lives, until `end` closes its stdin."""
+        with suppress(OSError):  # the role has ended
+            while not self._close_stdin.is_set():
+                stdin.write(b"\n")
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(BEAT_S):
+                        await self._close_stdin.wait()
+            stdin.write_eof()
+
+    def end(self) -> None:
+        """Close the stdin of the role, now or at its start."""
+        self._close_stdin.set()
+
+    def kill(self) -> None:
+        """Cut the connection, which kills the role, unless it has ended."""
+        self._killed.set()
+
+    def __repr__(self) -> str:
+        return f"<SshRole {self.node} on {self.host.name}>"
+
+
+def has_peers(spec: RoleSpec) -> bool:
+    """Whether a role is one of several controllers, whose addresses are final."""
+    return "--peers" in spec.arguments
+
+
+def require_asyncssh() -> Any:
+    """Import asyncssh. Raises ConfigError: it is not installed."""
+    try:
+        import asyncssh
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "launch ssh needs asyncssh, of the extra `ssh`: pip install 'adam-async[ssh]'"
+        ) from None
+    return asyncssh
+
+
+def _unreachable(host: Host, hosts: Hosts, why: str) -> RoleUnreachable:
+    port = host.port or hosts.port
+    where = f"{host.name}:{port}" if port else host.name
+    return RoleUnreachable(f"host {host.name}", where, f"{why}; try `ssh {host.name}`")
+
+
+def _key_text(host: Host, hosts: Hosts) -> str:
+    port = host.port or hosts.port
+    named = f"[{host.name}]:{port}" if port and port != 22 else host.name
+    file = f" -f {shlex.quote(hosts.known_hosts)}" if hosts.known_hosts else ""
+    scan = f"ssh-keyscan{f' -p {port}' if port and port != 22 else ''} {host.name}"
+    known = hosts.known_hosts or "~/.ssh/known_hosts"
+    return (
+        f"the key of host {host.name} is not one that {known} has for it. If the host is new or was set up "
+        f"again: ssh-keygen -R '{named}'{file}, compare what `{scan}` prints with the key on the host, and "
+        "add it to the file. If not, another machine answers in its place"
+    )

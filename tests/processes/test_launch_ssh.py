@@ -1,0 +1,170 @@
+"""Roles over SSH on two host names: they train, outlive a worker and a host, and leave no process behind."""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.processes.commands import PATIENCE_S, Command, command_line, watched
+from tests.processes.ssh_hosts import SshHost, free_port, hosts_file, make_key, missing
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(bool(missing()), reason=missing() or "-"),
+]
+
+TRAIN = """
+data = "digits"
+servers = 2
+replicas = 2
+threads = 1
+"""
+
+
+class Site:
+    """Two hosts, and the files of a launch."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self.key = folder, folder / "key"
+        public = make_key(self.key)
+        self.hosts = [
+            stack.enter_context(SshHost(address, folder, public)) for address in ("127.0.0.2", "127.0.0.3")
+        ]
+        self.train = folder / "adam.toml"
+        self.train.write_text(TRAIN)
+
+    def file(self, *tables: str, known: str | None = None, command: list[str] | None = None) -> Path:
+        """Write the file of hosts; by default the second host has no controller and no only data server."""
+        first, second = self.hosts
+        tables = tables or (first.table(), second.table(roles=["ps", "worker"]))
+        known = first.known() + second.known() if known is None else known
+        return hosts_file(self.folder, *tables, key=self.key, known=known, command=command)
+
+    def roles(self) -> dict[str, int]:
+        """Return the process ids of all roles on the hosts, by node id."""
+        lines = {pid: command_line(pid) for host in self.hosts for pid in host.processes()}
+        found = {pid: re.search(r"adam_async \w+ --id (\S+)", line) for pid, line in lines.items()}
+        return {match[1]: pid for pid, match in found.items() if match}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with ExitStack() as stack:
+        yield Site(tmp_path, stack)
+
+
+def launch(site: Site, *words: str, hosts: Path | None = None) -> Command:
+    return Command("launch", "ssh", str(hosts or site.file()), str(site.train), *words)
+
+
+@pytest.mark.timeout(240)
+def test_a_run_outlives_a_worker_and_a_host_and_leaves_no_process(site: Site) -> None:
+    copies = ("--controllers", "3", "--copies", "2", "--min-in-sync", "1")
+    with launch(site, "--epochs", "60", *copies) as command:
+        command.wait_for("epoch 1/60")
+        roles = site.roles()
+        nodes = [f"controller-{number}" for number in (1, 2, 3)]
+        assert sorted(roles) == [*nodes, "data-0", "ps-0", "ps-1", "worker-0", "worker-1"]
+        with watched(list(roles.values())) as all_end:
+            os.kill(roles["worker-0"], signal.SIGKILL)
+            command.wait_for("worker-0 died: killed by signal 9; starting it again")
+            site.hosts[1].kill()
+            command.wait_for("died: the connection to its host 127.0.0.3 broke")
+            command.wait_for("ps-0 came back as a new incarnation")
+            code = command.finish(seconds=150)
+            all_end(PATIENCE_S)
+        assert site.roles() == {}
+
+    assert code == 0, command.output
+    assert re.search(r"test accuracy 9[5-9]\.\d+% after 60 epochs", command.output), command.output
+    assert "Traceback" not in command.output
+
+
+def test_orders_are_on_stdin_and_lines_have_the_name_of_their_node(site: Site) -> None:
+    with launch(site, "--epochs", "100000") as command:
+        command.wait_for("epoch 1/")
+        roles = site.roles()
+        for pid in roles.values():
+            assert "adam-async-keys" not in command_line(pid)
+            assert b"adam-async-keys" not in Path(f"/proc/{pid}/environ").read_bytes()
+        addresses = {re.findall(r"--bind tcp://(\S+):0", command_line(pid))[0] for pid in roles.values()}
+        assert addresses == {"127.0.0.2", "127.0.0.3"}
+        # A worker that is stopped on purpose writes a line of its own at its end.
+        os.kill(roles["worker-0"], signal.SIGTERM)
+        command.wait_for("worker-0 died: ")
+        with watched(list(site.roles().values())) as all_end:
+            command.signal(signal.SIGINT)
+            assert command.finish() == 130, command.output
+            all_end(PATIENCE_S)
+
+
+def test_roles_end_when_the_launching_process_is_killed(site: Site) -> None:
+    with launch(site, "--epochs", "100000") as command:
+        command.wait_for("epoch 1/")
+        roles = site.roles()
+        assert len(roles) == 6
+        with watched(list(roles.values())) as all_end:
+            command.signal(signal.SIGKILL)
+            all_end(PATIENCE_S)
+
+
+def test_the_output_of_a_role_that_cannot_start_is_forwarded_and_ends_the_launch(site: Site) -> None:
+    with launch(site, "--data", "/no/such/folder") as command:
+        code = command.finish(seconds=60)
+
+    assert code == 3, command.output
+    assert "data-0 | adam-async: /no/such/folder does not exist" in command.output
+    assert "data-0 died: ended with exit code 3" in command.output
+    assert site.roles() == {}
+
+
+def test_another_key_than_the_known_one_is_refused_with_the_cure(site: Site) -> None:
+    first, second = site.hosts
+    wrong = first.known() + second.known().replace(second.public_key, first.public_key)
+    with launch(site, hosts=site.file(known=wrong)) as command:
+        code = command.finish(seconds=60)
+
+    assert code == 2, command.output
+    assert f"the key of host 127.0.0.3 is not one that {site.folder}/known_hosts has for it" in command.output
+    assert f"ssh-keygen -R '[127.0.0.3]:{second.port}'" in command.output
+    assert command.output.count("\n") == 1, command.output
+    assert site.roles() == {}
+
+
+def test_a_host_that_does_not_answer_is_named(site: Site) -> None:
+    silent = f'[[hosts]]\nname = "127.0.0.4"\nport = {free_port("127.0.0.4")}\n'
+    with launch(site, hosts=site.file(site.hosts[0].table(), silent)) as command:
+        code = command.finish(seconds=60)
+
+    assert code == 4, command.output
+    assert "cannot reach host 127.0.0.4 at 127.0.0.4:" in command.output
+    assert "connect" in command.output
+    assert site.roles() == {}
+
+
+def test_a_host_without_the_package_is_named_with_the_cure(site: Site) -> None:
+    first, second = site.hosts
+    tables = (first.table(), second.table(command=["/no/such/adam-async"]))
+    with launch(site, hosts=site.file(*tables)) as command:
+        code = command.finish(seconds=60)
+
+    assert code == 2, command.output
+    assert "host 127.0.0.3 cannot run '/no/such/adam-async'" in command.output
+    assert "install adam-async there, or give its path as command" in command.output
+    assert site.roles() == {}
+
+
+def test_a_login_that_the_host_refuses_is_named(site: Site) -> None:
+    site.key = site.folder / "stranger"
+    make_key(site.key)
+    with launch(site) as command:
+        code = command.finish(seconds=60)
+
+    assert code == 2, command.output
+    assert "refuses the login: " in command.output
+    assert site.roles() == {}
