@@ -268,7 +268,7 @@ class SshRole(RoleHandle):
                         pass  # the missing exit code says that the connection broke
                     await process.wait_closed()
                     feeding.cancel()
-                code = process.returncode
+                code: int | None = process.returncode
                 if code is not None:
                     return code
                 launcher.placement.note(host, answers=False)
