@@ -71,7 +71,10 @@ class Story:
     def run(self):
         if self.dice.random() < 0.3:
             self.runs += 1
-            self.cluster.submit(run_record(f"run-{self.runs}", servers=1, replicas=1))
+            driver = self.cluster.map.nodes.get("driver")
+            incarnation = driver.incarnation if driver is not None else 1
+            record = run_record(f"run-{self.runs}", servers=1, replicas=1, incarnation=incarnation)
+            self.cluster.submit(record)
 
     def cut(self):
         piece = ProgramPiece(run=f"run-{self.runs + 1}", data=b"{")
