@@ -434,14 +434,14 @@ async def resume(servers):
     servers.tasks.append(servers._group.create_task(member.run(), name="another driver"))
     await member.wait_for(lambda m: "driver-1" in m.nodes and m.run is not None, "the driver to join", 30.0)
     await update_program(
-        member,
+        servers.member,
         lambda record: (
             None if record.phase == "finished" else msgspec.structs.replace(record, phase="finished")
         ),
     )
     resumed = ResumeRecord(epoch=1, finished=(), clock=7)
     program = msgspec.structs.replace(read_training(member.map.run), resumed=resumed)
-    again = program.record("again", ("driver-1", 1))
+    again = program.record("again", member.member)
     await submit(member, again)
     arrays = arrays_of(servers.model, None)
     await member.create_store("again", store_of(again, program, arrays), arrays)
