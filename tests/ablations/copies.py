@@ -117,7 +117,8 @@ COPIES = (
     _row(
         "an entry has the verdict of each gradient",
         copy_patches.ship_no_verdict,
-        guard=SERVER + "test_log_entries.py::test_the_verdict_of_the_primary_travels",
+        guard=SERVER
+        + "test_log_entries.py::test_a_push_arrives_with_its_places_and_the_bits_of_its_gradients",
         breaks="equal copies",
     ),
     _row(
