@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes.commands import Command, until
-from tests.processes.test_network_namespaces import hosts, missing
+from tests.processes.namespaces import hosts
 
 pytestmark = pytest.mark.processes
 
@@ -65,35 +65,29 @@ def same(one: Path, other: Path, names: list[str]) -> bool:
 
 
 @pytest.mark.timeout(120)
-def test_four_hosts_read_each_file_of_a_shared_folder_once(tmp_path: Path) -> None:
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
+async def test_four_hosts_read_each_file_of_a_shared_folder_once(tmp_path: Path) -> None:
     source = tmp_path / "shared"
     names = make_source(source)
     token = tmp_path / "token"
     token.write_text("a token of more than sixteen bytes\n")
     token.chmod(0o600)
-    with ExitStack() as stack:
-        addresses = stack.enter_context(hosts())
-        places = ["data", "wrk0", "wrk1", "ps0"]
-        peers = ",".join(f"tcp://{addresses[place]}:7000" for place in places)
-        opened = stack.enter_context(opened_in(source))
-        shared = ("--data", str(source), "--stage-peers", peers, "--token-file", str(token))
-        servers = [
-            stack.enter_context(
-                Command(
-                    *("data", *shared, "--stage", str(tmp_path / place)),
-                    within=("ip", "netns", "exec", f"adamt-{place}"),
+    places = ["data", "wrk0", "wrk1", "ps0"]
+    async with hosts(places) as network:
+        with ExitStack() as stack:
+            peers = ",".join(f"tcp://{network.address_of(place)}:7000" for place in places)
+            opened = stack.enter_context(opened_in(source))
+            shared = ("--data", str(source), "--stage-peers", peers, "--token-file", str(token))
+            servers = [
+                stack.enter_context(
+                    Command("data", *shared, "--stage", str(tmp_path / place), within=network.within(place))
                 )
-            )
-            for place in places
-        ]
-        for server in servers:
-            assert "already here" in server.wait_for("staged 10 files")
-            server.wait_for("tcp://")
-        assert opened() == dict.fromkeys(names, 1)
-        assert all(same(source, tmp_path / place, names) for place in places)
+                for place in places
+            ]
+            for server in servers:
+                assert "already here" in server.wait_for("staged 10 files")
+                server.wait_for("tcp://")
+            assert opened() == dict.fromkeys(names, 1)
+            assert all(same(source, tmp_path / place, names) for place in places)
 
 
 @pytest.mark.timeout(120)
