@@ -79,10 +79,7 @@ async def test_four_hosts_read_each_file_of_a_shared_folder_once(tmp_path: Path)
             shared = ("--data", str(source), "--stage-peers", peers, "--token-file", str(token))
             servers = [
                 stack.enter_context(
-                    Command(
-                        *("data", *shared, "--stage", str(tmp_path / place)),
-                        within=network.within(place),
-                    )
+                    Command("data", *shared, "--stage", str(tmp_path / place), within=network.within(place))
                 )
                 for place in places
             ]
