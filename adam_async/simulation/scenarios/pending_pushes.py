@@ -1,6 +1,6 @@
 """The pushes of clients that wait for their answers, and the time limit of these answers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from adam_async.simulation.nodes import World
@@ -39,8 +39,11 @@ class PendingPushes:
             del self._clients[number]
         self._bundles.pending = len(self._clients)
 
-    async def answered(self) -> None:
+    async def answered(self, excused: Callable[[str], bool] = lambda client: False) -> None:
         """Wait for the answers to all pushes that are pending now.
+
+        Args:
+            excused: Whether a client waits for something else than the servers.
 
         Raises:
             Violation: One is pending for `HEALED_S`.
@@ -48,7 +51,8 @@ class PendingPushes:
         pending = set(self._clients)
 
         def left() -> str:
-            late = sorted({self._clients[number] for number in pending & self._clients.keys()})
+            clients = {self._clients[number] for number in pending & self._clients.keys()}
+            late = sorted(client for client in clients if not excused(client))
             return f"pushes of {', '.join(late)} are pending; {self._bundles.lacking()}" if late else ""
 
         await settle(self._world, left, within_s=HEALED_S, invariant="pending pushes end")

@@ -122,6 +122,7 @@ class StoreClients:
 
     async def _run_client(self, node: Node) -> None:
         dice = self._dice.fork(f"{node.name}/{node.incarnation}")
+        self.pending.forget(node.name)  # a killed incarnation does not do so itself
         await self._serve_again(node, dice, reader=False)
 
     async def _run_reader(self, node: Node) -> None:
@@ -287,15 +288,15 @@ class StoreClients:
             self._world, self._unfinished, within_s=END_S, invariant="clients of stores are answered"
         )
 
+    def waits_for_others(self, name: str) -> bool:
+        """Whether the store of a client waits for further clients to begin the first step."""
+        opened = self._open.get(name)
+        store = self._cluster.map.store(opened.link.store.id) if opened is not None else None
+        return self._slack is not None and store is not None and not store.epoch
+
     def _unfinished(self) -> str:
-        """Return the clients that may continue, with those that wait for others to begin the first step."""
-        newest = self._cluster.map
-        left = []
-        for name in sorted(self._working):
-            opened = self._open.get(name)
-            store = newest.store(opened.link.store.id) if opened is not None else None
-            if self._slack is None or store is None or store.epoch:
-                left.append(name)
+        """Return the clients that may continue."""
+        left = [name for name in sorted(self._working) if not self.waits_for_others(name)]
         return f"{', '.join(left)} went on" if left else ""
 
 

@@ -17,7 +17,7 @@ import asyncio
 from adam_async.run.config import Config, Waits
 from adam_async.run.result import RunResult
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.faults import strike_all
+from adam_async.simulation.faults import is_running, strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation, settle
@@ -68,7 +68,7 @@ LEARNT_OTHERWISE = 0.25
 0.39."""
 
 WHOLE_S = 30.0
-"""Time limit until all bundles have all copies in sync after the end of the run, in seconds."""
+"""Time limit until all bundles have all copies in sync after the last fault, in seconds."""
 
 END_S = 60.0
 """Time limit of the end of the run after the last fault, in seconds."""
@@ -151,6 +151,11 @@ async def run_result(cluster: TrainingCluster) -> RunResult:
     return result
 
 
+def lacking(cluster: TrainingCluster) -> str:
+    """Return which bundles lack copies while the run goes on; those of an ended run get no new ones."""
+    return cluster.bundles.lacking() if is_running(cluster.driver) else ""
+
+
 def check_result(cluster: TrainingCluster, result: RunResult, ledger: Ledger) -> None:
     """Check the result of the run, and the shards at its end.
 
@@ -192,10 +197,10 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
         watch = group.create_task(cluster.watch(), name="watch")
         strikes = TrainingFaults(world, cluster, ledger).strikes
         await strike_all(world, plan.faults, ledger, own=strikes)
-        await clients.pending.answered()
-        result = await run_result(cluster)
+        await clients.pending.answered(clients.waits_for_others)
         if setup.has_copies:
-            await settle(world, cluster.bundles.lacking, within_s=WHOLE_S, invariant="all copies return")
+            await settle(world, lambda: lacking(cluster), within_s=WHOLE_S, invariant="all copies return")
+        result = await run_result(cluster)
         await clients.stop()
         await asyncio.sleep(SETTLE_S)
         watch.cancel()

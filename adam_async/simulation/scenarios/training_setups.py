@@ -226,11 +226,13 @@ def draw_setup(dice: RandomStream, plain: Config) -> dict[str, Setting]:
 def draw_copies(dice: RandomStream, settings: Draw) -> dict[str, Setting]:
     """Draw the number of copies of each shard; nothing for one copy, which a recorded run needs.
 
+    A resumed run has one, because the loss of a server while its second store gets values ends it.
+
     Args:
         dice: A random stream only for this call.
         settings: Settings from `draw_setup`.
     """
-    if "record" in settings or not dice.chance(COPIED):
+    if "record" in settings or "resumed" in settings or not dice.chance(COPIED):
         return {}
     return {"servers": dice.choose([3, 4]), "copies": dice.choose([2, 3])}
 

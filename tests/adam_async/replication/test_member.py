@@ -165,6 +165,16 @@ def test_an_entry_in_a_piece_is_not_applied_to_it_again_and_none_to_a_lacking_pi
     assert bundle[B].applies_to(0, 2)
 
 
+def test_a_joining_member_applies_no_entry_that_its_primary_has_not_applied():
+    bundle = SmallBundle(A, outside=(B,))
+    bundle.applies = False
+    bundle.propose(A, "x")
+    bundle.change(joining=(B,))
+    bundle.settle()
+
+    assert (bundle[A].log.committed, bundle[B].log.last, bundle[B].log.committed) == (1, 1, 0)
+
+
 def test_a_session_waits_for_the_record_that_its_primary_knows():
     bundle = SmallBundle(A, B, C)
     bundle.lose(A)

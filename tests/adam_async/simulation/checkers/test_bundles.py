@@ -178,11 +178,11 @@ def test_a_primary_that_applies_new_entries_without_enough_members_is_found() ->
 def test_a_replica_too_far_ahead_of_another_is_found() -> None:
     bundles, copy = Bundles(), Copy()
     tables = copy.shards.shards[ShardId(0)].tables
-    tables.clocks = {Replica(0): 3, Replica(1): 1, Replica(2): 9}
+    tables.clocks = {Replica(0): 4, Replica(1): 1, Replica(2): 9}
     copy.shards.replicas.live = {Replica(0): 7, Replica(1): 8}  # the clock of an ended generation is void
     bundles.compare(copy, STORE)
 
-    tables.clocks[Replica(0)] = 4
+    tables.clocks[Replica(0)] = 5
     copy.state_position = 2
     with pytest.raises(Violation, match=r"staleness: the clocks of .* with a slack of 1"):
         bundles.compare(copy, STORE)
