@@ -62,7 +62,7 @@ COPIES = (
     _row(
         "a member is a node with its incarnation",
         core.start_without_incarnation,
-        guard=CORE + "test_a_member_outside_in_sync_does_not_take_over",
+        guard=CORE + "test_a_process_that_was_started_again_is_no_member",
         seldom="the map, the links and the copy compare incarnations, and each makes up for the others",
     ),
     _row(
@@ -80,6 +80,7 @@ COPIES = (
     _row(
         "a joining member is added once it has all pieces",
         core.add_without_pieces,
+        guard=CORE + "test_a_joining_member_without_pieces_is_not_added",
         breaks="an IndexError of a copy that lacks pieces, or I1",
     ),
     _row(
@@ -138,20 +139,16 @@ COPIES = (
     ),
     _row("members take the batches of the primary", copy_patches.form_own_batches, breaks="equal copies"),
     _row(
-        "a record is proposed with the version that it was made from",
-        copy_patches.propose_with_newest_version,
-        guard=CORE + "test_a_proposal_of_unknown_outcome_is_repeated_as_it_was",
-        seldom="the rules for a change of a record refuse nearly all of them",
-    ),
-    _row(
         "a handover waits until the successor has applied all entries",
         core.hand_over_without_flush,
-        guard=CORE + "test_a_handover_pauses_the_order_until_the_map_has_it",
+        guard=CORE + "test_a_handover_waits_for_the_entries_that_are_not_applied",
         seldom="the successor has all committed entries; the cost is the answers to others",
     ),
     _row(
         "pushes are sent again under their numbers",
         copy_patches.send_again_under_new_numbers,
+        guard="tests/adam_async/parameter_server/test_session.py::"
+        "test_a_push_is_sent_again_under_its_numbers",
         breaks="pending pushes end, or I2",
     ),
     _row(

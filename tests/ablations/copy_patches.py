@@ -1,5 +1,6 @@
 """Patches that remove safeguards of shards with several copies, as `patches` does for the others."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import Replica
 from adam_async.run.store_record import StoreRecord
-from tests.ablations.patches import replaces
+from tests.ablations.patches import Change, replaces
 from transport import Message
 
 
@@ -35,14 +36,19 @@ def copy_without_clocks(tables_state: Any, tables: Any) -> Any:
     return msgspec.structs.replace(tables_state(tables), clocks={})
 
 
-@replaces(bundle_copy, "copy_piece")
-def copy_without_ended_generations(copy_piece: Any, bundle: Bundle, specs: Any) -> Any:
-    """Leave the ended replica generations out of pieces."""
+def _copy_without_ended_generations(copy_piece: Any, bundle: Bundle, specs: Any) -> Any:
     if specs:
         return copy_piece(bundle, specs)
     clocks = msgspec.structs.replace(bundle.replicas.state(), over=[], newest={})
     state = shard_pieces.ReplicasState(bundle.epoch, clocks)
     return [np.frombuffer(msgspec.msgpack.encode(state), np.uint8)]
+
+
+def copy_without_ended_generations(change: Change = setattr) -> None:
+    """Leave the ended replica generations out of pieces."""
+    patch = partial(_copy_without_ended_generations, shard_pieces.copy_piece)
+    for module in (shard_pieces, bundle_copy):
+        change(module, "copy_piece", patch)
 
 
 @replaces(ServedStore, "map_changed")
@@ -60,16 +66,6 @@ def form_own_batches(decode_entry: Any, parts: Any, bundle: Bundle, specs: Any) 
     """Let each copy order the pushes of a batch."""
     entry = decode_entry(parts, bundle, specs)
     return Apply(entry.pushes[::-1]) if isinstance(entry, Apply) else entry
-
-
-@replaces(ParameterServer, "_set_bundle")
-async def propose_with_newest_version(
-    set_bundle: Any, self: ParameterServer, home: str, record: BundleRecord, expected: int
-) -> bool:
-    """Propose a record whatever version it was made from."""
-    newest = self._membership.map.bundle(record.store, home)
-    outcome: bool = await set_bundle(self, home, record, newest.changed if newest is not None else expected)
-    return outcome
 
 
 @replaces(bundle_rules, "fault_of_change")

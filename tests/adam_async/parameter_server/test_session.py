@@ -5,6 +5,7 @@ import pytest
 from adam_async.messages import DUPLICATE, GAP, NOT_PRIMARY, REFUSED, Problem, Pushed, Tick, pack
 from adam_async.parameter_server.session import Exchange, Session
 from adam_async.run.ids import ShardId
+from transport import Message
 
 A, B, C = ShardId(0), ShardId(1), ShardId(2)
 QUESTION = pack(Tick(store="run", session=1, incarnation=1, replica=0, clock=1, generation=1, shards=(0,)))
@@ -39,6 +40,16 @@ def test_open_exchanges_are_sent_again_in_the_order_of_their_first_sending():
     assert session.answered(said[1], QUESTION)
     assert session.to_send_again() == [said[0], said[2], said[3]]
     assert session.counts.resent == 2, "what was never sent is not sent again"
+
+
+def test_a_push_is_sent_again_under_its_numbers():
+    session = Session()
+    meta = {"shards": (A, B), "numbers": session.next_numbers((A, B))}
+    push = Exchange(message=Message(type="Push", meta=meta, tensors=[]), on_answer=lambda _: True)
+    session.opened(push)
+    push.sending()
+
+    assert [each.message.meta["numbers"] for each in session.to_send_again()] == [(1, 1)]
 
 
 def test_an_answer_that_settles_nothing_keeps_the_exchange_open_and_asks_for_the_cure():

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
 from adam_async.replication.effects import ReadRecord, Removed, StartAnew, Stopped
+from adam_async.replication.local_copy import Bundle
+from adam_async.replication.member import BundleMember
 from adam_async.replication.violations import Violation
 from tests.adam_async.replication.scenarios import (
     a_joining_member_has_the_tail_of_earlier_primaries_before_it_is_added,
@@ -177,6 +179,38 @@ def test_a_joining_member_applies_no_entry_that_its_primary_has_not_applied():
 
     _, entry, _ = bundle.waiting[B][0]
     assert (bundle[A].log.committed, entry.position, entry.committed) == (1, 1, 0)
+
+
+def test_a_joining_member_without_pieces_is_not_added():
+    bundle = SmallBundle(A, outside=(B,))
+    bundle.change(joining=(B,))
+    for me in (B, A):  # the begin of a session, and its answer
+        sender, message, content = bundle.waiting[me].popleft()
+        bundle[me].received(sender, message, content)
+        bundle.carry_out(me)
+
+    assert bundle.proposals(A) == []
+    bundle.settle()
+    assert bundle.proposals(A)[-1].record.in_sync == (A, B)
+
+
+def test_a_process_that_was_started_again_is_no_member():
+    bundle = SmallBundle(A, B)
+    again = BundleMember(("b", 2), Bundle(store="s", home="a", pieces=1, min_in_sync=1), bundle.record)
+    again.take_over()
+
+    assert not again.is_whole
+    assert again.take_effects() == []
+
+
+def test_a_handover_waits_for_the_entries_that_are_not_applied():
+    bundle = SmallBundle(A, B)
+    bundle.applies = False
+    bundle.propose(A, "x")
+    bundle[A].hand_over(B)
+    bundle.carry_out(A)
+
+    assert bundle.proposals(A) == []
 
 
 def test_a_session_waits_for_the_record_that_its_primary_knows():
