@@ -175,7 +175,7 @@ def launch_ssh(
     hosts
         TOML file with the hosts (docs/how-to/launch-ssh.md).
     file
-        TOML file with options, as of `train --config`.
+        TOML file with options, as for `train --config`.
     """
     from adam_async.cli.launch import launch_over_ssh
 
@@ -396,9 +396,10 @@ def worker(
 
 @app.command
 def role(options: FromEnvironmentOptions = FromEnvironmentOptions()) -> int:  # noqa: B008 - frozen
-    """Run the roles of this process of a batch job, which the variables of its engine name.
+    """Run the roles that the variables of a batch job give to this process.
 
-    A rank with one role runs it; with several, the rank starts them as child processes and restarts them.
+    A rank with one role runs that role. A rank with several roles starts them as child processes and
+    restarts them.
     """
     from adam_async.cli.from_environment import Found, find_roles, show, supervise
 

@@ -1,7 +1,7 @@
-"""The command `role --from-env`: the roles of this process of a batch job, by the variables of its engine.
+"""The command `role --from-env`: run the roles that the variables of a batch job give to this process.
 
-One role runs in this process, as its own command does. Several roles are child processes, which this process
-restarts while the cluster can do without their state.
+One role runs in this process, like its own command. Several roles run as child processes; this process
+restarts a lost one if the cluster still has its state.
 """
 
 import asyncio

@@ -262,10 +262,10 @@ class TrainOptions:
     """tcp://HOST:PORT of the controller of a cluster started by hand, or of several controllers, with commas
     between them; the command then starts no role."""
     attach: str | None = None
-    """Take over run RUN of the cluster at --controller, which has lost its driver. Without RUN: the run that
-    waits for a driver, or if none does, begin a new one."""
+    """Take over run RUN, which has lost its driver, of the cluster at --controller. Without RUN: take over
+    the run that waits for a driver, or begin a new run if none waits."""
     replace: Annotated[bool, _OnlyOn] = False
-    """Begin a new run in the place of one that waits for a driver, without its weights."""
+    """Begin a new run in place of a run that waits for a driver; the weights of that run are lost."""
     token_file: Path | None = None
     """File with the token (or the keys for role driver) of that cluster, or of the data servers at --data; by
     default ADAM_TOKEN."""
@@ -407,13 +407,13 @@ class FromEnvironmentOptions:
     """Take the role from ADAM_ROLE, a rank of torchrun, Open MPI, PMI or Slurm, or POD_NAME of Kubernetes,
     and the controllers from ADAM_CONTROLLER, MASTER_ADDR or SLURM_JOB_NODELIST."""
     config: Path | None = None
-    """TOML file with the options of the run, as of `train --config`: numbers of roles, data, threads."""
+    """TOML file with the options of the run, as for `train --config`: numbers of roles, data, threads."""
     dir: Path | None = None
-    """Folder for the copies of the cluster map of the controllers of this process."""
+    """Folder in which the controllers of this process store the cluster map."""
     token_file: Path | None = None
     """File with the cluster's token, or the keys of this role; by default ADAM_TOKEN."""
     print: Annotated[bool, _OnlyOn] = False
-    """Print the roles of this process, a line each, and run none."""
+    """Print the roles of this process, one per line, and run none."""
     verbose: Annotated[bool, _OnlyOn] = False
     """Log the actions of the roles."""
     loop: LoopName = "uvloop"
@@ -589,7 +589,7 @@ class DrillOptions:
     json: Path | None = None
     """Write all observations and claims to this file, as JSON."""
     plot: Path | None = None
-    """Draw acknowledged pushes per second, and the faults, into this SVG file; counters only."""
+    """Draw acknowledged pushes per second, and the faults, into this SVG file; only for workload counter."""
     verbose: Annotated[bool, _OnlyOn] = False
     """Log the events and the output of the processes."""
     loop: LoopName = "uvloop"

@@ -44,8 +44,8 @@ class RoleSpec:
         node: Node id, unique in the cluster.
         arguments: Options of the role's command, except those of the other attributes.
         orders: First line on the stdin of the process, with the keys of the role. Other users of a machine
-            can read the arguments and the environment of a process, and not this line.
-        environment: Variables of the process. A launcher on other machines adds them to theirs.
+            can read the arguments and the environment of a process, but not this line.
+        environment: Variables of the process. A launcher on other machines adds these to the variables there.
         bind: Address to listen on; empty: any free port of the address of its machine.
         threads: Compute threads of a worker; 0: its share of the cores of its machine.
         restart: Limits of its restarts.
@@ -115,7 +115,7 @@ class Launcher(Protocol):
     async def controller_addresses(
         self, nodes: Sequence[str], network: Network, driver: Identity
     ) -> list[str]:
-        """Return the address of each controller: with port 0 for a single one, else free and final.
+        """Return the address of each controller: port 0 for one controller, free and final ports for several.
 
         Args:
             nodes: Node ids of the controllers.
@@ -127,8 +127,8 @@ class Launcher(Protocol):
         """
 
     def state_folder(self, name: str) -> AbstractAsyncContextManager[str]:
-        """Return a folder for the state of the controllers on their machines, which ends with the block.
+        """Return a folder for the state of the controllers on their machines, removed when the block ends.
 
         Args:
-            name: Name that no other cluster has.
+            name: Unique name of the cluster.
         """

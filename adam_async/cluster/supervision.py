@@ -1,4 +1,4 @@
-"""The processes of a cluster: started by a launcher, and again if the run has their state elsewhere."""
+"""The supervisor of a cluster's processes: it restarts a lost role if the run still has its state."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -124,7 +124,7 @@ class Supervisor:
             await process.ended.wait()
 
     async def stop(self) -> None:
-        """End all processes in good order within `drain_s`, then with force."""
+        """End all processes in order within `drain_s`, then kill the rest."""
         self._stopping.set()
         controllers = [process for node, process in self.processes.items() if node in self._controllers]
         members = [process for node, process in self.processes.items() if node not in self._controllers]
@@ -165,8 +165,8 @@ class Supervisor:
             served = served or process.served_s > 0
             if process.served_s >= spec.restart.sound_s:
                 left = spec.restart.most
-            # A process that ended before it served cannot start; `address_of` raises it. A killed controller
-            # can start, and the other controllers need it to form their group.
+            # A process that ended before it served cannot start; `address_of` raises its error. A killed
+            # controller can start, and the other controllers need it to form their group.
             could_start = served or (process.code < 0 and role == "controller")
             restart = could_start and left > 0 and not refusal and self._may_restart(role, node)
             successors = successors_text(self._losses.successors(self._map, node)) if role == "ps" else ""
@@ -236,7 +236,7 @@ class Supervisor:
 
     @property
     def _map(self) -> ClusterMap:
-        """The newest map of the driver; empty before it is one."""
+        """The newest map of the driver; empty before the cluster has a driver."""
         return self.driver.map if self.driver is not None else ClusterMap()
 
     def _note(self, what: str) -> None:

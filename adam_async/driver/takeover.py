@@ -2,7 +2,7 @@
 
 The program's record has the work of the run. The map has the newest results of its data servers. The notes of
 the earlier driver have what only a driver knows: the accuracies of the epochs that it evaluated. The weights
-of these epochs went with that driver.
+of these epochs are lost with that driver.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +24,7 @@ from adam_async.run.training_program import TrainingProgram
 from adam_async.run.user_code import NamedStep
 
 OPEN: Mapping[str, Any] = {"epochs": 0, "rate": 0.0, "schedule": "auto", "warm_up": 0.0, "weights": "auto"}
-"""Options that a run decides, each with the value that leaves the decision to it."""
+"""Options that a run can decide, each with the value that leaves the decision to the run."""
 
 OF_ROLES = frozenset(
     "data damaged cache spill threads in_flight pin_threads controllers processes slow".split()
@@ -32,7 +32,7 @@ OF_ROLES = frozenset(
 """Options that roles started by hand have themselves; a driver's values of these have no effect."""
 
 OF_DRIVER = frozenset(("waits", "memory_budget", "checksum", "model", "transforms"))
-"""Options that a driver has for itself, and names of files; the program has the content of these."""
+"""Options of the driver alone, and names of files; the program has the content of these files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Attach:
 
     Attributes:
         run: Id of the run; empty: the run of the map if it waits, else a new one.
-        given: Names of the options that the caller sets; the others are those of the run.
+        given: Names of the options that the caller sets; the run has the others.
     """
 
     run: str = ""
@@ -52,7 +52,7 @@ class DriverNotes(msgspec.Struct, frozen=True, kw_only=True):
     """The notes that a driver leaves in the record of its run."""
 
     asked_rate: float = 0.0
-    """Rate that the caller asked for; 0: the rate of the program is decided. Checkpoints have it."""
+    """Rate that the caller asked for, as checkpoints have it; 0: the run decides the rate."""
     trained_again: int = 0
     """Groups that the run trained a second time when it was resumed."""
     epochs: tuple[dict[str, Any], ...] = ()
@@ -79,7 +79,7 @@ def read_notes(run: ProgramRecord, *, ended: int) -> tuple[DriverNotes, tuple[Ep
         ended: Number of the last ended epoch.
 
     Raises:
-        RunFailed: They are of another form.
+        RunFailed: The notes have another form.
     """
     try:
         notes = msgspec.convert(run.notes, DriverNotes)
@@ -137,7 +137,7 @@ def check_options(given: Collection[str], asked: Config, config: Config, run: st
         config: The options of the run.
 
     Raises:
-        ConfigError: Some differ; the error has each with both values.
+        ConfigError: An option differs; the error has each such option with both values.
     """
     differing = [
         f"{name}={getattr(asked, name)} (there {getattr(config, name)})"

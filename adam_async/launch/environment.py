@@ -4,7 +4,7 @@ Sources, in this order: `ADAM_ROLE`, which names one role; else the rank of the 
 torchrun, Open MPI, PMI or Slurm set it; else the name of a Kubernetes pod, such as ``adam-ps-2``.
 
 With ranks, all roles of the cluster are dealt to the ranks in turn: controllers, servers, data servers,
-workers. With fewer ranks than roles a rank has several; ranks that are left over have workers in addition.
+workers. With fewer ranks than roles, a rank has several roles. Extra ranks have additional workers.
 """
 
 import re
@@ -16,7 +16,7 @@ from adam_async.run.addresses import check_addresses, controller_names
 from adam_async.run.config import Config
 
 ROLES = ("controller", "ps", "data", "worker")
-"""Roles that a process may have, in the order of their counting."""
+"""Roles that a process may have, in the order in which ranks get them."""
 
 RANKS = (
     ("RANK", "WORLD_SIZE"),
@@ -56,7 +56,7 @@ class Layout:
         )
 
     def nodes(self) -> list[tuple[str, str]]:
-        """Return role and node id of each role, in the order of their counting."""
+        """Return role and node id of each role, in the order in which ranks get them."""
         counts = (("ps", self.servers), ("data", self.data_servers), ("worker", self.workers))
         return [
             *(("controller", node) for node in controller_names(self.controllers)),

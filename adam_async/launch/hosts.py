@@ -31,7 +31,7 @@ MOST_HOSTS = 1000
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One host. Empty values are those of `Hosts`."""
+    """One host. An empty value means the default in `Hosts`."""
 
     name: str
     """Name or address that the launching machine dials, as in ``ssh NAME``."""

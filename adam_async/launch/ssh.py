@@ -1,9 +1,9 @@
 """Roles on other hosts over SSH, as a launcher: `async with SshLauncher(hosts) as launcher`.
 
 Each role is a command in a session of its own connection. Its orders, with its keys, are the first line on
-its stdin, which then stays open: the role ends with its stdin, and the SSH server closes that when the
-connection ends, however the launching process ends (see `cluster/parent_pipe.py`). The end of the connection
-also ends the session's process on the host, and on Linux the kernel then kills the role.
+its stdin, which then stays open. The role ends when its stdin closes (see `cluster/parent_pipe.py`). The SSH
+server closes it when the connection ends, however the launching process ends. The end of the connection also
+ends the session's process on the host, and on Linux the kernel then kills the role.
 
 A role whose connection breaks comes back on another host that may have it (see `launch/hosts.py`). asyncssh,
 of the extra `ssh`, checks the key of each host.
@@ -36,16 +36,16 @@ CHECK_S = 60.0
 """Deadline of `adam-async --version` on a host, in seconds."""
 
 KEEPALIVE_S = 5.0
-"""Seconds between two questions to a silent host; three without an answer end the connection."""
+"""Seconds between two keepalive requests to a silent host; three without an answer end the connection."""
 
 BEAT_S = 5.0
 """Seconds between two empty lines on the stdin of a role."""
 
 SILENCE_S = 30.0
-"""Seconds without such a line after which a role ends: the launching machine is lost."""
+"""Seconds without a byte on its stdin after which a role ends: the launching machine is lost."""
 
 CONNECTING = 4
-"""Maximum number of logins at once: an SSH server refuses some of ten."""
+"""Maximum number of concurrent logins; an SSH server may refuse some of ten."""
 
 CUT_OFF = 255
 """Exit code of a role whose connection broke, as of `ssh`."""
@@ -94,7 +94,7 @@ class SshLauncher:
         """Do nothing: each role ends with its task."""
 
     def start(self, spec: RoleSpec, group: asyncio.TaskGroup, on_line: Callable[[str], None]) -> "SshRole":
-        """Start a role on its host, or on another one after the loss of that. See `Launcher.start`."""
+        """Start a role on its host, or on another host if that one is lost. See `Launcher.start`."""
         host = self.placement.place(spec.role, spec.node, moves=not has_peers(spec))
         role = SshRole(self, host, spec, on_line)
         group.create_task(role.run(), name=f"launch/{spec.node}")
@@ -265,7 +265,7 @@ class SshRole(RoleHandle):
                     try:
                         await self._relay(process.stdout, process.stderr)
                     except* (ssh.Error, OSError):
-                        pass  # the missing exit code says that the connection broke
+                        pass  # the missing exit code shows that the connection broke
                     await process.wait_closed()
                     feeding.cancel()
                 code: int | None = process.returncode
@@ -278,7 +278,7 @@ class SshRole(RoleHandle):
         return CUT_OFF
 
     async def _feed(self, stdin: Any) -> None:
-        """Show the role that this process lives, until `end` closes its stdin."""
+        """Send the role an empty line every `BEAT_S`, until `end` closes its stdin."""
         with suppress(OSError):  # the role has ended
             while not self._close_stdin.is_set():
                 stdin.write(b"\n")

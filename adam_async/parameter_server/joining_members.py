@@ -1,8 +1,8 @@
 """Pure: the servers that join a bundle, as its primary sees them: their progress, and pauses after failures.
 
-A server that cannot take up its copy, such as one without memory for it, leaves the joining members by
-itself. One that takes no piece for `JOIN_S` is struck out. The primary invites neither again for `PAUSE_S`,
-and meanwhile another server may take the place.
+A server that cannot take up its copy, for example for lack of memory, leaves the joining members by itself.
+The primary strikes out a server that takes no piece for `JOIN_S`. It invites neither server again for
+`PAUSE_S`; meanwhile another server may take the place.
 """
 
 from collections.abc import Iterable, Mapping, Set
@@ -52,6 +52,6 @@ class JoiningMembers:
         self._paused.update(dict.fromkeys(members, now + PAUSE_S))
 
     def paused(self, now: float) -> Set[Member]:
-        """Return the members that are not to be invited now."""
+        """Return the members that the primary must not invite now."""
         self._paused = {member: until for member, until in self._paused.items() if until > now}
         return self._paused.keys()

@@ -2,7 +2,7 @@
 
 Each host has a namespace, and a pair of virtual interfaces that leads to the bridge. This process has an
 address on the bridge, too. A cut sets the outer interface of the pair down: connections stay open, and carry
-nothing. It needs root and `ip` of iproute2.
+nothing. Namespaces need root and `ip` of iproute2.
 
 Every name has the id of this process, so the namespaces of a killed process can be removed later.
 """
@@ -20,12 +20,13 @@ SUBNET = "198.19.{}"
 """First three bytes of the addresses, within the range that RFC 2544 reserves for benchmarks."""
 
 MOST_HOSTS = 250
+"""Maximum number of hosts: each has an address in one /24 subnet."""
 
 IP_S = 10.0
 """Maximum time of one call of `ip`, in seconds."""
 
 _OURS = re.compile(r"(\d+: )?(?P<name>(adam-async-|adam)(?P<pid>\d+)-[\w-]+)")
-"""Line of a namespace or an interface that any process made here."""
+"""Line of a listing with a namespace or interface that this module made, in any process."""
 
 
 class NamespaceNetwork:
@@ -120,7 +121,7 @@ async def _ip(*words: str) -> str:
     """Run `ip` and return its output.
 
     Raises:
-        OSError: It is not installed, fails, or takes longer than `IP_S`.
+        OSError: `ip` is not installed, fails, or takes longer than `IP_S`.
     """
     try:
         process = await asyncio.create_subprocess_exec(

@@ -1,7 +1,7 @@
-"""One process of a role, as its cluster has it: its address, its output, its end.
+"""One process of a role, as its cluster sees it: its address, its output, its end.
 
 A launcher makes the handles of its kind of process. The process prints one line with its address on stdout,
-and lines for people on stderr.
+and log lines on stderr.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ class RoleHandle(ABC):
         self.code = code
         if self._listens_at is not None:
             self.served_s = asyncio.get_running_loop().time() - self._listens_at
-        # A supervisor that waits for the end notes it before an address that did not come ends the start.
+        # Set before the address fails: a supervisor must note the end before the failed start ends the run.
         self.ended.set()
         if not self.address.done():
             self.address.set_exception(self._start_error())
