@@ -164,7 +164,7 @@ class Party:
             images_per_group=4, epochs=1, replicas=2, threads=1, waits=self.waits, read_ahead=4, **options
         )
         program = TrainingProgram(config=config, spec=digits().to_dict())
-        run = program.record(RUN, ("driver-0", 1))
+        run = program.record(RUN, driver.member)
         await submit(driver, run)
         arrays = arrays_of(Network(digits()), None)
         await driver.create_store(RUN, store_of(run, program, arrays), arrays)
