@@ -259,8 +259,11 @@ class TrainingRun:
         def resume(newest: ClusterMap) -> EpochRecord | None:
             nonlocal mine
             record = newest.epoch
-            mine = record is not None and msgspec.structs.replace(record, changed=paused.changed) == paused
-            return msgspec.structs.replace(paused, paused=0) if mine else None
+            if record is None or msgspec.structs.replace(record, changed=paused.changed) != paused:
+                mine = False
+                return None
+            mine = True
+            return msgspec.structs.replace(record, paused=0)
 
         loop = asyncio.get_running_loop()
         begin, taken = loop.time(), self._checkpointer
