@@ -188,7 +188,7 @@ class SshLauncher:
                     done = await connection.run(f"({command}) && getconf _NPROCESSORS_ONLN", check=False)
             except TimeoutError:
                 raise ConfigError(
-                    f"host {host.name} did not run {command!r} within {CHECK_S:g} s; try it there"
+                    f"host {host.name} did not run {self.hosts.command_of(host)!r} within {CHECK_S:g} s; try it there"
                 ) from None
         words = str(done.stdout).split()
         if done.exit_status or len(words) < 2 or not words[-1].isdecimal():
