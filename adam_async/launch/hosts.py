@@ -102,7 +102,7 @@ def read_hosts(text: str, *, source: str) -> Hosts:
             raise ConfigError(f"{source}: port {port} is none; ports are 1 to 65535")
     for name, value in hosts.environment.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or "\0" in value:
-            raise ConfigError(f"{source}: environment: {name!r} names no variable, or its value has a null")
+            raise ConfigError(f"{source}: environment: {name!r} names no variable or its value has a null")
         if name == "ADAM_TOKEN":
             raise ConfigError(
                 f"{source}: environment: other users of a host could read ADAM_TOKEN; set it on this machine, "
