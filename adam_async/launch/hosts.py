@@ -105,7 +105,7 @@ def read_hosts(text: str, *, source: str) -> Hosts:
             raise ConfigError(f"{source}: environment: {name!r} names no variable or its value has a null")
         if name == "ADAM_TOKEN":
             raise ConfigError(
-                f"{source}: environment: other users of a host could read ADAM_TOKEN; set it on this machine, "
+                f"{source}: environment: other users of a host could read ADAM_TOKEN; set it here only, "
                 "and each role gets its keys over SSH"
             )
     for role in ROLES:
