@@ -18,6 +18,7 @@ The manifest has a checksum of itself, so that a reader detects any change in it
 """
 
 import json
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -355,10 +356,10 @@ def check_resumed_step(manifest: Manifest, step: NamedStep | None) -> None:
         raise CheckpointError(f"{manifest.name} holds a network, not step {step.name}: leave --step out")
     if there is None or (step is not None and (step.name, dict(step.args)) == (there.name, there.args)):
         return
-    args = f" --step-args '{json.dumps(there.args)}'" if there.args else ""
+    words = ["--step", there.name, *(("--step-args", json.dumps(there.args)) if there.args else ())]
     raise CheckpointError(
         f"{manifest.name} is of a run with step {there.name}, whose module would be imported and run: if you "
-        f"trust it, give --step {there.name}{args} (in Python, give the same step)"
+        f"trust it, give {shlex.join(words)} (in Python, give the same step)"
     )
 
 

@@ -5,16 +5,18 @@ the earlier driver have what only a driver knows: the accuracies of the epochs t
 of these epochs are lost with that driver.
 """
 
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from adam_async.checkpoint.manifest import Manifest, epoch_values, epochs_of
 from adam_async.driver.training_rules import PHASES
 from adam_async.errors import ConfigError, RunFailed
+from adam_async.messages.bounds import Count
 from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap
 from adam_async.run.config import Config
 from adam_async.run.program_record import ProgramRecord
@@ -51,11 +53,11 @@ class Attach:
 class DriverNotes(msgspec.Struct, frozen=True, kw_only=True):
     """The notes that a driver leaves in the record of its run."""
 
-    asked_rate: float = 0.0
+    asked_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Rate that the caller asked for, as checkpoints have it; 0: the run decides the rate."""
-    trained_again: int = 0
+    trained_again: Count = 0
     """Groups that the run trained a second time when it was resumed."""
-    epochs: tuple[dict[str, Any], ...] = ()
+    epochs: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(max_length=RESULTS_KEPT + 1)] = ()
     """Evaluated epochs, as `epoch_values` gives them: the newest `RESULTS_KEPT`, and the best one before."""
 
     def with_epochs(self, epochs: Sequence[EpochResult]) -> dict[str, Any]:
@@ -70,6 +72,17 @@ def _newest_and_best(epochs: Sequence[EpochResult]) -> Sequence[EpochResult]:
     older, newest = epochs[:-RESULTS_KEPT], epochs[-RESULTS_KEPT:]
     best = max(older, key=lambda epoch: epoch.validation_accuracy or 0.0, default=None)
     return newest if best is None or best.validation_accuracy is None else (best, *newest)
+
+
+def _check_epoch(epoch: EpochResult) -> None:
+    """Check the numbers of a noted epoch. Raises ValueError: One is out of bounds."""
+    accuracies = {"test_accuracy": epoch.test_accuracy, "validation_accuracy": epoch.validation_accuracy}
+    for name, accuracy in accuracies.items():
+        if accuracy is not None and not 0 <= accuracy <= 1:
+            raise ValueError(f"{name} of epoch {epoch.epoch} is {accuracy:g}, not within 0 and 1")
+    for name in ("images", "skipped", "train_s", "trained_again"):
+        if not 0 <= getattr(epoch, name) < 1 << 53:
+            raise ValueError(f"{name} of epoch {epoch.epoch} is {getattr(epoch, name):g}")
 
 
 def read_notes(run: ProgramRecord, *, ended: int) -> tuple[DriverNotes, tuple[EpochResult, ...]]:
@@ -87,7 +100,9 @@ def read_notes(run: ProgramRecord, *, ended: int) -> tuple[DriverNotes, tuple[Ep
         numbers = [0, *(epoch.epoch for epoch in epochs), ended + 1]
         if any(after <= before for before, after in pairwise(numbers)):
             raise ValueError(f"their epochs are {numbers[1:-1]}, and {ended} have ended")
-    except (ValueError, KeyError, TypeError) as error:
+        for epoch in epochs:
+            _check_epoch(epoch)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise RunFailed(
             f"the notes of run {run.id} cannot be read: {error}; take it over with the release of adam-async "
             "that began it"
@@ -160,10 +175,9 @@ def check_step(there: StepSpec | None, step: NamedStep | None, run: str) -> None
     if there is None and step is not None:
         raise ConfigError(f"run {run} trains a network, not step {step.name}: leave --step out")
     if there is not None and (step is None or (step.name, dict(step.args)) != (there.name, there.args)):
-        args = f" --step-args '{msgspec.json.encode(there.args).decode()}'" if there.args else ""
-        raise ConfigError(
-            f"run {run} trains step {there.name}: if you trust it, give --step {there.name}{args}"
-        )
+        words = ["--step", there.name]
+        words += ["--step-args", msgspec.json.encode(there.args).decode()] if there.args else []
+        raise ConfigError(f"run {run} trains step {there.name}: if you trust it, give {shlex.join(words)}")
 
 
 def joined_results(

@@ -26,8 +26,10 @@ A run that trains outlives its driver. It goes on to the end of its epoch, or wi
 the end of its last one, and then waits for another driver to take it over.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import chain, pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -71,6 +73,19 @@ class _DataInfo(msgspec.Struct):
     train_images: Images = 0
     test_images: Images = 0
     digest: str = ""
+
+
+class _Result(msgspec.Struct):
+    """Fields of `EpochRecord.result` that other roles use in calculations."""
+
+    images: Count = 0
+    loss: float | None = None
+    train_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    clock: Count = 0
+    skipped: Images = 0
+    skipped_groups: tuple[tuple[Count, Count], ...] = ()
+    behind: tuple[Count, ...] = ()
+    trained_again: Count = 0
 
 
 _INFO: Mapping[str, type[msgspec.Struct]] = {"worker": _WorkerInfo, "data": _DataInfo}
@@ -221,6 +236,13 @@ def _check_epoch(record: EpochRecord, old: EpochRecord | None) -> str:
         return f"only paused, ended and result of epoch {old.number} of run {old.run} can be set"
     if not 0 <= record.paused <= old.groups:
         return f"paused is {record.paused}, and the epoch has {old.groups} groups"
+    try:
+        result = msgspec.convert(record.result, _Result)
+    except msgspec.ValidationError as error:
+        return f"result: {error}"
+    ends = [0, *chain.from_iterable(result.skipped_groups), old.groups]
+    if any(after < before for before, after in pairwise(ends)):
+        return f"result: skipped_groups are not ranges in order within the {old.groups} groups of the epoch"
     return ""
 
 
@@ -314,7 +336,7 @@ def _driver_lines(before: ClusterMap, after: ClusterMap, run: ProgramRecord) -> 
     if before.driven and not after.driven:
         yield (
             f"run {run.id} waits for a driver, because {run.driver} is lost: "
-            f"adam-async train --controller ... --attach {run.id} takes it over"
+            f"adam-async train --controller ... --attach {shlex.quote(run.id)} takes it over"
         )
     elif after.driven and not before.driven:
         yield f"run {run.id} goes on with driver {run.driver}"

@@ -14,6 +14,7 @@ name = "10.0.0.2"
 roles = ["ps", "worker"]
 """
 
+import re
 import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +65,7 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     key: str = ""
     """File with the private key of the user; empty: the keys of the user's agent and ``~/.ssh``."""
     environment: Mapping[str, str] = {}
-    """Variables of the roles, in addition to those of their hosts."""
+    """Variables of the roles, in addition to those of their hosts. Other users of a host can read them."""
 
     def command_of(self, host: Host) -> str:
         """Return the beginning of a command line for the host's shell."""
@@ -99,6 +100,14 @@ def read_hosts(text: str, *, source: str) -> Hosts:
     for port in (hosts.port, *(host.port for host in hosts.hosts)):
         if not 0 <= port <= 65535:
             raise ConfigError(f"{source}: port {port} is none; ports are 1 to 65535")
+    for name, value in hosts.environment.items():
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or "\0" in value:
+            raise ConfigError(f"{source}: environment: {name!r} names no variable or its value has a null")
+        if name == "ADAM_TOKEN":
+            raise ConfigError(
+                f"{source}: environment: other users of a host could read ADAM_TOKEN; set it here only, "
+                "and each role gets its keys over SSH"
+            )
     for role in ROLES:
         if not any(role in host.roles for host in hosts.hosts):
             raise ConfigError(f"{source}: no host may have role {role}; add it to the roles of one")

@@ -187,8 +187,9 @@ class SshLauncher:
                     # The subshell confines `exec`, so the number of cores follows.
                     done = await connection.run(f"({command}) && getconf _NPROCESSORS_ONLN", check=False)
             except TimeoutError:
+                tried = self.hosts.command_of(host)
                 raise ConfigError(
-                    f"host {host.name} did not run {command!r} within {CHECK_S:g} s; try it there"
+                    f"host {host.name} did not run {tried!r} within {CHECK_S:g} s; try it there"
                 ) from None
         words = str(done.stdout).split()
         if done.exit_status or len(words) < 2 or not words[-1].isdecimal():

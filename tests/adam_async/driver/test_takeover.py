@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+import shlex
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from adam_async.driver.takeover import (
     DriverNotes,
     check_none_waits,
     check_options,
+    check_step,
     joined_results,
     read_notes,
     run_to_take,
@@ -28,6 +30,7 @@ from adam_async.model.named import digits, mlp
 from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap
 from adam_async.run.config import Config
 from adam_async.run.result import EpochResult
+from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import ResumeRecord, read_training
 from tests.adam_async.checkpoint.checkpoints import manifest_of
 from tests.adam_async.cluster_maps import node, run_record
@@ -322,6 +325,14 @@ def test_the_run_that_waits_is_taken_and_no_other_one():
         check_none_waits(cluster)
 
 
+def test_the_words_for_a_step_of_a_run_are_safe_in_a_shell():
+    there = StepSpec(name="a;b", args={"c": "'; d"}, shape=(1, 1, 1), classes=2)
+    with pytest.raises(ConfigError) as caught:
+        check_step(there, None, "run-1")
+    words = shlex.split(str(caught.value).partition("give ")[2])
+    assert words == ["--step", "a;b", "--step-args", '{"c":"\'; d"}']
+
+
 def test_options_that_the_run_decides_and_those_of_roles_may_differ():
     asked, config = Config(threads=3, data="x"), Config(rate=0.5, epochs=7, schedule="cosine", warm_up=0.3)
     given = ("rate", "epochs", "schedule", "warm_up", "threads", "data", "waits", "model")
@@ -360,6 +371,14 @@ def test_notes_have_the_newest_epochs_and_the_best_one_before():
         DriverNotes().with_epochs([epoch(2)]),
         DriverNotes().with_epochs([epoch(1), epoch(1)]),
         DriverNotes().with_epochs([epoch(0)]),
+        {"asked_rate": -1.0},
+        {"trained_again": -1},
+        {"epochs": [{}] * (RESULTS_KEPT + 2)},
+        DriverNotes().with_epochs([epoch(1, 1.5)]),
+        DriverNotes().with_epochs([replace(epoch(1), test_accuracy=-0.5)]),
+        DriverNotes().with_epochs([replace(epoch(1), images=-1)]),
+        DriverNotes().with_epochs([replace(epoch(1), train_s=1e300)]),
+        {"epochs": [{**DriverNotes().with_epochs([epoch(1)])["epochs"][0], "train_loss": 10**400}]},
     ],
 )
 def test_notes_of_another_form_or_of_the_future_are_an_error(notes):
