@@ -126,10 +126,7 @@ async def run_training(
             ) as (driver, train):
                 driver.listen(terminal.notice)
                 table = LiveTable(
-                    driver.progress,
-                    stream=sys.stdout,
-                    quiet=options.quiet,
-                    leader=_leader_of(driver),
+                    driver.progress, stream=sys.stdout, quiet=options.quiet, leader=_leader_of(driver)
                 )
                 async with table:
                     terminal.give_way(table.aside)
@@ -162,16 +159,19 @@ async def run_training(
                 terminal.notice(line)
             if result is None and driver is not None and options.report is not None:
                 ended = "interrupted" if interrupted else explain(error)[1]
-                await _report_cut_short(
-                    driver, driver.attached or config, options.report, ended, disk, terminal
-                )
+                asked = driver.attached or config
+                await _report_cut_short(driver, asked, options.report, ended, disk, terminal)
             raise
+    _check_last_checkpoint(result, config)
+    return 0
+
+
+def _check_last_checkpoint(result: RunResult, config: Config) -> None:
     if result.checkpoint_missed and config.checkpoint_misses:
         raise RunFailed(
             f"all epochs are trained, but the last checkpoint is missing: {result.checkpoint_missed}; "
             "--checkpoint-misses 0 allows that"
         )
-    return 0
 
 
 def _import_code(options: TrainOptions, terminal: Terminal) -> Imports:
@@ -379,6 +379,12 @@ async def configure(
     if options.controller is None and not launched:
         config.threads_per_worker(usable_cores())
     config.weights_in(one_process=not config.processes and options.controller is None)
+    _check_links(options, config)
+    return config
+
+
+def _check_links(options: TrainOptions, config: Config) -> None:
+    """Refuse options of roles and of links that this command does not start."""
     if options.controller is not None and config.processes:
         raise ConfigError("--processes starts roles and --controller joins roles that run: give one of them")
     if options.controller is not None and options.profile is not None:
@@ -409,7 +415,6 @@ async def configure(
         idle = [name for name in roles if getattr(options, name) is not None]
         if idle:
             logger.warning("no effect with --controller, whose roles have their own: %s", ", ".join(idle))
-    return config
 
 
 def _check_attach(options: TrainOptions) -> None:

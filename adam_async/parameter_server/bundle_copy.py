@@ -30,7 +30,7 @@ from adam_async.parameter_server.log_entries import (
     without_shards,
 )
 from adam_async.parameter_server.server_links import ServerLinks
-from adam_async.parameter_server.shard_pieces import copy_piece, load_piece, read_piece
+from adam_async.parameter_server.shard_pieces import copy_piece, cut_piece, load_piece, read_piece
 from adam_async.replication.effects import (
     Apply,
     BecamePrimary,
@@ -93,12 +93,6 @@ MOST_PARTS = 64
 
 MOST_PIECE_PARTS = 1024
 """Maximum number of parts of a piece."""
-
-PART_BYTES = 8 << 20
-"""Size of a part of a piece above which its next tensor begins another part, in bytes."""
-
-PART_TENSORS = 256
-"""Maximum number of tensors of a part of a piece."""
 
 MOST_BYTES = 1 << 30
 """Maximum size of an entry or a piece, in bytes."""
@@ -510,7 +504,7 @@ class BundleCopy:
         links, message = self._host.links, effect.message
         as_primary = self._core.is_primary
         if isinstance(message, Copy | PieceCopy):
-            parts = effect.content.parts if isinstance(message, Copy) else _cut(effect.content)
+            parts = effect.content.parts if isinstance(message, Copy) else cut_piece(effect.content)
             for number, part in enumerate(parts):
                 numbered: Body = message
                 if len(parts) > 1:
@@ -589,16 +583,3 @@ class BundleCopy:
 
     def __repr__(self) -> str:
         return f"<BundleCopy {self._facts.home} {self._core!r}>"
-
-
-def _cut(tensors: Part) -> list[Part]:
-    """Cut the tensors of a piece into parts."""
-    parts: list[Part] = [[]]
-    size = 0
-    for tensor in tensors:
-        if parts[-1] and (size + tensor.nbytes > PART_BYTES or len(parts[-1]) == PART_TENSORS):
-            parts.append([])
-            size = 0
-        parts[-1].append(tensor)
-        size += tensor.nbytes
-    return parts

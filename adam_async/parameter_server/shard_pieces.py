@@ -33,6 +33,12 @@ from adam_async.run.ids import Replica, ShardId, Version
 from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError
 
+PART_BYTES = 8 << 20
+"""Size of a part of a piece above which its next tensor begins another part, in bytes."""
+
+PART_TENSORS = 256
+"""Maximum number of tensors of a part of a piece."""
+
 PIECE_BYTES = 1 << 20
 """Size of the values of a piece of several shards, in bytes; one round of the loop copies it."""
 
@@ -306,3 +312,16 @@ def _tables_of(state: TablesState) -> ShardTables:
         duplicates=state.duplicates,
         shards=0,
     )
+
+
+def cut_piece(tensors: Part) -> list[Part]:
+    """Cut the tensors of a piece into parts."""
+    parts: list[Part] = [[]]
+    size = 0
+    for tensor in tensors:
+        if parts[-1] and (size + tensor.nbytes > PART_BYTES or len(parts[-1]) == PART_TENSORS):
+            parts.append([])
+            size = 0
+        parts[-1].append(tensor)
+        size += tensor.nbytes
+    return parts

@@ -106,6 +106,41 @@ async def test_by_default_pushes_wait_by_name_until_a_server_is_back(mode):
         assert events.index(waits) < events.index(f"pushes to the shards of {node} go on: 2 in sync")
 
 
+KINDS = {
+    "partitions": {"partitions": 2, "replicas": 1},
+    "deltas": {"protocol": "delta"},
+    "factors": {"protocol": "factors"},
+    "steps": {"push_every": 2, "pull_every": 2},
+    "adagrad": {"rule": "adagrad"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_kind_of_run_trains_all_images_though_it_loses_a_primary(kind):
+    cluster = replicated(epochs=100, **KINDS[kind])
+    async with cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await trains_with_three_copies(cluster)
+        await lose(cluster, "ps-0")
+        assert not training.done()
+        result = await training
+    assert [epoch.images for epoch in result.epochs] == [IMAGES] * 100
+    assert any("moved from ps-0 to ps-" in each["event"] for each in result.events)
+
+
+async def test_a_bsp_run_across_a_failover_has_the_weights_of_one_without_to_the_last_bit():
+    async def weights_of(*lost):
+        cluster = replicated(epochs=60, consistency="bsp")
+        async with cluster, asyncio.TaskGroup() as group:
+            training = group.create_task(cluster.train(), name="train")
+            await trains_with_three_copies(cluster)
+            await lose(cluster, *lost)
+            assert not training.done()
+            return {name: values.tobytes() for name, values in (await training).weights.items()}
+
+    assert await weights_of("ps-0") == await weights_of()
+
+
 async def test_the_loss_of_all_servers_ends_the_run_with_its_shards_and_a_checkpoint_resumes_it(tmp_path):
     cluster = replicated(epochs=10_000, checkpoint=tmp_path)
 

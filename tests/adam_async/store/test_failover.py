@@ -10,7 +10,7 @@ import pytest
 from adam_async.errors import ShardUnavailable
 from adam_async.parameter_server import bundle_copy
 from adam_async.store.arrays import Factors
-from adam_async.store.rules import Adam, Sgd
+from adam_async.store.rules import Adagrad, Adam, AdamW, Sgd
 from tests.adam_async.store.fleets import WAITS, fleet
 
 pytestmark = pytest.mark.slow
@@ -169,7 +169,9 @@ async def test_clients_that_wait_for_one_another_lose_no_step_when_a_primary_end
             np.testing.assert_array_equal(array, np.full(array.shape, float(expected)))
 
 
-@pytest.mark.parametrize("rule", [Sgd(rate=0.1, momentum=0.9), Adam(rate=0.01)], ids=repr)
+@pytest.mark.parametrize(
+    "rule", [Sgd(rate=0.1, momentum=0.9), Adagrad(rate=0.05), Adam(rate=0.01), AdamW(rate=0.01)], ids=repr
+)
 async def test_bsp_across_a_failover_has_the_bits_of_a_run_without_one(monkeypatch, rule):
     targets = np.random.default_rng(4).normal(size=(CLIENTS, 192))
 
