@@ -47,7 +47,6 @@ ROOMS = (
     "model",
     "run",
     "controller",
-    "replication",
     "parameter_server",
     "data_server",
     "worker",

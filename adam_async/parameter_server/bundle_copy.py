@@ -29,9 +29,7 @@ from adam_async.parameter_server.log_entries import (
     entry_bytes,
     without_shards,
 )
-from adam_async.parameter_server.server_links import ServerLinks
-from adam_async.parameter_server.shard_pieces import copy_piece, cut_piece, load_piece, read_piece
-from adam_async.replication.effects import (
+from adam_async.parameter_server.replication.effects import (
     Apply,
     BecamePrimary,
     CopyPiece,
@@ -45,11 +43,13 @@ from adam_async.replication.effects import (
     Stopped,
     TakePiece,
 )
-from adam_async.replication.local_copy import Bundle as BundleFacts
-from adam_async.replication.log import Entry as LogEntry
-from adam_async.replication.log import Log
-from adam_async.replication.member import BundleMember
-from adam_async.replication.violations import Violation
+from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
+from adam_async.parameter_server.replication.log import Entry as LogEntry
+from adam_async.parameter_server.replication.log import Log
+from adam_async.parameter_server.replication.member import BundleMember
+from adam_async.parameter_server.replication.violations import Violation
+from adam_async.parameter_server.server_links import ServerLinks
+from adam_async.parameter_server.shard_pieces import copy_piece, cut_piece, load_piece, read_piece
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec

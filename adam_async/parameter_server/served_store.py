@@ -65,6 +65,7 @@ from adam_async.parameter_server.question_checks import (
     QuestionChecks,
 )
 from adam_async.parameter_server.replay_log import OrderLog
+from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
 from adam_async.parameter_server.sender_checks import SenderChecks
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_pieces import pieces_of
@@ -72,7 +73,6 @@ from adam_async.parameter_server.shard_transfer import load_states
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.store_host import StoreHost, appliers_of, kernels_of, shards_of
 from adam_async.parameter_server.store_reports import StoreReports
-from adam_async.replication.local_copy import Bundle as BundleFacts
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import Replica, ShardId

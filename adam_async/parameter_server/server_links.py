@@ -15,8 +15,8 @@ from typing import Any
 
 from adam_async.messages import Body, pack, unpack_any
 from adam_async.messages.replication import Beat
-from adam_async.replication.effects import MESSAGES
-from adam_async.replication.effects import Message as ReplicationMessage
+from adam_async.parameter_server.replication.effects import MESSAGES
+from adam_async.parameter_server.replication.effects import Message as ReplicationMessage
 from adam_async.run.bundle_record import Member
 from adam_async.runtime.channel import Channel, Endpoint
 from transport import (

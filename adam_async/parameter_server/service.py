@@ -30,13 +30,13 @@ from adam_async.messages import (
 )
 from adam_async.parameter_server.bundle_copy import BACK_OFF_S, CopyHost, Observe
 from adam_async.parameter_server.joining_members import PAUSE_S
+from adam_async.parameter_server.replication.effects import Message as ReplicationMessage
 from adam_async.parameter_server.served_store import ServedStore
 from adam_async.parameter_server.server_links import ServerLinks
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import ServerStatistics
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.parameter_server.store_host import StoreHost
-from adam_async.replication.effects import Message as ReplicationMessage
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.cluster_map import MOST_REASON, NOTICE, NUMERICS, ClusterMap
 from adam_async.run.store_record import StoreRecord, joined_arrays, served_word

@@ -6,9 +6,9 @@ The scenario `pushes` finds most of them. A row that no seed is expected to find
 from tests.ablations import copy_patches
 from tests.ablations.patches import Patch
 from tests.ablations.safeguards import Ablation
-from tests.adam_async.replication import ablations as core
+from tests.adam_async.parameter_server.replication import ablations as core
 
-CORE = "tests/adam_async/replication/test_member.py::"
+CORE = "tests/adam_async/parameter_server/replication/test_member.py::"
 SERVER = "tests/adam_async/parameter_server/"
 PIECES = SERVER + "test_shard_pieces.py::test_a_copy_made_of_pieces_is_equal_to_the_last_bit"
 ENDED = SERVER + "test_bundle.py::test_a_copy_that_joins_by_pieces_amid_entries_"

@@ -3,7 +3,7 @@
 import os
 
 from tests.ablations import copy_patches, patches
-from tests.adam_async.replication import ablations as core_patches
+from tests.adam_async.parameter_server.replication import ablations as core_patches
 
 
 def remove(name: str) -> None:

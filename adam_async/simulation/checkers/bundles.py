@@ -22,8 +22,8 @@ import numpy as np
 
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.log_entries import Part
+from adam_async.parameter_server.replication.log import Entry, Log
 from adam_async.parameter_server.shard import Shard, ShardTables
-from adam_async.replication.log import Entry, Log
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.store_record import StoreRecord
 from adam_async.simulation.scenario import Violation

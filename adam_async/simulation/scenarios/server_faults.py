@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import msgspec
 
-from adam_async.replication.log import Log
+from adam_async.parameter_server.replication.log import Log
 from adam_async.simulation.faults import KINDS, Missed, Strike, check_noticed, is_running
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault

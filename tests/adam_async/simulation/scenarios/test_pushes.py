@@ -13,7 +13,11 @@ from adam_async.simulation.scenarios.pushes import PUSHES
 from adam_async.simulation.scenarios.server_faults import LOSS_KINDS
 from adam_async.simulation.wire import Conditions
 from tests.ablations.patches import Patch
-from tests.adam_async.replication.ablations import commit_alone, drop_tail, keep_conflicting_entries
+from tests.adam_async.parameter_server.replication.ablations import (
+    commit_alone,
+    drop_tail,
+    keep_conflicting_entries,
+)
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 
 SEEDS, AT_ONCE = 60, 5

@@ -17,7 +17,7 @@ from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, IMAGES
 from adam_async.simulation.scenarios.training_faults import CONTROLLER_KINDS, SERVER_KINDS
 from adam_async.simulation.wire import Conditions
 from tests.ablations.patches import Patch, apply_pushes_again, keep_groups_of_lost_replicas, replaces
-from tests.adam_async.replication.ablations import commit_alone
+from tests.adam_async.parameter_server.replication.ablations import commit_alone
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 from tests.adam_async.simulation.scenarios.cases import plain_training, with_faults
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
-from adam_async.replication.log import Entry
+from adam_async.parameter_server.replication.log import Entry
 from adam_async.run.bundle_record import BundleRecord, Member
 
 Message = Begin | Begun | Copy | Committed | Held | PieceCopy | Superseded

@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 
 import msgspec
 
-from adam_async.replication.effects import (
+from adam_async.parameter_server.replication.effects import (
     Apply,
     BecamePrimary,
     CopyPiece,
@@ -13,8 +13,8 @@ from adam_async.replication.effects import (
     StartAnew,
     TakePiece,
 )
-from adam_async.replication.local_copy import Bundle
-from adam_async.replication.member import BundleMember
+from adam_async.parameter_server.replication.local_copy import Bundle
+from adam_async.parameter_server.replication.member import BundleMember
 from adam_async.run.bundle_record import BundleRecord
 
 A, B, C = ("a", 1), ("b", 1), ("c", 1)

@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
-from adam_async.replication.effects import ReadRecord, Removed, StartAnew, Stopped
-from adam_async.replication.local_copy import Bundle
-from adam_async.replication.member import BundleMember
-from adam_async.replication.violations import Violation
-from tests.adam_async.replication.scenarios import (
+from adam_async.parameter_server.replication.effects import ReadRecord, Removed, StartAnew, Stopped
+from adam_async.parameter_server.replication.local_copy import Bundle
+from adam_async.parameter_server.replication.member import BundleMember
+from adam_async.parameter_server.replication.violations import Violation
+from tests.adam_async.parameter_server.replication.scenarios import (
     a_joining_member_has_the_tail_of_earlier_primaries_before_it_is_added,
     another_entry_takes_the_place_of_an_uncommitted_one_and_of_all_behind_it,
 )
-from tests.adam_async.replication.small_bundle import A, B, C, SmallBundle
+from tests.adam_async.parameter_server.replication.small_bundle import A, B, C, SmallBundle
 
 
 def test_one_copy_commits_at_once():

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.adam_async.controller.consensus.ablations import seeds_until_found, without
-from tests.adam_async.replication.ablations import ABLATIONS
-from tests.adam_async.replication.fuzzed_bundle import run_seed
+from tests.adam_async.parameter_server.replication.ablations import ABLATIONS
+from tests.adam_async.parameter_server.replication.fuzzed_bundle import run_seed
 
 LIMIT = 300
 

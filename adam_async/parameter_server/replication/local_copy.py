@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from adam_async.replication.effects import Effect, Message, ProposeRecord, Send
-from adam_async.replication.log import Log
+from adam_async.parameter_server.replication.effects import Effect, Message, ProposeRecord, Send
+from adam_async.parameter_server.replication.log import Log
 from adam_async.run.bundle_record import BundleRecord, Member
 
 

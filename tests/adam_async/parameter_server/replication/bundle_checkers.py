@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from tests.adam_async.replication.bundle_parts import Front, Wrong
+from tests.adam_async.parameter_server.replication.bundle_parts import Front, Wrong
 
 
 class BundleCheckers:

@@ -3,10 +3,10 @@
 import msgspec
 
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy
-from adam_async.replication.effects import Apply, StartAnew, TakePiece
-from adam_async.replication.local_copy import LocalCopy
-from adam_async.replication.log import Entry
-from adam_async.replication.violations import Violation
+from adam_async.parameter_server.replication.effects import Apply, StartAnew, TakePiece
+from adam_async.parameter_server.replication.local_copy import LocalCopy
+from adam_async.parameter_server.replication.log import Entry
+from adam_async.parameter_server.replication.violations import Violation
 
 
 class Secondary:

@@ -3,12 +3,19 @@
 from typing import Any
 
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
-from adam_async.replication.effects import CopyPiece, Effect, Message, ReadRecord, Removed, Stopped
-from adam_async.replication.local_copy import Bundle, LocalCopy
-from adam_async.replication.log import Log
-from adam_async.replication.primary import Primary
-from adam_async.replication.secondary import Secondary
-from adam_async.replication.violations import Violation
+from adam_async.parameter_server.replication.effects import (
+    CopyPiece,
+    Effect,
+    Message,
+    ReadRecord,
+    Removed,
+    Stopped,
+)
+from adam_async.parameter_server.replication.local_copy import Bundle, LocalCopy
+from adam_async.parameter_server.replication.log import Log
+from adam_async.parameter_server.replication.primary import Primary
+from adam_async.parameter_server.replication.secondary import Secondary
+from adam_async.parameter_server.replication.violations import Violation
 from adam_async.run.bundle_record import BundleRecord, Member
 
 

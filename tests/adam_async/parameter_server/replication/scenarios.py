@@ -1,7 +1,7 @@
 """Fixed runs of a bundle that random ones seldom have."""
 
 from adam_async.messages.replication import Begun, Held
-from tests.adam_async.replication.small_bundle import A, B, C, SmallBundle
+from tests.adam_async.parameter_server.replication.small_bundle import A, B, C, SmallBundle
 
 
 def a_joining_member_has_the_tail_of_earlier_primaries_before_it_is_added():

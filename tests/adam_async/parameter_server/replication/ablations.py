@@ -5,15 +5,15 @@ import dataclasses
 import msgspec
 
 from adam_async.messages.replication import Copy, Held, PieceCopy
-from adam_async.replication.effects import ProposeRecord
-from adam_async.replication.local_copy import LocalCopy
-from adam_async.replication.log import Log
-from adam_async.replication.member import BundleMember
-from adam_async.replication.primary import Primary
-from adam_async.replication.secondary import Secondary
+from adam_async.parameter_server.replication.effects import ProposeRecord
+from adam_async.parameter_server.replication.local_copy import LocalCopy
+from adam_async.parameter_server.replication.log import Log
+from adam_async.parameter_server.replication.member import BundleMember
+from adam_async.parameter_server.replication.primary import Primary
+from adam_async.parameter_server.replication.secondary import Secondary
 from tests.ablations.patches import replaces, replaces_property
 from tests.adam_async.controller.consensus.ablations import Ablation
-from tests.adam_async.replication.scenarios import (
+from tests.adam_async.parameter_server.replication.scenarios import (
     a_joining_member_has_the_tail_of_earlier_primaries_before_it_is_added,
     another_entry_takes_the_place_of_an_uncommitted_one_and_of_all_behind_it,
 )

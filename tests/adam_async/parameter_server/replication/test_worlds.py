@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from tests.adam_async.replication.fuzzed_bundle import FuzzedBundle, run_seed
+from tests.adam_async.parameter_server.replication.fuzzed_bundle import FuzzedBundle, run_seed
 
 FAST_SEEDS = 40
 THOROUGH_SEEDS = 300

@@ -10,7 +10,7 @@ from collections import Counter
 
 import msgspec
 
-from adam_async.replication.effects import (
+from adam_async.parameter_server.replication.effects import (
     Apply,
     BecamePrimary,
     CopyPiece,
@@ -22,12 +22,12 @@ from adam_async.replication.effects import (
     Stopped,
     TakePiece,
 )
-from adam_async.replication.local_copy import Bundle
-from adam_async.replication.member import BundleMember
-from adam_async.replication.violations import Violation
+from adam_async.parameter_server.replication.local_copy import Bundle
+from adam_async.parameter_server.replication.member import BundleMember
+from adam_async.parameter_server.replication.violations import Violation
 from adam_async.run.bundle_record import BundleRecord
-from tests.adam_async.replication.bundle_checkers import BundleCheckers
-from tests.adam_async.replication.bundle_parts import Link, Options, Piece, Server, Wrong
+from tests.adam_async.parameter_server.replication.bundle_checkers import BundleCheckers
+from tests.adam_async.parameter_server.replication.bundle_parts import Link, Options, Piece, Server, Wrong
 
 TICK_S = 0.1
 PATIENCE_S = 60.0
