@@ -115,7 +115,13 @@ OLD_WORDS = (
     old("crew drive drives", "process pool, disk model"),
     old("campaign", "runner", allowed="adam_async/controller/consensus/"),  # for votes
     old("story stories", "event, or what it is of: a scenario"),
-    old("held", "pending contributions", within="adam_async/parameter_server/"),
+    old(
+        "held",
+        "pending contributions",
+        within="adam_async/parameter_server/",
+        # Entries that a member of a bundle has:
+        allowed="adam_async/parameter_server/replication/",
+    ),
     old("own", "own_applied", within="adam_async/parameter_server/ adam_async/messages/", whole=True),
     old("look", "map_changed", within="adam_async/worker/ adam_async/parameter_server/", whole=True),
     old("turn turns", "round", within="adam_async/run/ adam_async/data_server/state"),
