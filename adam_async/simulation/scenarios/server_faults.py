@@ -179,7 +179,7 @@ class ServerFaults:
             key = self._main_bundle(name)
             await self._until(lambda: self._is_held(key), MOMENT_S, SHORT_STEP_S)
             last = self._last(key)
-            cut = [node for node, _ in self._bundles.map.bundles[key].in_sync if node != name]
+            cut = [node for node in self._in_sync(key) if node != name]
             for other in cut:
                 world.network.cut(name, other, both=False)
             await self._until(lambda: self._applied(key) >= last, MOMENT_S / 2, SHORT_STEP_S)
@@ -211,8 +211,12 @@ class ServerFaults:
 
     def _successor(self, key: str) -> str:
         """Return the first server in sync after the primary of a bundle; empty without one."""
+        return next(iter(self._in_sync(key)[1:]), "")
+
+    def _in_sync(self, key: str) -> list[str]:
+        """Return the members in sync of a bundle, its primary first; none after the bundle left the map."""
         bundle = self._bundles.map.bundles.get(key)
-        return bundle.in_sync[1][0] if bundle is not None and len(bundle.in_sync) > 1 else ""
+        return [node for node, _ in bundle.in_sync] if bundle is not None else []
 
     def _logs(self, key: str) -> list[Log]:
         return self._bundles.logs(key) if self._primary(key) else [Log()]
