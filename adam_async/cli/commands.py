@@ -25,11 +25,13 @@ from adam_async.cli.options import (
     LogLevel,
     LoopName,
     MemberOptions,
+    OperatorOptions,
     PlanOptions,
     PredictOptions,
     RoleOptions,
     SimulateOptions,
     StageOptions,
+    StatusOptions,
     StoreOptions,
     TrainOptions,
     WorkerOptions,
@@ -446,6 +448,58 @@ def store(
 
     return _run(
         lambda terminal: run_store(action, name, file, options, os.environ, terminal),
+        loop=options.loop,
+        verbose=options.verbose,
+    )
+
+
+@app.command
+def status(*, options: StatusOptions) -> int:
+    """Show the roles of a cluster: machines, progress, lags, versions and copies."""
+    from adam_async.cli.operation import show_status
+
+    return _run(
+        lambda terminal: show_status(options, os.environ, terminal),
+        loop=options.loop,
+        verbose=options.verbose,
+    )
+
+
+@app.command
+def logs(node: str, /, *, options: OperatorOptions) -> int:
+    """Print the last lines of a role's log, also after its end.
+
+    Parameters
+    ----------
+    node
+        Node id of the role, as `status` shows it.
+    """
+    return _ask("logs", options, node=node)
+
+
+@app.command
+def scale(workers: int, /, *, options: OperatorOptions) -> int:
+    """Start or end workers of the run in progress, until it has this number.
+
+    Parameters
+    ----------
+    workers
+        Number of workers.
+    """
+    return _ask("scale", options, workers=workers)
+
+
+@app.command
+def stop(*, options: OperatorOptions) -> int:
+    """End the run in progress in order, after the groups in flight; its driver writes the results."""
+    return _ask("stop", options)
+
+
+def _ask(action: Literal["logs", "scale", "stop"], options: OperatorOptions, **details: Any) -> int:
+    from adam_async.cli.operation import send_request
+
+    return _run(
+        lambda terminal: send_request(action, options, os.environ, terminal, **details),
         loop=options.loop,
         verbose=options.verbose,
     )

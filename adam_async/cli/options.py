@@ -442,6 +442,32 @@ class StoreOptions:
 
 
 @options
+class OperatorOptions:
+    """Options of `logs`, `scale` and `stop`."""
+
+    controller: str
+    """tcp://HOST:PORT of the controller, or of several with commas between them."""
+    token_file: Path | None = None
+    """File with the cluster's token, or the keys of role driver; by default ADAM_TOKEN."""
+    wait: Wait = WAIT
+    """Maximum wait for a controller, such as 60s or 5m."""
+    verbose: Annotated[bool, _OnlyOn] = False
+    """Log the actions of the command."""
+    loop: LoopName = "uvloop"
+    """The event loop."""
+
+
+@options
+class StatusOptions(OperatorOptions):
+    """Options of `status`. The keys of role reader suffice for the cluster map alone."""
+
+    all: Annotated[bool, _OnlyOn] = False
+    """Show roles that have left or were lost, too."""
+    json: Annotated[bool, _OnlyOn] = False
+    """Print the result as one JSON object."""
+
+
+@options
 class PlanOptions:
     """Options of `plan`."""
 

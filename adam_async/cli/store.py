@@ -1,16 +1,13 @@
 """The command `store`: the stores of a cluster: listed, shown, saved to a file, deleted."""
 
-import json
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-from rich.table import Table
-
 from adam_async.cli.files import check_target
 from adam_async.cli.options import StoreOptions
 from adam_async.cli.roles import waits_at_start
+from adam_async.cli.tables import new_table, print_json
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.token import read_token
 from adam_async.cluster.networks import cluster_network
@@ -96,12 +93,12 @@ async def _with_survey(
 async def _list(survey: Survey, options: StoreOptions, terminal: Terminal) -> None:
     stores = survey.stores()
     if options.json:
-        _print_json({"stores": stores}, terminal)
+        print_json({"stores": stores}, terminal)
         return
     if not stores:
         terminal.print("no stores")
         return
-    table = _table("store", "state", "consistency", ">arrays", ">bytes", ">servers", ">clients")
+    table = new_table("store", "state", "consistency", ">arrays", ">bytes", ">servers", ">clients")
     for store in stores:
         table.add_row(
             store.name,
@@ -118,7 +115,7 @@ async def _list(survey: Survey, options: StoreOptions, terminal: Terminal) -> No
 async def _show(survey: Survey, name: str, options: StoreOptions, terminal: Terminal) -> None:
     details = await survey.details(name, on_silence=terminal.notice)
     if options.json:
-        _print_json(details, terminal)
+        print_json(details, terminal)
         return
     store = details.store
     terminal.print(f"{store.name}: {store.phase}, {store.consistency}, {_size(store)}, id {store.id}")
@@ -127,7 +124,7 @@ async def _show(survey: Survey, name: str, options: StoreOptions, terminal: Term
     if store.run:
         terminal.print(f"run: {store.run}")
     terminal.print(f"servers: {', '.join(store.servers) or 'none'}")
-    table = _table("array", "type", "shape", "rule", ">shards", ">bytes", ">version")
+    table = new_table("array", "type", "shape", "rule", ">shards", ">bytes", ">version")
     for array in details.arrays[:MOST_ROWS]:
         shape = " x ".join(map(str, array.shape)) or "scalar"
         version = "-" if array.version is None else f"{array.version:,}"
@@ -140,7 +137,7 @@ async def _show(survey: Survey, name: str, options: StoreOptions, terminal: Term
     if not details.clients:
         terminal.print("no clients")
         return
-    table = _table("client", ">place", ">clock", ">shard pushes", ">staleness")
+    table = new_table("client", ">place", ">clock", ">shard pushes", ">staleness")
     for client in details.clients:
         table.add_row(client.node or "left", client.place, *_counts(client))
     terminal.table(table)
@@ -176,7 +173,7 @@ async def _save(
             raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from None
         count = len(store.arrays)
     if options.json:
-        _print_json({"store": name, "file": str(file), "arrays": count}, terminal)
+        print_json({"store": name, "file": str(file), "arrays": count}, terminal)
     else:
         terminal.print(f"saved {counted(count, 'array')} of store {name} to {file}")
 
@@ -187,7 +184,7 @@ async def _delete(survey: Survey, name: str, options: StoreOptions, terminal: Te
         raise ConfigError(f"store delete {name} removes {_size(store)} that {_users(store)}: add --yes")
     await survey.delete(name)
     if options.json:
-        _print_json({"deleted": store}, terminal)
+        print_json({"deleted": store}, terminal)
     else:
         terminal.print(f"deleted store {name}: {_size(store)}")
 
@@ -198,17 +195,3 @@ def _size(store: StoreSummary) -> str:
 
 def _users(store: StoreSummary) -> str:
     return f"{counted(store.clients, 'client')} {'uses' if store.clients == 1 else 'use'}"
-
-
-def _table(*columns: str) -> Table:
-    """Return a table with these heads; columns whose head begins with ``>`` are aligned right."""
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        right = column.startswith(">")
-        table.add_column(column.lstrip(">"), justify="right" if right else "left", overflow="fold")
-    return table
-
-
-def _print_json(value: Any, terminal: Terminal) -> None:
-    for line in json.dumps(msgspec.to_builtins(value), indent=2).splitlines():
-        terminal.print(line)

@@ -398,12 +398,12 @@ def _check_links(options: TrainOptions, config: Config) -> None:
             "--controller at their start"
         )
     hosts = hosts_of(config, (), starts_own=False) if options.controller is None else ()
-    if options.controller is None and not hosts and options.token_file is not None:
-        raise ConfigError(
-            "--token-file is the token of the cluster at --controller, or of the data servers at "
-            "--data tcp://HOST:PORT, and neither is given"
-        )
     linked = config.processes or options.controller is not None or hosts
+    if not linked and options.token_file is not None:
+        raise ConfigError(
+            "--token-file is the token of a cluster of processes, and all roles share this one: leave it "
+            "out, or give --processes"
+        )
     for name in ("memory_budget", "checksum"):
         if getattr(options, name) is not None and not linked:
             raise ConfigError(
@@ -486,6 +486,9 @@ async def open_cluster(
             step_path=options.step_path,
             launcher=launcher,
         ) as processes:
+            if token is not None:  # without it, no other program could join
+                found = ",".join(processes.driver.controllers)
+                terminal.notice(f"from another shell: adam-async status --controller {found}")
             yield processes.driver, processes.train
     else:
         async with LocalCluster(

@@ -9,6 +9,7 @@ only copy of some state ends the run. The children end with this process, howeve
 """
 
 import asyncio
+import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.driver.driver import OUTSIDE, Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
-from adam_async.errors import BindFailed, RoleDied, RunFailed, first_cause
+from adam_async.errors import AdamError, BindFailed, ConfigError, RoleDied, RunFailed, first_cause
 from adam_async.model.spec import ModelSpec
 from adam_async.run.addresses import controller_names
 from adam_async.run.cache_size import one_of
@@ -67,7 +68,8 @@ class ProcessCluster:
         dataset: The images, which data servers in this process serve; None: the images of `config.data`.
         data: Addresses of standalone data servers, ``tcp://host:port``, which the cluster invites; empty: the
             addresses in `config.data`. If `config.data` names a data set, the cluster starts data servers.
-        token: Token of the standalone data servers, and then of the whole cluster.
+        token: Token of the cluster, and of its standalone data servers; None: a random one, so only the roles
+            of this cluster can join it.
         layers: Further kinds of layers for its models, by import path: ``{"mine": "package.module:Mine"}``.
             Python has to find the module in `environment`.
         environment: Environment of the children; None: the environment of this process.
@@ -144,6 +146,9 @@ class ProcessCluster:
         self._stack = AsyncExitStack()
         self._driver: Driver | None = None
         self._running = False
+        self._worker: tuple[str, ...] = ()
+        """Options of the command of every worker."""
+        self._scaling = asyncio.Lock()
 
     @property
     def children(self) -> Mapping[str, RoleHandle]:
@@ -169,7 +174,7 @@ class ProcessCluster:
         config, setup = self.config, self._setup
         threads = self._launcher.threads(config)
         # Standalone data servers accept only their own token, or no token if they have none.
-        token = setup.token if setup.hosts else setup.entropy(32).hex()
+        token = setup.token if setup.hosts or setup.token is not None else setup.entropy(32).hex()
         room = self.timeline.limit_events if self.timeline is not None else 0
         orders = orders_for(
             token or "", config.waits, profile_events=room, silence_s=self._launcher.silence_s
@@ -207,6 +212,7 @@ class ProcessCluster:
             opened = await stack.enter_async_context(Driver(config, settings, inputs))
             self._driver = self._roles.driver = opened
             opened.listen(self._on_line)
+            opened.operate(self)
             stack.callback(setattr, self, "_running", False)
             self._running = True
             self._stack = stack.pop_all()
@@ -215,7 +221,7 @@ class ProcessCluster:
         """Start data servers, parameter servers and workers, and wait until they listen."""
         config, setup = self.config, self._setup
         common = ("--controller", controller)
-        worker = (*common, "--in-flight", str(config.in_flight), *self._imports)
+        self._worker = (*common, "--in-flight", str(config.in_flight), *self._imports)
         data_servers = 0 if setup.hosts or setup.dataset is not None else config.data_servers
         resume = inputs.resume
         spec = resumed_spec(resume.manifest, inputs.spec) if resume is not None else inputs.spec
@@ -225,7 +231,7 @@ class ProcessCluster:
         started = [
             *(start("data", f"data-{n}", *common, *images) for n in range(data_servers)),
             *(start("ps", f"ps-{n}", *common) for n in range(config.servers)),
-            *(start("worker", f"worker-{n}", *worker, threads=threads) for n in range(config.workers)),
+            *(start("worker", f"worker-{n}", *self._worker, threads=threads) for n in range(config.workers)),
         ]
         for role in started:
             await self._roles.address_of(role)
@@ -307,8 +313,73 @@ class ProcessCluster:
         if self._running:
             self.driver.stop()
 
+    # --- operation ---------------------------------------------------------------------------
+
+    def last_lines(self, node: str) -> tuple[str, ...]:
+        """Return the newest lines of a role's stderr, at most `role_handle.LAST_LINES`.
+
+        Raises:
+            ConfigError: The cluster has no role of this name.
+        """
+        if node not in self.children:
+            there = ", ".join(sorted(self.children)) or "none"
+            raise ConfigError(f"{node!r} is no role of this cluster; its roles are {there}")
+        return tuple(self.children[node].last_lines)
+
+    async def scale(self, workers: int) -> str:
+        """Start or end workers until the cluster has this number; returns what changed.
+
+        New workers take part in the run at once; the groups of ended ones go to the others.
+
+        Raises:
+            ConfigError: The run keeps its workers, or would have no complete replica.
+            DeadlineExceeded: A new worker did not listen within `prepare_s`.
+            RoleDied: A new worker could not start.
+            RunFailed: The cluster's block was not entered, or has ended.
+        """
+        if not self._running:
+            raise RunFailed(OUTSIDE)
+        config = self.config
+        if config.record:
+            raise ConfigError("a recorded run keeps its workers: train without record to scale it")
+        if workers < config.partitions:
+            raise ConfigError(
+                f"{workers} workers are too few: one replica has {config.partitions}; stop ends the run"
+            )
+        run = self.driver.map.run
+        needed = config.replicas * config.partitions
+        if run is not None and run.phase == "preparing" and workers < needed:
+            raise ConfigError(f"the run needs {needed} workers to begin: scale it when it trains")
+        async with self._scaling:
+            there = sorted((node for node in self.children if node.startswith("worker-")), key=_number)
+            free = (f"worker-{n}" for n in itertools.count() if f"worker-{n}" not in there)
+            new = list(itertools.islice(free, max(workers - len(there), 0)))
+            threads = self._launcher.threads(config)
+            started = [self._roles.start("worker", node, *self._worker, threads=threads) for node in new]
+            old = there[workers:]
+            try:
+                for process in started:
+                    await self._roles.address_of(process)
+            except AdamError:
+                await self._release(new)
+                raise
+            await self._release(old)
+        parts = (("started", new), ("ended", old))
+        changes = "; ".join(f"{what} {', '.join(nodes)}" for what, nodes in parts if nodes)
+        return f"{workers} workers: {changes or 'as before'}"
+
+    async def _release(self, nodes: Sequence[str]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for node in nodes:
+                group.create_task(self._roles.release(node), name=f"processes/releases-{node}")
+
     def __repr__(self) -> str:
         return f"<ProcessCluster {', '.join(self._roles.processes) or 'not started'}>"
+
+
+def _number(node: str) -> int:
+    """Return the number at the end of a node id."""
+    return int(node.rpartition("-")[2])
 
 
 def orders_for(token: str, waits: Waits, *, profile_events: int, silence_s: float = 0.0) -> dict[str, bytes]:

@@ -29,7 +29,7 @@ class ClusterSetup:
         inputs: The run's inputs in addition to the configuration.
         hosts: Addresses of standalone data servers; empty: the cluster starts its own data servers.
         dataset: The images; None: the images of `Config.data`, or of the standalone data servers.
-        token: Token of the standalone data servers.
+        token: Token of the cluster, which standalone data servers have, too.
         entropy: Random bytes for incarnations, session ids and tokens.
         timeline: Records the work of the roles.
         checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.

@@ -123,6 +123,21 @@ class Supervisor:
             process.kill()
             await process.ended.wait()
 
+    async def release(self, node: str) -> None:
+        """End the process of a role in order, without a restart; kill it after `drain_s`."""
+        process = self.processes.pop(node)
+        self._given_up.add(process)
+        process.end()
+        try:
+            async with asyncio.timeout(self._config.waits.drain_s):
+                await process.ended.wait()
+        except TimeoutError:
+            self._note(f"{node} did not end in time and is killed")
+        finally:
+            process.kill()
+        if self.driver is not None:
+            await self.driver.report_death(node)  # of a killed one; one that left has no live record
+
     async def stop(self) -> None:
         """End all processes in order within `drain_s`, then kill the rest."""
         self._stopping.set()
@@ -186,7 +201,7 @@ class Supervisor:
             left -= 1
             if self.driver is not None:
                 await self.driver.report_death(node)
-                if self._stopping.is_set():
+                if self._stopping.is_set() or process in self._given_up:
                     return
             process = self._process(spec)
 

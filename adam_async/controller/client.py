@@ -9,7 +9,7 @@ leader change within the group needs no action.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence, Set
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence, Set
 from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
@@ -23,6 +23,7 @@ from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Waits
 from adam_async.run.map_changes import changed
 from adam_async.run.store_record import ArrayRecord, StoreRecord, cut_arrays, store_key
+from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
 from transport import Identity, Network, RemoteError, RetrySchedule, TransportError
 
@@ -218,10 +219,11 @@ class Membership:
         except TimeoutError:
             raise DeadlineExceeded(what, timeout_s) from None
 
-    async def changes(self) -> AsyncIterator[ClusterMap]:
+    async def changes(self) -> AsyncGenerator[ClusterMap, None]:
         """Yield the map now and after every change, always the newest.
 
-        The iteration ends only by cancellation.
+        The iteration ends only by cancellation. A loop whose body waits has to close the generator
+        (`contextlib.aclosing`).
         """
         seen: ClusterMap | None = None
         while True:
@@ -237,6 +239,10 @@ class Membership:
         """Change fields of this node's record, such as ``ready=run_id``."""
         self._record = msgspec.structs.replace(self._record, **changes)
         await self.update(f"nodes/{self.node}", lambda _: self._record)
+
+    async def set_info(self, **facts: Any) -> None:
+        """Change facts in the `info` of this node's record; the others stay."""
+        await self.set_node(info={**self._record.info, **facts})
 
     async def leave(self) -> None:
         """Report this node's departure, for at most `GOODBYE_S`, so that no node waits for its return.
@@ -385,6 +391,37 @@ class Membership:
     def __repr__(self) -> str:
         state = "joined" if self.leader else "away"
         return f"<Membership {self.node} {state} map v{self.map.version}>"
+
+
+@contextlib.asynccontextmanager
+async def joined_as(
+    role: str, network: Network, controllers: str, waits: Waits
+) -> AsyncIterator[tuple[Membership, Identity]]:
+    """Join a cluster during the block, under a new node id and without a listener.
+
+    Raises:
+        RoleUnreachable: No controller answered within `start_s`.
+        HandshakeRejected: The token is wrong.
+    """
+    incarnation = int.from_bytes(system_entropy(7), "little")
+    identity = Identity(role=role, node=f"{role}-{incarnation:014x}", incarnation=incarnation)
+    membership = Membership(
+        network=network,
+        controller=controllers,
+        identity=identity,
+        record=NodeRecord(role=role, address="", incarnation=incarnation),
+        waits=waits,
+        traffic=Traffic(identity.node, timeline=None),
+    )
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(membership.run(), name=f"{identity.node}/membership")
+        what = "the controllers to accept this member"
+        await membership.wait_for(lambda _: membership.joined, what, waits.start_s + waits.call_s)
+        try:
+            yield membership, identity
+        finally:
+            await membership.leave()
+            running.cancel()
 
 
 def _refused(key: str, error: RemoteError) -> RunFailed:

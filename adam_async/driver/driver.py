@@ -6,11 +6,11 @@ many hosts.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ from adam_async.driver.preparation import (
 from adam_async.driver.progress_poll import ProgressPoll
 from adam_async.driver.readiness import Readiness, raise_failure
 from adam_async.driver.recorder import Recorder
+from adam_async.driver.requests import Operations, OperatorRequests
 from adam_async.driver.role_counts import RoleCounts
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.driver.settings import DriverSettings, RunInputs, config_of
@@ -66,6 +67,8 @@ from adam_async.run.stragglers import describe
 from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import CommonStatistics, Traffic
+
+_Result = TypeVar("_Result")
 
 OUTSIDE = "the cluster is not running: train within its block, `async with cluster: await cluster.train()`"
 """Error of a cluster that is asked to train outside its block."""
@@ -116,6 +119,9 @@ class Driver:
         )
         self._notices = Notices(self._membership)
         self._events = RunEvents(self._notices.event)
+        self._requests = OperatorRequests(
+            self._membership, run=lambda: self._run if self._training else "", stop=self.stop
+        )
         self._counts = RoleCounts(
             membership=self._membership,
             queries=self._queries,
@@ -151,6 +157,7 @@ class Driver:
                 "membership": self._membership.run(),
                 "events": self._events.follow(self._membership.changes()),
                 "notices": self._notices.run(),
+                "requests": self._requests.serve(),
             }
             for name, work in tasks.items():
                 task = group.create_task(work, name=f"{self._identity.node}/{name}")
@@ -215,6 +222,10 @@ class Driver:
         """Set the function that the driver calls with each event of a run."""
         self._notices.on_event = on_event
 
+    def operate(self, operations: Operations) -> None:
+        """Set the cluster that carries out an operator's requests about roles (`driver/requests.py`)."""
+        self._requests.operations = operations
+
     # --- the run -----------------------------------------------------------------------------
 
     async def train(self, on_epoch: OnEpoch | None = None) -> RunResult:
@@ -258,7 +269,8 @@ class Driver:
     def stop(self) -> None:
         """End the training in progress after the groups in flight; `train` then returns its result.
 
-        The epoch in progress counts with its trained images. Without a training this method does nothing.
+        The epoch in progress counts with its trained images. Before the first epoch `train` raises
+        `RunFailed`. Without a training this method does nothing.
         """
         if self._training:
             self._stopping.set()
@@ -283,15 +295,35 @@ class Driver:
         if not self._inputs.replace:
             check_none_waits(self.map)
         prepared = await self._prepare_run(data)
-        in_flight = await self._readiness.wait_for_workers()
+        in_flight = await self._unless_stopped(self._readiness.wait_for_workers())
         try:
-            program, cluster = await self._begin(prepared, in_flight)
+            program, cluster = await self._unless_stopped(self._begin(prepared, in_flight))
             first = program.resumed.epoch if program.resumed is not None else 1
             notes = self._notes_of(prepared)
             training = self._training_run_of(program, prepared, first=first, notes=notes)
             return await training.train(cluster, on_epoch)
         finally:
             await self._end_run()
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Do a part of the preparation.
+
+        Raises:
+            RunFailed: The run was stopped meanwhile.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                doing = group.create_task(work, name=f"{self._identity.node}/preparation")
+                stop = group.create_task(self._stopping.wait(), name=f"{self._identity.node}/stop")
+                await asyncio.wait((doing, stop), return_when=asyncio.FIRST_COMPLETED)
+                stop.cancel()
+                doing.cancel()
+        except ExceptionGroup as errors:
+            cause = first_cause(errors)
+            raise cause from cause.__cause__
+        if doing.cancelled():
+            raise RunFailed("the run was stopped before its first epoch")
+        return doing.result()
 
     async def _attach(
         self, run: ProgramRecord, attach: Attach, data: dict[str, Any], on_epoch: OnEpoch | None

@@ -92,6 +92,8 @@ class RunEvents:
                 self._silent.discard(name)
                 self._alive.pop(name, None)
             for name, node in cluster.nodes.items():
+                if node.role == "driver":  # its own driver, or an operator
+                    continue
                 known = self._alive.get(name)
                 if not node.live and known == node.incarnation:
                     if node.left:
@@ -100,7 +102,7 @@ class RunEvents:
                         self._note_loss(name)
                     del self._alive[name]
                 elif node.live and known != node.incarnation:
-                    if name in self._ever and node.role != "driver":  # each run of a command has a new one
+                    if name in self._ever:
                         self.note(f"{name} came back as a new incarnation")
                     self._alive[name] = node.incarnation
                     self._ever.add(name)
@@ -210,6 +212,6 @@ class Notices:
         while True:
             notice = await self._unsent.get()
             try:
-                await self._membership.set_node(info={NOTICE: notice[:MOST_REASON]})
+                await self._membership.set_info(**{NOTICE: notice[:MOST_REASON]})
             except (AdamError, TransportError) as error:
                 logger.info("a notice did not reach the controllers: %s", error)

@@ -273,7 +273,7 @@ class ParameterServer(Role):
 
     async def _set_notice(self, text: str) -> None:
         try:
-            await self._membership.set_node(info={**self._info, NOTICE: text})
+            await self._membership.set_info(**{NOTICE: text})
         except (RunFailed, DeadlineExceeded) as error:
             logger.info("%s could not report a notice: %s", self._identity.node, error)
 

@@ -4,24 +4,21 @@ The cluster map has names, rules and clients; servers report versions, clocks an
 clients and readers.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
 
-from adam_async.controller.client import Membership
+from adam_async.controller.client import Membership, joined_as
 from adam_async.errors import StoreError
 from adam_async.messages import GetStatistics, Statistics, pack, read_text_tensor, unpack
 from adam_async.messages.bounds import MOST_STATISTICS_BYTES, Clock, Count, Version
-from adam_async.run.cluster_map import ClusterMap, NodeRecord
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.primary import primary_of
 from adam_async.run.shard_table import ShardTable, shard_table
 from adam_async.run.store_record import ArrayRecord, StorePhase, StoreRecord
-from adam_async.runtime.clock import system_entropy
-from adam_async.runtime.traffic import Traffic
 from adam_async.store.joining import arrays_of
 from adam_async.store.wish import consistency_of
 from transport import Identity, Network, RemoteProtocolError, TransportError
@@ -111,26 +108,8 @@ async def join(network: Network, controllers: str, role: str, waits: Waits) -> A
         RoleUnreachable: No controller answered within `start_s`.
         HandshakeRejected: The token is wrong.
     """
-    incarnation = int.from_bytes(system_entropy(7), "little")
-    identity = Identity(role=role, node=f"{role}-{incarnation:014x}", incarnation=incarnation)
-    traffic = Traffic(identity.node, timeline=None)
-    membership = Membership(
-        network=network,
-        controller=controllers,
-        identity=identity,
-        record=NodeRecord(role=role, address="", incarnation=incarnation),
-        waits=waits,
-        traffic=traffic,
-    )
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(membership.run(), name=f"{identity.node}/membership")
-        what = "the controllers to accept this member"
-        await membership.wait_for(lambda _: membership.joined, what, waits.start_s + waits.call_s)
-        try:
-            yield Survey(network, identity, membership, waits)
-        finally:
-            await membership.leave()
-            running.cancel()
+    async with joined_as(role, network, controllers, waits) as (membership, identity):
+        yield Survey(network, identity, membership, waits)
 
 
 class Survey:

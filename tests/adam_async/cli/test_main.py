@@ -222,7 +222,7 @@ def test_every_command_refuses_a_misspelt_variable(
         (["--schedule", "cosine", "--decay", "0.1"], "or leave decay out"),
         (["--config", "/no/such/file.toml"], "--config /no/such/file.toml cannot be read"),
         (["--processes", "--controller", "tcp://127.0.0.1:1"], "give one of them"),
-        (["--token-file", "x"], "--data tcp://HOST:PORT, and neither is given"),
+        (["--token-file", "x"], "all roles share this one: leave it"),
         (["--memory-budget", "1G"], "--memory-budget is for links between processes"),
         (["--checksum", "on"], "--checksum is for links between processes"),
         (["--memory-budget", "1K", "--processes"], "memory_budget must be at least 1M, not '1K'"),

@@ -1,0 +1,225 @@
+"""Requests of an operator to the driver of a run: lines of a role, more or fewer workers, an ordered end.
+
+The operator joins the cluster with the keys of a driver, and puts a request into the `info` of its own node
+record. The run's driver sees it in the cluster map, acts, and puts the answer into its own `info`. So the
+driver needs no listener, the controllers need no further kind of key, and the permission to set a node
+record decides who may ask. Both leave the map with the operator's node.
+
+The driver answers one request after the other, and keeps the answers of at most `MOST_ANSWERS` operators;
+further operators wait.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, Protocol
+
+import msgspec
+
+from adam_async.controller.client import Membership
+from adam_async.errors import AdamError, ConfigError, RunFailed
+from adam_async.run.bundle_record import Member
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import MOST
+from adam_async.run.program_record import MOST_PROGRAM_ID
+from transport import TransportError
+
+logger = logging.getLogger(__name__)
+
+REQUEST, ANSWERS = "request", "answers"
+"""Keys of `NodeRecord.info`: the request of an operator, and the answers of a driver by operator."""
+
+MOST_ANSWERS = 3
+"""Maximum number of answers that a driver keeps in its record."""
+
+MOST_ANSWER_BYTES = 8 << 10
+"""Maximum size of an answer as JSON text, in bytes; a longer one loses its first lines."""
+
+MOST_WORKERS = MOST["replicas"] * MOST["partitions"]
+"""Maximum number of workers that an operator may ask for."""
+
+Action = Literal["logs", "scale", "stop"]
+"""Work that an operator may ask for."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One request."""
+
+    run: Annotated[str, msgspec.Meta(max_length=MOST_PROGRAM_ID)]
+    """Id of the run. The driver of another run does not act."""
+    action: Action
+    node: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    """Node id of the role, for ``logs``."""
+    workers: Annotated[int, msgspec.Meta(ge=0, le=MOST_WORKERS)] = 0
+    """Number of workers, for ``scale``."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The driver's answer."""
+
+    lines: tuple[str, ...] = ()
+    refusal: str = ""
+    """Why the driver did not act; empty if it did."""
+
+
+class Operations(Protocol):
+    """The part of a cluster that started the roles, as far as an operator may use it."""
+
+    def last_lines(self, node: str) -> tuple[str, ...]:
+        """Return the newest lines of a role's stderr.
+
+        Raises:
+            ConfigError: The cluster started no role of this name.
+        """
+
+    async def scale(self, workers: int) -> str:
+        """Start or end workers until the cluster has this number; returns what changed.
+
+        Raises:
+            AdamError: The number does not fit the run, or a worker could not start.
+        """
+
+
+class OperatorRequests:
+    """The requests to one driver, and its answers.
+
+    Args:
+        membership: Membership of the driver.
+        run: Returns the id of the run in progress; empty without one.
+        stop: Ends the run in order.
+
+    Attributes:
+        operations: The cluster that started the roles; None if they were started by hand.
+
+    The caller runs `serve` as a task of its group.
+    """
+
+    def __init__(self, membership: Membership, *, run: Callable[[], str], stop: Callable[[], None]) -> None:
+        self.operations: Operations | None = None
+        self._membership = membership
+        self._run = run
+        self._stop = stop
+        self._answers: dict[Member, Answer] = {}
+        self._published: dict[str, Any] = {}
+
+    async def serve(self) -> None:
+        """Answer requests until cancelled."""
+        async with contextlib.aclosing(self._membership.changes()) as maps:
+            async for cluster in maps:
+                asked = requests_in(cluster, self._membership.member)
+                self._answers = {member: self._answers[member] for member in asked if member in self._answers}
+                for member, request in asked.items():
+                    if member not in self._answers and len(self._answers) < MOST_ANSWERS:
+                        self._answers[member] = await self._answer(request)
+                await self._publish()
+
+    async def _answer(self, request: Request | str) -> Answer:
+        """Carry out a request; a text is the fault of an invalid one."""
+        if isinstance(request, str):
+            return Answer(refusal=request)
+        if request.run != self._run() or not request.run:
+            return Answer(refusal=f"this driver does not train run {request.run}")
+        if request.action == "stop":
+            self._stop()
+            return Answer(lines=("the run ends after the groups in flight; its driver writes the results",))
+        if self.operations is None:
+            return Answer(
+                refusal="the driver did not start the roles of this run: read their lines, and start or end "
+                "workers, where they run"
+            )
+        try:
+            if request.action == "logs":
+                return Answer(lines=_fitting(self.operations.last_lines(request.node)))
+            return Answer(lines=(await self.operations.scale(request.workers),))
+        except AdamError as error:
+            return Answer(refusal=str(error)[:1000])
+
+    async def _publish(self) -> None:
+        """Put the answers into the driver's record; after an error the next map brings another attempt."""
+        answers = {
+            _word(member): msgspec.to_builtins(answer) for member, answer in sorted(self._answers.items())
+        }
+        if answers == self._published:
+            return
+        try:
+            await self._membership.set_info(**{ANSWERS: answers})
+        except (AdamError, TransportError) as error:
+            logger.info("an answer did not reach the controllers: %s", error)
+        else:
+            self._published = answers
+
+
+async def ask(membership: Membership, request: Request, *, within_s: float) -> tuple[str, ...]:
+    """Ask the driver of a run, as an operator; returns the lines of its answer.
+
+    Raises:
+        ConfigError: The driver refused the request; the error has its reason.
+        DeadlineExceeded: The driver did not answer in time.
+        RunFailed: The run is over or has no live driver.
+    """
+    await membership.set_info(**{REQUEST: msgspec.to_builtins(request)})
+    cluster = await membership.wait_for(
+        lambda newest: answer_in(newest, request.run, membership.member) is not None,
+        f"the driver of run {request.run} to answer",
+        within_s,
+    )
+    answer = answer_in(cluster, request.run, membership.member)
+    assert answer is not None
+    if isinstance(answer, str):
+        raise RunFailed(answer)
+    if answer.refusal:
+        raise ConfigError(answer.refusal)
+    return answer.lines
+
+
+def requests_in(cluster: ClusterMap, driver: Member) -> Mapping[Member, Request | str]:
+    """Return the requests of all live operators; a text is the fault of an invalid one.
+
+    Args:
+        driver: Node and incarnation of the asked driver, whose own record has no request.
+    """
+    found: dict[Member, Request | str] = {}
+    for name in cluster.live("driver"):
+        node = cluster.nodes[name]
+        member = name, node.incarnation
+        if REQUEST not in node.info or member == driver:
+            continue
+        try:
+            found[member] = msgspec.convert(node.info[REQUEST], Request)
+        except msgspec.ValidationError as error:
+            found[member] = f"the driver cannot read the request: {error}"
+    return found
+
+
+def answer_in(cluster: ClusterMap, run: str, operator: Member) -> Answer | str | None:
+    """Return a driver's answer to an operator; None before there is one, a text if there will be none."""
+    program = cluster.run
+    if program is None or program.id != run:
+        return f"run {run} is no longer in the cluster map"
+    node = cluster.nodes.get(program.driver)
+    found = node.info.get(ANSWERS, {}) if node is not None else {}
+    if isinstance(found, dict) and _word(operator) in found:
+        try:
+            return msgspec.convert(found[_word(operator)], Answer)
+        except msgspec.ValidationError as error:
+            return f"the answer of driver {program.driver} is invalid: {error}"
+    if program.over:
+        return f"run {run} is over: {program.reason or program.phase}"
+    return None if cluster.driven else f"run {run} has lost its driver, {program.driver}"
+
+
+def _word(operator: Member) -> str:
+    node, incarnation = operator
+    return f"{node}/{incarnation:x}"
+
+
+def _fitting(lines: Iterable[str]) -> tuple[str, ...]:
+    """Return the last lines that fit into one answer."""
+    kept: list[str] = []
+    left = MOST_ANSWER_BYTES
+    for line in reversed(tuple(lines)):
+        left -= len(msgspec.json.encode(line)) + 1
+        if left < 0:
+            break
+        kept.append(line)
+    return tuple(reversed(kept))

@@ -1,0 +1,229 @@
+"""The state of a cluster at one moment, for an operator: roles and machines, the run, its copies, its lags.
+
+The cluster map has the members, and each role reports its counts to a member with the keys of a driver. The
+lag of a replica is the number of steps between its clock and that of the fastest one, over all shards.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from adam_async.controller.client import Membership
+from adam_async.driver.count_types import ProcessCounts
+from adam_async.driver.readiness import POLL_S
+from adam_async.driver.role_queries import RoleQueries
+from adam_async.messages.bounds import Clock, Count, Epoch, Version
+from adam_async.run.cluster_map import NOTICE, ClusterMap, NodeRecord
+from adam_async.run.run_copies import RunCopies, copies_of
+
+ROLES = ("controller", "data", "ps", "worker", "driver", "client", "reader")
+"""Order of the roles of a status."""
+
+ASKED = ("ps", "data", "worker")
+"""Roles in the map that report counts; the controllers are not in the map."""
+
+
+class _Groups(msgspec.Struct, frozen=True):
+    groups: Count = 0
+
+
+class _Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of a role's report that a status shows."""
+
+    process: ProcessCounts
+    versions: dict[str, Version] = {}
+    """By shard."""
+    clocks: dict[str, dict[str, Clock]] = {}
+    """By shard and replica."""
+    epoch: Epoch = 0
+    groups: Count = 0
+    finished: Count = 0
+    data: _Groups | None = None
+
+
+class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One role."""
+
+    node: str
+    role: str
+    state: str
+    """``leads`` or ``follows`` for controllers that answer; for others ``joined``, ``spare``, ``replica N``
+    (with ``part N`` of a cut model), ``left`` or ``lost``."""
+    address: str
+    host: str = ""
+    """Name of its machine; empty if the role did not report."""
+    pid: int = 0
+    peak_rss_mb: float = 0.0
+    groups: int = 0
+    """Groups that a worker has trained, or that a data server has counted as trained in this epoch."""
+    lag: int | None = None
+    """Steps of a worker's replica behind the fastest one; None without clocks."""
+    version: tuple[int, int] | None = None
+    """Lowest and highest version of a server's shards."""
+    notice: str = ""
+    """Its newest notice, or the error that ended it."""
+
+
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The program of the map."""
+
+    id: str
+    phase: str
+    reason: str
+    driver: str
+    driven: bool
+    """Whether the driver is live."""
+    epoch: int
+    epochs: int
+    """Number of epochs of the run; 0 for a program without them."""
+    finished: int
+    """Trained groups of the epoch."""
+    groups: int
+    """Groups of the epoch; 0 before it begins."""
+    test_accuracy: float | None
+    """Accuracy of a finished run."""
+
+
+class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster."""
+
+    run: RunStatus | None
+    stores: int
+    roles: tuple[RoleStatus, ...]
+    copies: RunCopies | None
+    """Copies of the run's shards; None before they are placed."""
+
+
+async def read_status(
+    membership: Membership, queries: RoleQueries | None, *, with_ended: bool
+) -> ClusterStatus:
+    """Ask all roles, each for at most `POLL_S`. The asking member itself is not in the status.
+
+    Args:
+        queries: Asks the roles; None: the status has the cluster map alone.
+        with_ended: Include nodes that have left or were lost.
+    """
+    cluster = membership.map
+    others = {name: node for name, node in cluster.nodes.items() if name != membership.node}
+    cluster = msgspec.structs.replace(cluster, nodes=others)
+    run = cluster.run.id if cluster.run is not None else ""
+    facts: dict[str, Mapping[str, Any]] = {}
+    if queries is not None:
+        addresses = {name: cluster.nodes[name].address for role in ASKED for name in cluster.live(role)}
+        controllers = membership.controllers
+        answers = await queries.answers(addresses, run, within_s=POLL_S)
+        answers |= await queries.all_statistics(controllers, run, on_silence=lambda _: None, dial_s=POLL_S)
+        facts = {node: answer.values for node, answer in answers.items()}
+    return status_of(cluster, facts, leading=membership.leading, with_ended=with_ended)
+
+
+def status_of(
+    cluster: ClusterMap, reports: Mapping[str, Mapping[str, Any]], *, leading: str, with_ended: bool
+) -> ClusterStatus:
+    """Return the status of a cluster.
+
+    Args:
+        reports: Counts of the roles that answered, by node id; one that is invalid counts as no answer.
+        leading: Node id of the leading controller.
+        with_ended: Include nodes that have left or were lost.
+    """
+    facts = {node: read for node, report in reports.items() if (read := _facts(report)) is not None}
+    lags = _lags(facts.values())
+    roles = [
+        RoleStatus(
+            node=node,
+            role="controller",
+            state="leads" if node == leading else "follows",
+            address="",
+            host=facts[node].process.host,
+            pid=facts[node].process.pid,
+            peak_rss_mb=facts[node].process.peak_rss_mb,
+        )
+        for node, report in reports.items()
+        if report.get("role") == "controller" and node in facts
+    ]
+    for node, record in cluster.nodes.items():
+        if record.live or with_ended:
+            roles.append(_role(node, record, facts.get(node), cluster, lags))
+    roles.sort(key=lambda role: (ROLES.index(role.role) if role.role in ROLES else len(ROLES), role.node))
+    return ClusterStatus(
+        run=_run(cluster, facts), stores=len(cluster.stores), roles=tuple(roles), copies=copies_of(cluster)
+    )
+
+
+def _facts(report: Mapping[str, Any]) -> _Facts | None:
+    try:
+        return msgspec.convert(report, _Facts)
+    except msgspec.ValidationError:
+        return None
+
+
+def _lags(facts: Iterable[_Facts]) -> dict[str, int]:
+    """Return the lag of each replica: the largest one over all shards of all servers."""
+    lags: dict[str, int] = {}
+    for each in facts:
+        for clocks in each.clocks.values():
+            first = max(clocks.values(), default=0)
+            for replica, clock in clocks.items():
+                lags[replica] = max(lags.get(replica, 0), first - clock)
+    return lags
+
+
+def _role(
+    node: str, record: NodeRecord, facts: _Facts | None, cluster: ClusterMap, lags: Mapping[str, int]
+) -> RoleStatus:
+    notice = record.failed or str(record.info.get(NOTICE, ""))
+    status = RoleStatus(
+        node=node,
+        role=record.role,
+        state=_state(record, cluster),
+        address=record.address,
+        notice=notice,
+        lag=lags.get(str(record.replica)) if record.role == "worker" else None,
+    )
+    if facts is None:
+        return status
+    versions = facts.versions.values()
+    groups = facts.data.groups if facts.data is not None else facts.finished
+    return msgspec.structs.replace(
+        status,
+        host=facts.process.host,
+        pid=facts.process.pid,
+        peak_rss_mb=facts.process.peak_rss_mb,
+        groups=groups,
+        version=(min(versions), max(versions)) if versions else None,
+    )
+
+
+def _state(record: NodeRecord, cluster: ClusterMap) -> str:
+    if not record.live:
+        return "left" if record.left else "lost"
+    if record.role != "worker" or cluster.run is None:
+        return "joined"
+    if record.replica < 0:
+        return "spare"
+    part = f" part {record.partition}" if cluster.partitions > 1 else ""
+    return f"replica {record.replica}{part}"
+
+
+def _run(cluster: ClusterMap, facts: Mapping[str, _Facts]) -> RunStatus | None:
+    run = cluster.run
+    if run is None:
+        return None
+    leader = facts.get(next(iter(cluster.ledger_leaders), ""))
+    epoch = cluster.epoch
+    is_now = epoch is not None and epoch.run == run.id
+    accuracy, epochs = run.result.get("test_accuracy"), run.terms.get("epochs", 0)
+    return RunStatus(
+        id=run.id,
+        phase=run.phase,
+        reason=run.reason,
+        driver=run.driver,
+        driven=cluster.driven,
+        epoch=run.epoch,
+        epochs=epochs if isinstance(epochs, int) else 0,
+        finished=leader.finished if leader is not None else 0,
+        groups=epoch.groups if is_now and epoch is not None else 0,
+        test_accuracy=accuracy if isinstance(accuracy, float) else None,
+    )

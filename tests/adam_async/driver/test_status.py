@@ -1,0 +1,90 @@
+"""The status of a cluster, from its map and the reports of its roles."""
+
+from typing import Any
+
+import msgspec
+
+from adam_async.driver.status import status_of
+from adam_async.run.cluster_map import NOTICE, ClusterMap, EpochRecord, LedgerRecord
+from tests.adam_async.cluster_maps import node, run_record
+
+PROCESS = {"host": "machine", "pid": 7, "peak_rss_mb": 12.5}
+
+
+def cluster() -> ClusterMap:
+    return ClusterMap(
+        nodes={
+            "worker-1": node("worker", replica=1),
+            "worker-0": node("worker", replica=0),
+            "worker-2": node("worker"),
+            "worker-3": node("worker", live=False, left=True),
+            "ps-0": node("ps", info={NOTICE: "cannot join"}),
+            "data-0": node("data"),
+            "driver": node("driver"),
+        },
+        run=run_record("run-1", phase="training", epoch=2),
+        epoch=EpochRecord(run="run-1", number=2, groups=90, shares={}),
+        ledger_record=LedgerRecord(run="run-1", term=1, ledger_replicas=(("data-0", 1),)),
+    )
+
+
+def reports(**fields: Any) -> dict[str, dict[str, Any]]:
+    return {
+        "controller": {"role": "controller", "process": PROCESS},
+        "ps-0": {
+            "process": PROCESS,
+            "versions": {"0": 90, "1": 88},
+            "clocks": {"0": {"0": 45, "1": 40}, "1": {"0": 44, "1": 44}},
+            **fields,
+        },
+        "data-0": {"process": PROCESS, "finished": 30, "groups": 90},
+        "worker-0": {"process": PROCESS, "data": {"groups": 12}},
+    }
+
+
+def test_a_status_shows_progress_lags_and_versions() -> None:
+    status = status_of(cluster(), reports(), leading="controller", with_ended=False)
+
+    assert status.run is not None
+    assert (status.run.epoch, status.run.epochs, status.run.finished, status.run.groups) == (2, 2, 30, 90)
+    assert status.run.driven
+    assert [role.node for role in status.roles] == [
+        "controller",
+        "data-0",
+        "ps-0",
+        "worker-0",
+        "worker-1",
+        "worker-2",
+        "driver",
+    ]
+    by_node = {role.node: role for role in status.roles}
+    assert by_node["controller"].state == "leads"
+    assert by_node["ps-0"].version == (88, 90)
+    assert by_node["ps-0"].notice == "cannot join"
+    assert (by_node["worker-0"].lag, by_node["worker-1"].lag, by_node["worker-2"].lag) == (0, 5, None)
+    assert (by_node["worker-0"].groups, by_node["worker-0"].pid) == (12, 7)
+    assert (by_node["worker-1"].state, by_node["worker-2"].state) == ("replica 1", "spare")
+
+
+def test_roles_that_left_are_shown_on_request() -> None:
+    status = status_of(cluster(), {}, leading="", with_ended=True)
+
+    assert [role.node for role in status.roles if role.state == "left"] == ["worker-3"]
+
+
+def test_an_invalid_report_counts_as_no_answer() -> None:
+    bad = reports(versions={"0": -1})
+    bad["worker-0"] = {"data": {"groups": "many"}}
+    status = status_of(cluster(), bad, leading="controller", with_ended=False)
+
+    by_node = {role.node: role for role in status.roles}
+    assert by_node["ps-0"].version is None
+    assert by_node["worker-0"].host == ""
+    assert by_node["worker-0"].lag is None
+    assert msgspec.json.decode(msgspec.json.encode(status))["run"]["id"] == "run-1"
+
+
+def test_a_cluster_without_a_run_has_a_status() -> None:
+    status = status_of(ClusterMap(), {}, leading="", with_ended=False)
+
+    assert (status.run, status.copies, status.roles) == (None, None, ())

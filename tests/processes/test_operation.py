@@ -1,0 +1,67 @@
+"""`status`, `logs`, `scale` and `stop` from another shell, against a training in processes."""
+
+import json
+import re
+
+import pytest
+
+from tests.processes.commands import RUN_S, Command, children_of, run, watched
+
+pytestmark = pytest.mark.processes
+
+TOKEN = {"ADAM_TOKEN": "a token that nobody guesses"}
+TRAIN = (
+    "train",
+    "--data",
+    "digits",
+    "--processes",
+    "--servers",
+    "2",
+    "--replicas",
+    "2",
+    "--epochs",
+    "100000",
+)
+
+
+def asked(*words: str, environment: dict[str, str] = TOKEN) -> tuple[int, str]:
+    """Run a command with the token of the cluster; returns its exit code and its output."""
+    return run(*words, environment=environment)
+
+
+def test_another_shell_sees_scales_and_ends_a_run() -> None:
+    with Command(*TRAIN, environment=TOKEN) as train:
+        where = re.search(r"status --controller (\S+)", train.wait_for("status --controller"))
+        assert where is not None
+        there = ("--controller", where[1])
+        train.wait_for("epoch 1/100000")
+        children = list(children_of(train.pid))
+        with watched(children) as all_end:
+            code, text = asked("status", *there, "--json")
+            status = json.loads(text)
+            assert (code, status["run"]["phase"], status["run"]["epochs"]) == (0, "training", 100000)
+            workers = {role["node"]: role for role in status["roles"] if role["role"] == "worker"}
+            assert set(workers) == {"worker-0", "worker-1"}
+            assert all(worker["pid"] in children for worker in workers.values())
+
+            assert asked("scale", "3", *there) == (0, "3 workers: started worker-2\n")
+            code, text = asked("status", *there)
+            assert code == 0
+            assert re.search(r"worker-2 +replica 2", text), text
+            assert asked("scale", "1", *there) == (0, "1 workers: ended worker-1, worker-2\n")
+            train.wait_for("worker-2 left")
+            code, text = asked("scale", "0", *there)
+            assert (code, "0 workers are too few" in text) == (2, True), text
+
+            code, text = asked("logs", "ps-7", *there)
+            assert (code, "'ps-7' is no role of this cluster" in text) == (2, True), text
+            assert asked("logs", "ps-0", *there)[0] == 0
+
+            code, text = asked("stop", *there, environment={"ADAM_TOKEN": "another token, quite long"})
+            assert code != 0, text
+            code, text = asked("stop", *there)
+            assert (code, "ends after the groups in flight" in text) == (0, True), text
+            assert train.finish(seconds=RUN_S) == 0, train.output
+            all_end(RUN_S)
+    assert "stopped within epoch" in train.output
+    assert "driver-" not in train.output  # operators are no event of the run
