@@ -239,11 +239,17 @@ class PushClients:
         """Let all clients end their step, and leave.
 
         Raises:
-            Violation: A push is pending for too long, or a client goes on for `LEAVE_S`.
+            Violation: A push is pending for too long, or a client goes on or stays away for `LEAVE_S`.
         """
+        # With bsp the first step of a store that was opened again waits for `BEGUN_WITH` clients.
+        await settle(self._world, self._absent, within_s=LEAVE_S, invariant="clients return")
         self.are_going_on = False
         await self.pending.answered()
         await settle(self._world, self._unfinished, within_s=LEAVE_S, invariant="clients are answered")
+
+    def _absent(self) -> str:
+        away = sorted(set(PUSHERS) - self._working) if self.are_going_on else []
+        return f"{', '.join(away)} did not open the store" if away else ""
 
     def _unfinished(self) -> str:
         return f"{', '.join(sorted(self._working))} went on" if self._working else ""
