@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from adam_async.controller.bundle_rules import unready_copy
 from adam_async.controller.role import Role, RoleSettings
 from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed
 from adam_async.messages import (
@@ -120,6 +121,13 @@ class ParameterServer(Role):
             "ready": self._announce(),
             "beats": self._links.run(),
         }
+
+    def unready(self) -> str:
+        """Return the reason why the server does not serve; empty if it also has all its copies in sync."""
+        if reason := super().unready():
+            return reason
+        home = unready_copy(self._membership.map, self._me)
+        return f"{self._identity.node} joins the shards of {home}" if home else ""
 
     def store(self, id: str) -> ServedStore | None:
         """Return the bundle of a store whose home this server is."""
