@@ -264,7 +264,8 @@ class TrainOptions:
     between them; the command then starts no role."""
     attach: str | None = None
     """Take over run RUN, which has lost its driver, of the cluster at --controller. Without RUN: take over
-    the run that waits for a driver, or begin a new run if none waits."""
+    the run that waits for a driver; if none waits, continue from --resume, or begin a new run. SIGTERM leaves
+    the run to the next driver."""
     replace: Annotated[bool, ONLY_ON] = False
     """Begin a new run in place of a run that waits for a driver; the weights of that run are lost."""
     token_file: Path | None = None
