@@ -2,7 +2,7 @@
 
 A pod gets its own host name, ``/etc/hosts`` with the names of its Services, its volumes below ``/srv``, a
 read-only root file system and no capability. All pods share the network of the machine; each has an address
-of loopback. A machine whose Python only root can reach runs them as root without capabilities.
+of loopback. Without root on this machine, they run as the test's own user instead of that of the manifest.
 """
 
 import http.client
@@ -35,9 +35,24 @@ def skip_without_namespaces() -> None:
         pytest.skip(f"needs root, or namespaces of users, for mounts: {tried.stderr.strip()}")
 
 
-def reachable_by_others(path: Path) -> bool:
-    """Whether another user can enter all folders above a file."""
-    return all(parent.stat().st_mode & 0o001 for parent in path.resolve().parents)
+def opened_folders() -> list[str]:
+    """Lines of a script that let another user reach the code, if a folder above it is closed to others.
+
+    A closed folder gets an empty file system, into which only the code is mounted.
+    """
+    first, second = [], []
+    for number, folder in enumerate((Path(sys.base_prefix), Path(sys.prefix), ROOT)):
+        closed = next((one for one in reversed(folder.parents) if not one.stat().st_mode & 0o001), None)
+        if closed is not None:
+            first += [
+                f"mkdir -p /srv/code/{number}",
+                f"mount --bind {shlex.quote(str(folder))} /srv/code/{number}",
+            ]
+            empty = f"mount -t tmpfs -o mode=755 tmpfs {shlex.quote(str(closed))}"
+            second += [] if empty in second else [empty]
+            target = shlex.quote(str(folder))
+            second += [f"mkdir -p {target}", f"mount --bind /srv/code/{number} {target}"]
+    return [*first, *second]
 
 
 class Cluster:
@@ -144,26 +159,26 @@ class Pod:
     def _script(self) -> str:
         """A script that makes the file system of the container, and becomes its process."""
         user = self._spec["securityContext"]["runAsUser"]
-        reachable = reachable_by_others(Path(sys.executable)) and reachable_by_others(ROOT / "x")
-        changes_user = os.geteuid() == 0 and reachable
+        is_root = os.geteuid() == 0
         sources = {volume["name"]: volume for volume in self._spec["volumes"]}
         lines = [f"hostname {self.name}"]
         lines += [f"mount --bind {self._cluster.hosts} /etc/hosts", "mount -t tmpfs tmpfs /srv"]
         mounts = [(str(self._cluster.programs), "/srv/bin", True)]
         for mount in self._container["volumeMounts"]:
             folder = self._cluster.volume(self.name, mount["name"], sources.get(mount["name"]))
-            if changes_user:
+            if is_root:
                 shutil.chown(folder, user, user)
             mounts.append((str(folder), mount["mountPath"], mount.get("readOnly", False)))
         for source, target, is_fixed in mounts:
             lines += [f"mkdir -p {target}", f"mount --bind {shlex.quote(source)} {target}"]
             lines += [f"mount -o remount,ro,bind {target}"] if is_fixed else []
+        lines += opened_folders() if is_root else []
         assert self._container["securityContext"]["readOnlyRootFilesystem"]
         lines += ["mount -o remount,ro,bind /srv", "mount -o remount,ro,bind /"]
         lines.append(f"cd {self._container['workingDir']}")
         assert self._container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         drop = ["setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
-        if changes_user:
+        if is_root:
             drop += [f"--reuid={user}", f"--regid={user}", "--clear-groups"]
         variables = {**self.environment(), "PATH": f"/srv/bin:{os.environ['PATH']}"}
         given = [f"{name}={value}" for name, value in variables.items()]
