@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from adam_async.errors import ConfigError
 from adam_async.run.addresses import check_addresses, controller_names
 from adam_async.run.config import Config
+from transport.sockets import format_tcp_address
 
 ROLES = ("controller", "ps", "data", "worker")
 """Roles that a process may have, in the order in which ranks get them."""
@@ -176,7 +177,7 @@ def _controllers(environment: Mapping[str, str], engine: str) -> tuple[str, ...]
 def _pod_address(environment: Mapping[str, str]) -> str:
     host = environment.get("POD_IP", "")
     try:
-        return _address(str(ipaddress.ip_address(host)), PORT) if host else ""
+        return format_tcp_address(str(ipaddress.ip_address(host)), PORT) if host else ""
     except ValueError:
         raise ConfigError(
             f"POD_IP={host[:60]!r} is no address: set it from the field status.podIP, or unset it"
