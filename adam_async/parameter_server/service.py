@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from adam_async.controller.bundle_rules import unready_copy
 from adam_async.controller.role import Role, RoleSettings
 from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed
 from adam_async.messages import (
@@ -126,7 +125,7 @@ class ParameterServer(Role):
         """Return the reason why the server does not serve; empty if it also has all its copies in sync."""
         if reason := super().unready():
             return reason
-        home = unready_copy(self._membership.map, self._me)
+        home = self._membership.unready_copy()
         return f"{self._identity.node} joins the shards of {home}" if home else ""
 
     def store(self, id: str) -> ServedStore | None:
