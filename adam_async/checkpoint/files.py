@@ -227,6 +227,14 @@ async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
     )
 
 
+async def has_checkpoints(folder: Path, disk: Disk) -> bool:
+    """Return whether a folder exists and has a checkpoint, whole or damaged."""
+    try:
+        return any(map(is_folder_name, await disk.names(folder)))
+    except FileNotFoundError:
+        return False
+
+
 async def newest_manifest(folder: Path, disk: Disk) -> Manifest:
     """Read the manifest of the newest checkpoint of a folder, without tensors.
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
+from adam_async.cli.kubernetes_options import KubernetesOptions
 from adam_async.cli.log import JsonLine, OneLine, RoleLine
 from adam_async.cli.options import (
     WAITING,
@@ -29,7 +30,6 @@ from adam_async.cli.options import (
     PlanOptions,
     PredictOptions,
     RoleOptions,
-    SimulateOptions,
     StageOptions,
     StatusOptions,
     StoreOptions,
@@ -40,9 +40,11 @@ from adam_async.cli.options import (
     value_of,
 )
 from adam_async.cli.signals import EARLY, loop_factory
+from adam_async.cli.simulate_options import SimulateOptions
 from adam_async.cli.terminal import Terminal, explain, log_to_stderr, reader_left
 from adam_async.errors import ConfigError, first_cause
 from adam_async.run.option_sources import PLAIN, check_variables
+from adam_async.runtime.health import Health
 
 USAGE = 2
 
@@ -58,7 +60,7 @@ app = App(
 data_commands = App(name="data")
 app.command(data_commands)
 
-launch_commands = App(name="launch", help="Train with roles on other machines.")
+launch_commands = App(name="launch", help="Train with roles on other machines, or write the files for that.")
 app.command(launch_commands)
 
 token_commands = App(name="token", help="Make a cluster's token, or derive the keys of one role from it.")
@@ -139,10 +141,18 @@ def _run(
     return EARLY.run(lambda: main(terminal), loop_factory=loop_factory(loop))
 
 
-def _run_role(main: Callable[[Terminal], Coroutine[Any, Any, int]], options: RoleOptions) -> int:
-    """Run a role. A parent process prefixes the lines of its children."""
+def _run_role(main: Callable[[Terminal, Health], Coroutine[Any, Any, int]], options: RoleOptions) -> int:
+    """Run a role, and answer its probes. A parent process prefixes the lines of its children."""
+    from adam_async.cli.health import with_health
+
     lines = None if options.supervised else JsonLine() if options.log_json else RoleLine()
-    return _run(main, loop=options.loop, verbose=options.verbose, level=options.log_level, lines=lines)
+    return _run(
+        lambda terminal: with_health(options.health, lambda health: main(terminal, health)),
+        loop=options.loop,
+        verbose=options.verbose,
+        level=options.log_level,
+        lines=lines,
+    )
 
 
 @app.command
@@ -152,9 +162,10 @@ def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
         from adam_async.cli.replay import run_replay as work
     else:
         from adam_async.cli.train import run_training as work
+    from adam_async.cli.health import with_serving
 
     return _run(
-        lambda terminal: work(options, os.environ, terminal),
+        lambda terminal: with_serving(options.health, lambda: work(options, os.environ, terminal)),
         loop=options.loop,
         verbose=options.verbose,
         quiet=options.quiet,
@@ -189,6 +200,20 @@ def launch_ssh(
         level=options.log_level,
         lines=JsonLine("driver") if options.log_json else None,
     )
+
+
+@launch_commands.command(name="k8s")
+def launch_kubernetes(file: Path, /, options: KubernetesOptions) -> int:
+    """Write the manifests of a run on Kubernetes, for `kubectl apply -f FOLDER`.
+
+    Parameters
+    ----------
+    file
+        TOML file with options, as for `train --config`.
+    """
+    from adam_async.cli.launch_kubernetes import write_manifests
+
+    return _run(lambda _: write_manifests(file, options), loop=options.loop)
 
 
 @app.command
@@ -319,7 +344,7 @@ def controller(options: ControllerOptions = ControllerOptions()) -> int:  # noqa
     """
     from adam_async.cli.roles import serve_controller
 
-    return _run_role(lambda _: serve_controller(options, os.environ), options)
+    return _run_role(lambda _, health: serve_controller(options, os.environ, health), options)
 
 
 @app.command
@@ -327,7 +352,7 @@ def ps(options: MemberOptions) -> int:
     """Run a parameter server, which stores shards of the model and applies updates to them."""
     from adam_async.cli.roles import serve_ps
 
-    return _run_role(lambda _: serve_ps(options, os.environ), options)
+    return _run_role(lambda _, health: serve_ps(options, os.environ, health), options)
 
 
 @data_commands.default
@@ -355,7 +380,10 @@ def data(
     from adam_async.cli.staging import serve_staged
 
     return _run_role(
-        lambda terminal: serve_staged(options, stage, data, damaged, os.environ, terminal, size=size), options
+        lambda terminal, health: serve_staged(
+            options, stage, data, damaged, os.environ, terminal, health, size=size
+        ),
+        options,
     )
 
 
@@ -393,7 +421,7 @@ def worker(
     """
     from adam_async.cli.roles import serve_worker
 
-    return _run_role(lambda _: serve_worker(options, threads, in_flight, os.environ), options)
+    return _run_role(lambda _, health: serve_worker(options, threads, in_flight, os.environ, health), options)
 
 
 @app.command

@@ -55,9 +55,15 @@ class Found:
         words = [role, *(("--id", node) if node else ()), *self.arguments[node]]
         words += ["--memory-budget", self.config.memory_budget, "--checksum", self.config.checksum]
         if role == "controller":
-            words += ["--bind", self.assignment.bind_of(node)]
+            named = self.assignment.bind_of(node)
+            words += ["--bind", self.assignment.pod or named, "--advertise", named]
+        else:
+            words += ["--wait", f"{options.wait.total_seconds():.3f}s"]
+            words += ["--bind", self.assignment.pod] if self.assignment.pod else []
         if role == "worker":
             words += ["--threads", str(self.config.threads)]
+        if options.health is not None:
+            words += ["--health", options.health]
         if options.token_file is not None:
             words += ["--token-file", str(options.token_file)]
         return words
@@ -84,6 +90,11 @@ async def find_roles(options: FromEnvironmentOptions, environment: Mapping[str, 
             else None
         )
     assignment = assigned_roles(environment, Layout.of(config))
+    if options.health is not None and len(assignment.roles) > 1:
+        raise ConfigError(
+            f"--health is for one role, and this process has {len(assignment.roles)}: leave it out, or start "
+            "as many ranks as roles"
+        )
     size = image_size(config.size, config.model, text=model)
     controllers = ",".join(assignment.controllers)
     arguments = {}

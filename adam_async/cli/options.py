@@ -26,7 +26,8 @@ Wait = Annotated[timedelta, Parameter(show_default=lambda _: "60s")]
 WAITING = "waiting"
 """Value of `--attach` without a run: the run that waits for a driver."""
 
-_OnlyOn = Parameter(negative="")
+ONLY_ON = Parameter(negative="")
+"""Parameter of a flag without an opposite."""
 
 _Options = TypeVar("_Options")
 
@@ -124,7 +125,7 @@ class TrainOptions:
     """Change training images at random, differently in each epoch."""
     transforms: str | None = None
     """TOML file with the transforms of --augment; by default transforms that suit the images."""
-    allow_functions: Annotated[bool, _OnlyOn] = False
+    allow_functions: Annotated[bool, ONLY_ON] = False
     """Import the functions named by the checkpoint of --resume or the record of --replay."""
     epochs: int | None = None
     """Passes over the training images; 0 is 3, or 12 for the shipped digits."""
@@ -160,7 +161,7 @@ class TrainOptions:
     """Servers with each shard; 0 is 3, or all servers if fewer, with several controllers, else 1."""
     min_in_sync: int | None = None
     """Copies that must have a push before it is applied; 0 is 2, or 1 with one copy."""
-    slow: Annotated[tuple[str, ...] | None, _OnlyOn] = None
+    slow: Annotated[tuple[str, ...] | None, ONLY_ON] = None
     """Slow down a worker (worker-1:0.2, a share of its cores) or a link (worker-0~ps-0:5ms+1ms);
     repeatable."""
     processes: bool | None = None
@@ -217,7 +218,7 @@ class TrainOptions:
     """Epochs in a row without a better validation accuracy that end the run; 0: no limit."""
     keep_best: bool | None = None
     """Keep the weights of the epoch with the best validation accuracy instead of the last epoch."""
-    keep_going: Annotated[bool | None, _OnlyOn] = None
+    keep_going: Annotated[bool | None, ONLY_ON] = None
     """Train on even if the loss is not finite, or more than ten times that of guessing."""
     seed: int | None = None
     """Seed of every random value of the run."""
@@ -256,29 +257,32 @@ class TrainOptions:
     """Arguments of the factory of --step, as a JSON object such as '{"hidden": 64}'."""
     layers: Annotated[tuple[str, ...], Parameter(name="--layer", negative="")] = ()
     """Layer of yours that the model may use: KIND=package.module:Class; repeatable."""
-    step_path: Annotated[tuple[Path, ...], _OnlyOn] = ()
+    step_path: Annotated[tuple[Path, ...], ONLY_ON] = ()
     """Folder with the modules of --step and --layer, added to Python's sys.path; repeatable."""
     controller: str | None = None
     """tcp://HOST:PORT of the controller of a cluster started by hand, or of several controllers, with commas
     between them; the command then starts no role."""
     attach: str | None = None
     """Take over run RUN, which has lost its driver, of the cluster at --controller. Without RUN: take over
-    the run that waits for a driver, or begin a new run if none waits."""
-    replace: Annotated[bool, _OnlyOn] = False
+    the run that waits for a driver; if none waits, continue from --resume, or begin a new run. SIGTERM leaves
+    the run to the next driver."""
+    replace: Annotated[bool, ONLY_ON] = False
     """Begin a new run in place of a run that waits for a driver; the weights of that run are lost."""
     token_file: Path | None = None
     """File with the token (or the keys for role driver) of that cluster, or of the data servers at --data; by
     default ADAM_TOKEN."""
-    quiet: Annotated[bool, _OnlyOn] = False
+    quiet: Annotated[bool, ONLY_ON] = False
     """Print only the last line, and errors."""
     wait: Wait = WAIT
     """Maximum wait for the controller at --controller, such as 60s or 5m."""
     log_level: LogLevel | None = None
     """Lowest level of log lines; by default warning, or info with --verbose."""
-    log_json: Annotated[bool, _OnlyOn] = False
+    log_json: Annotated[bool, ONLY_ON] = False
     """Write each line of the log as one JSON object: time, level, node, logger, message."""
-    verbose: Annotated[bool, _OnlyOn] = False
+    verbose: Annotated[bool, ONLY_ON] = False
     """Log the actions of the roles."""
+    health: str | None = None
+    """tcp://HOST:PORT for probes: GET /healthz and /readyz over HTTP."""
     loop: LoopName = "uvloop"
     """The event loop."""
 
@@ -312,10 +316,12 @@ class RoleOptions:
     """CRC-32C of sent tensors: on, off, or auto (to other hosts); receivers always check a CRC."""
     log_level: LogLevel | None = None
     """Lowest level of log lines; by default warning, or info with --verbose."""
-    log_json: Annotated[bool, _OnlyOn] = False
+    log_json: Annotated[bool, ONLY_ON] = False
     """Write each line of the log as one JSON object: time, level, node, logger, message."""
-    verbose: Annotated[bool, _OnlyOn] = False
+    verbose: Annotated[bool, ONLY_ON] = False
     """Log the actions of the role."""
+    health: str | None = None
+    """tcp://HOST:PORT for probes: GET /healthz and /readyz over HTTP."""
     loop: LoopName = "uvloop"
     """The event loop."""
     supervised: Annotated[bool, Parameter(negative="", show=False)] = False
@@ -390,12 +396,12 @@ class WorkerOptions(MemberOptions):
     controller: Annotated[str, Parameter(name=("--join", "--controller"))]
     """tcp://HOST:PORT of the controller, or of several with commas between them; the worker joins a run in
     progress."""
-    allow_step: Annotated[tuple[str, ...], _OnlyOn] = ()
+    allow_step: Annotated[tuple[str, ...], ONLY_ON] = ()
     """Module package.module whose steps this worker may train (`train --step`); repeatable. The worker
     imports the module and runs it."""
     layers: Annotated[tuple[str, ...], Parameter(name="--layer", negative="")] = ()
     """Layer of yours that models may use: KIND=package.module:Class; repeatable."""
-    step_path: Annotated[tuple[Path, ...], _OnlyOn] = ()
+    step_path: Annotated[tuple[Path, ...], ONLY_ON] = ()
     """Folder with the modules of --allow-step and --layer, added to Python's sys.path; repeatable."""
 
 
@@ -403,18 +409,23 @@ class WorkerOptions(MemberOptions):
 class FromEnvironmentOptions:
     """Options of `role`."""
 
-    from_env: Annotated[bool, _OnlyOn] = False
+    from_env: Annotated[bool, ONLY_ON] = False
     """Take the role from ADAM_ROLE, a rank of torchrun, Open MPI, PMI or Slurm, or POD_NAME of Kubernetes,
-    and the controllers from ADAM_CONTROLLER, MASTER_ADDR or SLURM_JOB_NODELIST."""
+    and the controllers from ADAM_CONTROLLER, MASTER_ADDR or SLURM_JOB_NODELIST. The roles of a pod listen on
+    POD_IP."""
     config: Path | None = None
     """TOML file with the options of the run, as for `train --config`: numbers of roles, data, threads."""
     dir: Path | None = None
     """Folder in which the controllers of this process store the cluster map."""
     token_file: Path | None = None
     """File with the cluster's token, or the keys of this role; by default ADAM_TOKEN."""
-    print: Annotated[bool, _OnlyOn] = False
+    wait: Wait = WAIT
+    """Maximum wait for a controller, such as 60s or 5m; roles may start in any order."""
+    health: str | None = None
+    """tcp://HOST:PORT for probes of the only role: GET /healthz and /readyz over HTTP."""
+    print: Annotated[bool, ONLY_ON] = False
     """Print the roles of this process, one per line, and run none."""
-    verbose: Annotated[bool, _OnlyOn] = False
+    verbose: Annotated[bool, ONLY_ON] = False
     """Log the actions of the roles."""
     loop: LoopName = "uvloop"
     """The event loop."""
@@ -431,11 +442,11 @@ class StoreOptions:
     ADAM_TOKEN."""
     wait: Wait = WAIT
     """Maximum wait for a controller, such as 60s or 5m."""
-    yes: Annotated[bool, _OnlyOn] = False
+    yes: Annotated[bool, ONLY_ON] = False
     """Confirm that delete removes the store for all its clients."""
-    json: Annotated[bool, _OnlyOn] = False
+    json: Annotated[bool, ONLY_ON] = False
     """Print the result as one JSON object."""
-    verbose: Annotated[bool, _OnlyOn] = False
+    verbose: Annotated[bool, ONLY_ON] = False
     """Log the actions of the command."""
     loop: LoopName = "uvloop"
     """The event loop."""
@@ -531,7 +542,7 @@ class InspectOptions:
     """Size to scale and cut images to, ROWSxCOLUMNS such as 48x64; by default the images decide."""
     png: Path | None = None
     """Draw a contact sheet of the training images into this file, a row per class; needs the extra `data`."""
-    augment: Annotated[bool, _OnlyOn] = False
+    augment: Annotated[bool, ONLY_ON] = False
     """Show one image of each class, and its variants by the default transforms, one per epoch."""
     transforms: Path | None = None
     """Show variants by the transforms of this TOML file instead."""
@@ -543,36 +554,10 @@ class InspectOptions:
     """Variants of an image, one per epoch; without transforms, further images of its class."""
     classes: int = 10
     """Maximum number of classes listed and drawn; --json lists all."""
-    json: Annotated[bool, _OnlyOn] = False
+    json: Annotated[bool, ONLY_ON] = False
     """Print the result as one JSON object."""
     loop: LoopName = "uvloop"
     """The event loop."""
-
-
-@options
-class SimulateOptions:
-    """Options of `simulate`."""
-
-    scenario: Annotated[tuple[str, ...], _OnlyOn] = ()
-    """Scenario to run, a name of --list; repeatable. By default all."""
-    seed: int | None = None
-    """Run this seed alone."""
-    seeds: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
-    """Run seeds A..B, from 0, both included; by default 0..9, or with --soak all."""
-    jobs: int = 0
-    """Child processes; 0 is one per core."""
-    trace: Path | None = None
-    """Write a trace of the run to this file; ui.perfetto.dev opens it."""
-    plan: Path | None = None
-    """Run the plan in this file, which a failed run printed, instead of a plan drawn from a seed."""
-    soak: Path | None = None
-    """Keep the finished seeds in this file, and run further seeds until interrupted."""
-    list: Annotated[bool, _OnlyOn] = False
-    """List the scenarios."""
-    supervised: Annotated[bool, Parameter(negative="", show=False)] = False
-    """For child processes: take work on stdin."""
-    loop: LoopName = "uvloop"
-    """The event loop of the command; the simulation has its own."""
 
 
 @options
@@ -610,13 +595,13 @@ class DrillOptions:
     """Train for this many minutes without faults, and count failovers, in the place of pairs."""
     seed: int = 0
     """Seed of the faults and the runs."""
-    require: Annotated[bool, _OnlyOn] = False
+    require: Annotated[bool, ONLY_ON] = False
     """End with code 3 if a kind of fault cannot be injected."""
     json: Path | None = None
     """Write all observations and claims to this file, as JSON."""
     plot: Path | None = None
     """Draw acknowledged pushes per second, and the faults, into this SVG file; only for workload counter."""
-    verbose: Annotated[bool, _OnlyOn] = False
+    verbose: Annotated[bool, ONLY_ON] = False
     """Log the events and the output of the processes."""
     loop: LoopName = "uvloop"
     """The event loop."""

@@ -56,6 +56,7 @@ from adam_async.run.token_file import holds_keys
 from adam_async.run.user_code import StepSource, add_import_folder, allow_steps, import_layers, read_layers
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
+from adam_async.runtime.health import Health
 from adam_async.runtime.machine import available_bytes, usable_cores
 from adam_async.runtime.role_handle import address_line
 from adam_async.runtime.timeline import Timeline
@@ -90,7 +91,7 @@ WAITS = Waits()
 DEFAULT_BIND = "tcp://127.0.0.1:7070"
 
 
-async def serve_controller(options: ControllerOptions, environment: Mapping[str, str]) -> int:
+async def serve_controller(options: ControllerOptions, environment: Mapping[str, str], health: Health) -> int:
     """Run a controller until cancelled: alone, or as one of `--peers`."""
     peers: dict[str, str] = {}
     bind = options.bind or DEFAULT_BIND
@@ -116,17 +117,24 @@ async def serve_controller(options: ControllerOptions, environment: Mapping[str,
             ",".join(peers.values()),
             bind,
             environment,
+            health,
             lambda place: controller(place, peers=peers, file=file),
         )
 
 
-async def serve_ps(options: MemberOptions, environment: Mapping[str, str]) -> int:
+async def serve_ps(options: MemberOptions, environment: Mapping[str, str], health: Health) -> int:
     """Run a parameter server until cancelled."""
-    return await _serve_member("ps", options, environment, parameter_server)
+    return await _serve_member("ps", options, environment, health, parameter_server)
 
 
 async def serve_data(
-    options: DataServerOptions, data: str, damaged: Policy, environment: Mapping[str, str], *, size: str = ""
+    options: DataServerOptions,
+    data: str,
+    damaged: Policy,
+    environment: Mapping[str, str],
+    health: Health,
+    *,
+    size: str = "",
 ) -> int:
     """Load the data, then run a data server until cancelled; without a controller a data host."""
     async with Disk() as disk:
@@ -136,13 +144,15 @@ async def serve_data(
     if options.controller is None:
         bind = options.bind or LOOPBACK
         return await _serve(
-            "data-host", options, "", bind, environment, lambda place: data_host(place, dataset)
+            "data-host", options, "", bind, environment, health, lambda place: data_host(place, dataset)
         )
-    return await _serve_member("data", options, environment, lambda place: data_server(place, dataset))
+    return await _serve_member(
+        "data", options, environment, health, lambda place: data_server(place, dataset)
+    )
 
 
 async def serve_worker(
-    options: WorkerOptions, threads: int, in_flight: int, environment: Mapping[str, str]
+    options: WorkerOptions, threads: int, in_flight: int, environment: Mapping[str, str], health: Health
 ) -> int:
     """Run a model worker until cancelled."""
     cores = usable_cores()
@@ -156,6 +166,7 @@ async def serve_worker(
         "worker",
         options,
         environment,
+        health,
         lambda place: model_worker(
             dataclasses.replace(place, **imports),
             threads=threads or cores,
@@ -179,12 +190,16 @@ def _imports_of(options: WorkerOptions) -> _Imports:
 
 
 async def _serve_member(
-    role: str, options: MemberOptions | DataServerOptions, environment: Mapping[str, str], open_role: Open
+    role: str,
+    options: MemberOptions | DataServerOptions,
+    environment: Mapping[str, str],
+    health: Health,
+    open_role: Open,
 ) -> int:
     assert options.controller is not None, "a member has a controller"
     controllers = check_addresses(options.controller, "--join" if role == "worker" else "--controller")
     bind = options.bind or await address_towards(controllers)
-    return await _serve(role, options, controllers, bind, environment, open_role)
+    return await _serve(role, options, controllers, bind, environment, health, open_role)
 
 
 async def _serve(
@@ -193,6 +208,7 @@ async def _serve(
     controllers: str,
     bind: str,
     environment: Mapping[str, str],
+    health: Health,
     open_role: Open,
 ) -> int:
     if options.advertise is not None:
@@ -201,7 +217,7 @@ async def _serve(
     if not options.supervised:
         token = await read_token(options.token_file, environment, role=role.removesuffix("-host"))
         waits = WAITS if isinstance(options, ControllerOptions) else waits_at_start(options.wait)
-        await _stay(role, options, controllers, bind, token, waits, open_role)
+        await _stay(role, options, controllers, bind, token, waits, health, open_role)
         return 0
     die_with_parent()
     async with Parent() as parent:
@@ -217,6 +233,7 @@ async def _serve(
                     bind,
                     orders.token,
                     orders.waits,
+                    health,
                     open_role,
                     orders.profile_events,
                 ),
@@ -245,6 +262,7 @@ async def _stay(
     bind: str,
     token: str | None,
     waits: Waits,
+    health: Health,
     open_role: Open,
     profile_events: int = 0,
 ) -> None:
@@ -276,6 +294,8 @@ async def _stay(
             timeline=Timeline(node, limit_events=profile_events) if profile_events else None,
         )
         running = await stack.enter_async_context(open_role(place))
+        health.follow(running.unready)
+        stack.callback(health.drain)
         await running.joined()
         join = ["adam-async", *NEXT[role], controllers or running.address]
         if token is not None and holds_keys(token):

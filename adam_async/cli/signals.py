@@ -2,7 +2,7 @@
 
 Before a loop runs, the process just ends. In a loop, the first signal cancels the command's task, and every
 block then closes its resources. The second signal ends the process, and with it its children (see
-`cluster/parent_pipe.py`).
+`cluster/parent_pipe.py`). SIGTERM ends `train --attach` at once, because the next such driver continues.
 
 The handlers are those of `signal`, not of the loop: they also run while the loop is busy.
 """
@@ -28,12 +28,20 @@ class Signals:
 
     def __init__(self) -> None:
         self.first: int | None = None
+        self._at_once = ""
         self._cancel: Callable[[], None] | None = None
 
     def install(self) -> None:
         """Install the handlers. Only the main thread may."""
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
+
+    def end_at_once_on_sigterm(self, note: str) -> None:
+        """Let the first SIGTERM, too, end the process at once, with a last line on stderr.
+
+        The command changes nothing then, neither here nor in its cluster: another process continues its work.
+        """
+        self._at_once = note
 
     def exit_code(self) -> int:
         """Return 130 for SIGINT, 143 for SIGTERM; call it after `first` is set."""
@@ -44,12 +52,15 @@ class Signals:
         os._exit(code)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._cancel is None or self.first is not None:
-            if sys.stdout.isatty():
-                os.write(sys.stdout.fileno(), SHOW_CURSOR.encode())
-            self.leave(128 + number)
-        self.first = number
-        self._cancel()
+        if number == signal.SIGTERM and self._at_once:
+            os.write(sys.stderr.fileno(), f"{self._at_once}\n".encode())
+        elif self._cancel is not None and self.first is None:
+            self.first = number
+            self._cancel()
+            return
+        if sys.stdout.isatty():
+            os.write(sys.stdout.fileno(), SHOW_CURSOR.encode())
+        self.leave(128 + number)
 
     def run(
         self, main: Callable[[], Coroutine[Any, Any, int]], *, loop_factory: Callable[[], Any] | None

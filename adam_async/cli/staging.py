@@ -17,6 +17,7 @@ from adam_async.errors import ConfigError
 from adam_async.run.addresses import check_address
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
+from adam_async.runtime.health import Health
 from transport import BufferPool, Identity
 
 HANGS_S = 1.0
@@ -31,6 +32,7 @@ async def serve_staged(
     damaged: Damaged,
     environment: Mapping[str, str],
     terminal: Terminal,
+    health: Health,
     *,
     size: str = "",
 ) -> int:
@@ -45,7 +47,7 @@ async def serve_staged(
     """
     peers = _checked(stage, data)
     if stage.stage is None:
-        return await serve_data(options, data, damaged, environment, size=size)
+        return await serve_data(options, data, damaged, environment, health, size=size)
     token = await read_token(options.token_file, environment, role="data")
     identity = Identity(
         role="data",
@@ -67,7 +69,7 @@ async def serve_staged(
     ):
         await stager.staged()
         terminal.notice(stager.summary())
-        return await serve_data(options, str(stager.data), damaged, environment, size=size)
+        return await serve_data(options, str(stager.data), damaged, environment, health, size=size)
 
 
 def _checked(stage: StageOptions, data: str) -> list[str]:

@@ -5,13 +5,13 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from adam_async.checkpoint.files import newest_manifest, open_checkpoints
+from adam_async.checkpoint.files import has_checkpoints, newest_manifest, open_checkpoints
 from adam_async.checkpoint.manifest import (
     Manifest,
     resumed_config,
@@ -69,6 +69,9 @@ from transport import BufferPool, Identity
 logger = logging.getLogger(__name__)
 
 
+LEFT = "adam-async: ended by SIGTERM; a run in progress goes on, and waits for the next train --attach"
+"""Last line of a driver that leaves its run to the next one."""
+
 Train = Callable[[OnEpoch], Awaitable[RunResult]]
 """Runs all epochs."""
 
@@ -109,7 +112,7 @@ async def run_training(
         AdamError: An option is wrong, or the run fails; see `adam_async/errors.py`.
     """
     async with Disk() as disk:
-        resumed = await newest_manifest(options.resume, disk) if options.resume is not None else None
+        options, resumed = await _resumed(options, disk)
         config = await configure(options, environment, disk, resumed, launched=launcher is not None)
         imports = _import_code(options, terminal)
         contents = await _read_contents(options, config, environment, disk, resumed, terminal)
@@ -164,6 +167,23 @@ async def run_training(
             raise
     _check_last_checkpoint(result, config)
     return 0
+
+
+async def _resumed(options: TrainOptions, disk: Disk) -> tuple[TrainOptions, Manifest | None]:
+    """Return the options, and the newest checkpoint of `--resume`.
+
+    With `--attach` the folder may have no checkpoint yet: the run then writes its first one there.
+
+    Raises:
+        CheckpointError: No checkpoint can be read.
+    """
+    if options.attach is not None:
+        EARLY.end_at_once_on_sigterm(LEFT)
+    if options.resume is None:
+        return options, None
+    if options.attach is not None and not await has_checkpoints(options.resume, disk):
+        return replace(options, checkpoint=options.checkpoint or options.resume, resume=None), None
+    return options, await newest_manifest(options.resume, disk)
 
 
 def _check_last_checkpoint(result: RunResult, config: Config) -> None:
@@ -426,11 +446,6 @@ def _check_attach(options: TrainOptions) -> None:
             )
     if options.attach and options.replace:
         raise ConfigError("--attach takes over the run that --replace gives up: give one of them")
-    if options.attach and options.resume is not None:
-        raise ConfigError(
-            "--attach takes over the run of the cluster, and --resume continues that of a folder: give one "
-            "of them; --checkpoint names the folder of a run that is taken over"
-        )
 
 
 async def _config_file(options: TrainOptions, disk: Disk) -> Mapping[str, Any]:

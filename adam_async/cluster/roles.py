@@ -39,6 +39,9 @@ class Role(Protocol):
     async def joined(self) -> None:
         """Wait until the role is a member of the cluster."""
 
+    def unready(self) -> str:
+        """Return the reason why the role does not serve now; empty if it serves."""
+
 
 _R = TypeVar("_R")
 

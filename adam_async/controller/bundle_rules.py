@@ -265,6 +265,20 @@ def next_member(
     return (best, nodes[best].incarnation) if best is not None else None
 
 
+def unready_copy(cluster: ClusterMap, member: Member) -> str:
+    """Return the home of a bundle that this server is to have, and has not in sync; empty if there is none.
+
+    A server that restarts is invited by the primaries of its bundles, and joins them one by one.
+    """
+    for key, bundle in cluster.bundles.items():
+        home = key.rpartition("/")[2]
+        if member in bundle.joining:
+            return home
+        if member not in bundle.in_sync and next_member(cluster, bundle.store, home) == member:
+            return home
+    return ""
+
+
 def other_numerics(cluster: ClusterMap, bundle: BundleRecord) -> dict[str, str]:
     """Return the members whose numerics differ from the primary's, with the differences as text.
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
 
-from adam_async.controller.bundle_rules import next_member
+from adam_async.controller.bundle_rules import next_member, unready_copy
 from adam_async.controller.leader_connection import parse_controllers as parse_controllers  # for other roles
 from adam_async.controller.map_client import MapClient, MapUpdate
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed
@@ -317,6 +317,10 @@ class Membership:
     def next_member(self, store: str, home: str, without: Set[Member]) -> Member | None:
         """Return the server that the primary of a bundle should invite, or None; see the function."""
         return next_member(self.map, store, home, without)
+
+    def unready_copy(self) -> str:
+        """Return the home of a bundle of which this server lacks its copy; empty if there is none."""
+        return unready_copy(self.map, self.member)
 
     async def update_bundle(
         self, home: str, expected: int, record: BundleRecord, *, timeout_s: float

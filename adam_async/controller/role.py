@@ -150,6 +150,14 @@ class Role:
             what = f"the controller at {self._controller} to accept {self._identity.node}"
             await membership.wait_for(lambda _: membership.joined, what, waits.start_s + waits.call_s)
 
+    def unready(self) -> str:
+        """Return the reason why the role does not serve now, for probes; empty if it serves."""
+        if not self._controller:
+            return ""
+        if not self._membership.joined:
+            return f"{self._identity.node} is no member of the cluster"
+        return "" if self._membership.leader else f"{self._identity.node} finds no leader of the controllers"
+
     @property
     def info(self) -> Mapping[str, Any]:
         """Its entry in the cluster map."""

@@ -168,6 +168,10 @@ class Controller(Role):
                 # this block. This is the only cause, because the identity follows the read without a wait.
                 await asyncio.Event().wait()
 
+    def unready(self) -> str:
+        """Return the reason why the controllers do not serve; empty if a leader is known."""
+        return "" if self.group.leader else f"{self._identity.node} knows no leader of the controllers"
+
     @property
     def map(self) -> ClusterMap:
         """This controller's copy of the map; on a follower it may be behind the leader's."""

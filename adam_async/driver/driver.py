@@ -343,7 +343,7 @@ class Driver:
             program, prepared, first=attached.first, notes=attached.notes
         )
         await take_over(self._membership, run.id)
-        self._inputs = replace(self._inputs, attach=None)  # later calls begin new runs
+        self._inputs = replace(self._inputs, attach=None, resume=None)  # later calls begin new runs
         self.note(f"took over run {run.id} from {run.driver}, which was lost")
         if attached.alone:
             self.note(f"{attached.alone} ended without a driver: evaluated with the present weights")

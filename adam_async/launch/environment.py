@@ -5,8 +5,11 @@ torchrun, Open MPI, PMI or Slurm set it; else the name of a Kubernetes pod, such
 
 With ranks, all roles of the cluster are dealt to the ranks in turn: controllers, servers, data servers,
 workers. With fewer ranks than roles, a rank has several roles. Extra ranks have additional workers.
+
+The roles of a pod listen on `POD_IP`, because a name of the pod may not resolve before it runs.
 """
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 from adam_async.errors import ConfigError
 from adam_async.run.addresses import check_addresses, controller_names
 from adam_async.run.config import Config
+from transport.sockets import format_tcp_address
 
 ROLES = ("controller", "ps", "data", "worker")
 """Roles that a process may have, in the order in which ranks get them."""
@@ -71,10 +75,12 @@ class Assignment:
     Attributes:
         roles: Role and node id of each.
         controllers: Addresses of all controllers, in the order of their node ids.
+        pod: Address to listen on in a pod, with port `PORT`; empty elsewhere.
     """
 
     roles: tuple[tuple[str, str], ...]
     controllers: tuple[str, ...]
+    pod: str = ""
 
     def bind_of(self, node: str) -> str:
         """Return the address of a controller."""
@@ -96,7 +102,7 @@ def assigned_roles(environment: Mapping[str, str], layout: Layout) -> Assignment
             f"controllers={layout.controllers}, and there are addresses of {len(controllers)}: "
             f"{','.join(controllers)}; set ADAM_CONTROLLER to the addresses of all, with commas between them"
         )
-    return Assignment(roles=roles, controllers=controllers)
+    return Assignment(roles=roles, controllers=controllers, pod=_pod_address(environment))
 
 
 def _roles(environment: Mapping[str, str], layout: Layout) -> tuple[tuple[tuple[str, str], ...], str]:
@@ -166,6 +172,16 @@ def _controllers(environment: Mapping[str, str], engine: str) -> tuple[str, ...]
     raise ConfigError(
         f"{engine} names the role, and no variable the controller: set ADAM_CONTROLLER=tcp://HOST:{PORT}"
     )
+
+
+def _pod_address(environment: Mapping[str, str]) -> str:
+    host = environment.get("POD_IP", "")
+    try:
+        return format_tcp_address(str(ipaddress.ip_address(host)), PORT) if host else ""
+    except ValueError:
+        raise ConfigError(
+            f"POD_IP={host[:60]!r} is no address: set it from the field status.podIP, or unset it"
+        ) from None
 
 
 def _address(host: str, port: int) -> str:

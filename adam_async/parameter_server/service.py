@@ -121,6 +121,13 @@ class ParameterServer(Role):
             "beats": self._links.run(),
         }
 
+    def unready(self) -> str:
+        """Return the reason why the server does not serve; empty if it also has all its copies in sync."""
+        if reason := super().unready():
+            return reason
+        home = self._membership.unready_copy()
+        return f"{self._identity.node} joins the shards of {home}" if home else ""
+
     def store(self, id: str) -> ServedStore | None:
         """Return the bundle of a store whose home this server is."""
         return self.served.get((id, self._identity.node))

@@ -135,10 +135,21 @@ def peak_rss_mb() -> float:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use, at least 1."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return the number of cores that this process may use, by its affinity and its quota; at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, cores_of_quota(_text("/sys/fs/cgroup/cpu.max")) or cores)
+
+
+def cores_of_quota(text: str) -> int:
+    """Return the cores that the quota of a control group lets run, rounded up; 0 for no quota.
+
+    Args:
+        text: Content of ``cpu.max``: microseconds of processor time per period, or ``max``, and the period.
+    """
+    words = text.split()
+    if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
+        return 0
+    return -(-int(words[0]) // int(words[1]))
 
 
 def pinned_cpus(*, threads: int, first: int) -> tuple[int, ...] | None:

@@ -92,11 +92,21 @@ class Command:
         within: tuple[str, ...] = (),
         folder: Path = ROOT,
     ) -> None:
+        self._start([*within, sys.executable, "-m", "adam_async", *arguments], environment or {}, folder)
+
+    @classmethod
+    def of(cls, words: list[str], *, folder: Path) -> "Command":
+        """Start any other command, which becomes a process of ``adam-async``."""
+        command = cls.__new__(cls)
+        command._start(words, {}, folder)
+        return command
+
+    def _start(self, words: list[str], environment: dict[str, str], folder: Path) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ADAM_")}
         self.process = subprocess.Popen(
-            [*within, sys.executable, "-m", "adam_async", *arguments],
+            words,
             cwd=folder,
-            env={**inherited, **(environment or {})},
+            env={**inherited, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

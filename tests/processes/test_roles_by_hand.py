@@ -193,6 +193,34 @@ def test_a_worker_trains_a_step_that_its_command_line_allows() -> None:
         assert "step   tests.adam_async.steps:softmax: 651 values in 3 arrays" in output
 
 
+def test_one_command_begins_a_run_leaves_it_takes_it_over_and_continues_from_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        meet, start = started_by_hand(stack)
+        start("ps", "--controller")
+        start("data", "--data", "digits", "--controller")
+        start("worker", "--threads", "1", "--join")
+        folder = tmp_path / "run"
+        command = ("train", "--attach", "--resume", str(folder), "--controller", meet, "--seed", "3")
+
+        with Command(*command, "--epochs", "8") as driver:  # no run waits, and there is no folder yet
+            driver.wait_for("epoch 2/8")
+            driver.signal(signal.SIGTERM)
+            assert driver.finish() == 143
+        assert "a run in progress goes on, and waits for the next train --attach" in driver.output
+        code, output = run(*command, "--epochs", "8")
+        assert code == 0, output
+        assert "took over run " in output
+        assert "after 8 epochs" in output
+
+        with Command(*command, "--epochs", "300") as driver:  # the run is over: its checkpoint goes on
+            driver.wait_for("epoch 9/300")
+            driver.signal(signal.SIGINT)  # ends the run
+            assert driver.finish() == 130
+        assert "resumed from " in driver.output
+
+
 def test_an_unknown_layer_of_a_model_file_is_named(tmp_path: Path) -> None:
     model = tmp_path / "model.toml"
     model.write_text('name = "x"\ninput = [1, 8, 8]\n[[layers]]\nkind = "convolve"\nname = "c"\n')

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from adam_async.controller.bundle_rules import bundle_lines, may_change, next_member, other_numerics
+from adam_async.controller.bundle_rules import (
+    bundle_lines,
+    may_change,
+    next_member,
+    other_numerics,
+    unready_copy,
+)
 from adam_async.controller.state import Conflict, ControllerState, Invalid
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import lost_copies_text
@@ -280,6 +286,17 @@ def test_a_server_with_the_numerics_of_the_primary_comes_before_others():
     assert next_member(cluster.map, "store-1", "ps-0") == FIFTH
     cluster.lose("ps-4")
     assert next_member(cluster.map, "store-1", "ps-0") == FOURTH
+
+
+def test_a_server_is_unready_while_it_joins_a_bundle_or_is_the_next_to_do_so():
+    cluster = with_bundle(**IN_SYNC)
+    assert {unready_copy(cluster.map, server) for server in (FIRST, SECOND, THIRD, FOURTH)} == {""}
+    cluster.lose("ps-2")
+    assert [unready_copy(cluster.map, server) for server in (FIRST, FOURTH, FIFTH)] == ["", "ps-0", ""]
+    change(cluster, in_sync=(FIRST, SECOND), joining=(FOURTH,))
+    assert [unready_copy(cluster.map, server) for server in (SECOND, FOURTH, FIFTH)] == ["", "ps-0", ""]
+    change(cluster, in_sync=(FIRST, SECOND, FOURTH), joining=())
+    assert unready_copy(cluster.map, FOURTH) == ""
 
 
 def test_a_server_without_enough_memory_does_not_come_next():

@@ -120,3 +120,18 @@ def test_a_wrong_variable_is_named_with_its_value_and_the_remedy(
 ) -> None:
     with pytest.raises(ConfigError, match=claim):
         assigned_roles({**HERE, **variables}, layout)
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("10.1.0.7", "tcp://10.1.0.7:7070"), ("fd00::7", "tcp://[fd00::7]:7070"), ("", "")],
+)
+def test_the_roles_of_a_pod_listen_on_its_address(host: str, address: str) -> None:
+    assert assigned_roles({**HERE, "POD_NAME": "adam-ps-0", "POD_IP": host}, SMALL).pod == address
+
+
+def test_an_address_of_a_pod_that_is_none_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"POD_IP='adam-ps-0' is no address: set it from the field status\.podIP"
+    ):
+        assigned_roles({**HERE, "POD_NAME": "adam-ps-0", "POD_IP": "adam-ps-0"}, SMALL)

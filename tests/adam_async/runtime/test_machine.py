@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
+from adam_async.runtime import machine
 from adam_async.runtime.machine import (
     blas_threads,
     cache_kb,
+    cores_of_quota,
     count_listed,
     describe_machine,
     installed_version,
@@ -120,3 +122,26 @@ def test_several_blas_threads_are_warned_of() -> None:
 
 def test_the_loop_is_named_by_its_package() -> None:
     assert describe_machine(loop="asyncio.unix_events").loop == "asyncio"
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [
+        ("max 100000", 0),
+        ("200000 100000", 2),
+        ("150000 100000", 2),
+        ("1000 100000", 1),
+        ("", 0),
+        ("200000", 0),
+        ("-1 100000", 0),
+        ("200000 0", 0),
+    ],
+)
+def test_the_quota_of_a_control_group_is_a_number_of_cores(text: str, cores: int) -> None:
+    assert cores_of_quota(text) == cores
+
+
+def test_a_quota_below_the_affinity_limits_the_usable_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = usable_cores()
+    monkeypatch.setattr(machine, "_text", lambda path: "50000 100000" if path.endswith("cpu.max") else "")
+    assert usable_cores() == 1 <= everything

@@ -1,0 +1,136 @@
+"""The endpoint of `--health`: whether a process lives and serves, over HTTP, for the probes of an engine.
+
+    GET /healthz      200 while the loop of the process turns
+    GET /readyz       200 while its role serves; else 503
+
+Each answer has one line with the reason. The endpoint needs no key, so an answer has no other content, and a
+client costs little: a short head, one answer, a deadline. Above `MOST_CLIENTS` connections the oldest one
+ends, so slow clients cannot keep a probe out.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+MOST_CLIENTS = 16
+"""Maximum number of connections."""
+
+MOST_HEAD_BYTES = 4096
+"""Maximum size of a request's head, in bytes."""
+
+CLIENT_S = 5.0
+"""Maximum duration of one connection, in seconds."""
+
+PATHS = ("/healthz", "/readyz")
+
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Unavailable"}
+
+
+class Health:
+    """Readiness of the role of a process: not ready until `follow`, and not ready after `drain`."""
+
+    def __init__(self) -> None:
+        self.unready: Callable[[], str] = lambda: "starts"
+        """Returns the reason why the role does not serve; empty if it serves."""
+
+    def follow(self, unready: Callable[[], str]) -> None:
+        """Ask a role from now on."""
+        self.unready = unready
+
+    def drain(self) -> None:
+        """Answer from now on that the role ends."""
+        self.unready = lambda: "ends"
+
+    def answer(self, head: bytes) -> tuple[int, str]:
+        """Return status and line for the head of a request."""
+        words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return 400, "no request of HTTP/1"
+        method, path = words[0], words[1].partition("?")[0]
+        if path not in PATHS:
+            return 404, f"no such path; paths are {' and '.join(PATHS)}"
+        if method != "GET":
+            return 405, "only GET is answered"
+        if path == "/healthz":
+            return 200, "lives"
+        reason = self.unready()
+        return (503, reason) if reason else (200, "serves")
+
+
+def _response(status: int, line: str) -> bytes:
+    body = f"{' '.join(line.split())}\n".encode()
+    lines = (
+        f"HTTP/1.1 {status} {_REASONS[status]}",
+        "Content-Type: text/plain; charset=utf-8",
+        f"Content-Length: {len(body)}",
+        "Cache-Control: no-store",
+        *(("Allow: GET",) if status == 405 else ()),
+        "Connection: close",
+    )
+    return "\r\n".join((*lines, "", "")).encode() + body
+
+
+@asynccontextmanager
+async def health_endpoint(
+    host: str, port: int, health: Health, *, client_s: float = CLIENT_S
+) -> AsyncIterator[int]:
+    """Answer probes until the block ends. Yields the port.
+
+    Args:
+        host: Host to listen on; `*` or an empty host means every interface.
+        port: Port; 0 is any free port.
+        client_s: Maximum duration of one connection, in seconds.
+
+    Raises:
+        OSError: The address is not available.
+    """
+    clients: dict[asyncio.Task[None], None] = {}
+    ending = False
+    async with asyncio.TaskGroup() as group:
+
+        def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if ending:
+                writer.transport.abort()
+                return
+            if len(clients) >= MOST_CLIENTS:
+                oldest = next(iter(clients))
+                del clients[oldest]
+                oldest.cancel()
+            task = group.create_task(_serve(reader, writer, health, client_s), name="health/client")
+            clients[task] = None
+
+            def on_done(task: asyncio.Task[None]) -> None:
+                clients.pop(task, None)
+                writer.transport.abort()  # here, because a task that is cancelled early runs no line
+
+            task.add_done_callback(on_done)
+
+        server = await asyncio.start_server(
+            on_client, None if host in ("", "*") else host, port, limit=MOST_HEAD_BYTES
+        )
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            ending = True
+            server.close()
+            for task in tuple(clients):
+                task.cancel()
+    await server.wait_closed()
+
+
+async def _serve(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, health: Health, client_s: float
+) -> None:
+    """Answer one request, and close the connection."""
+    try:
+        async with asyncio.timeout(client_s):
+            try:
+                answer = health.answer(await reader.readuntil(b"\r\n\r\n"))
+            except asyncio.LimitOverrunError:
+                answer = 400, f"the head is longer than {MOST_HEAD_BYTES} bytes"
+            writer.write(_response(*answer))
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+    except (TimeoutError, asyncio.IncompleteReadError, OSError):
+        pass  # a client that is slow or gone gets no answer
