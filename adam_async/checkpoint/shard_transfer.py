@@ -282,10 +282,13 @@ class ShardCopies:
                 changes = self._changes()
                 _map_changed(bundles, await anext(changes))
                 following = group.create_task(_follow(bundles, changes), name=f"{node}/copies")
-                async with asyncio.TaskGroup() as works_group:
-                    for bundle in bundles:
-                        name = f"{node}/copies-{bundle.home}"
-                        works_group.create_task(self._repeat(bundle, work), name=name)
+                works = [
+                    group.create_task(self._repeat(bundle, work), name=f"{node}/copies-{bundle.home}")
+                    for bundle in bundles
+                ]
+                # A task that fails during the exit of its group leaves a request to cancel the caller, so the
+                # body waits.
+                await asyncio.gather(*works)
                 following.cancel()
         except ExceptionGroup as errors:
             cause = first_cause(errors)

@@ -175,7 +175,7 @@ async def test_a_bundle_without_a_primary_is_named_when_patience_ends():
             await read(servers, waits=waits, changes=changes)
 
 
-async def test_a_reading_of_a_failed_store_ends_at_the_first_failure():
+async def test_a_reading_of_a_failed_store_ends_at_the_first_failure_and_leaves_its_caller_uncancelled():
     async with servers_of(NETWORKS["local"](), waits=PATIENT) as servers:
         cluster = moved(servers.map)
         ((name, store),) = cluster.stores.items()
@@ -187,3 +187,4 @@ async def test_a_reading_of_a_failed_store_ends_at_the_first_failure():
 
         with pytest.raises(ShardUnavailable, match="a primary of bundle ps-0"):
             await read(servers, changes=changes)
+        assert asyncio.current_task().cancelling() == 0
