@@ -35,7 +35,7 @@ from adam_async.messages import (
 from adam_async.parameter_server.connection import NOT_SERVING
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
-from adam_async.run.primary import Primary, primary_of
+from adam_async.run.primary import Primary, lacks_copies, primary_of
 from adam_async.run.shard_table import ShardSpec, ShardTable, holders
 from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.channel import Channel, Endpoint
@@ -102,6 +102,8 @@ class _Bundle:
     """The primary in the newest map."""
     stands: bool = True
     """Whether the store is in the newest map, and has not failed there."""
+    lacks_copies: bool = False
+    """Whether the open store waits for another copy, by the newest map."""
     moved: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the primary has changed, until the next attempt."""
     attempt: asyncio.Timeout | None = None
@@ -111,6 +113,9 @@ class _Bundle:
         """Follow the primary of the bundle; a new one ends the attempt in progress."""
         store, primary = cluster.store(self.store), primary_of(cluster, self.store, self.home)
         self.stands = store is not None and store.phase != "failed"
+        # A store that is loaded lacks copies by nature.
+        is_open = store is not None and store.phase == "open"
+        self.lacks_copies = is_open and lacks_copies(cluster, self.store, self.home)
         if primary != self.primary:
             self.primary = primary
             if primary is not None:
@@ -151,7 +156,7 @@ class ShardCopies:
             DeadlineExceeded: The clocks were not reached, or sums not complete, within `clock_s` after the
                 first attempt; the error names the replicas behind.
             TransportError, ShardUnavailable: A primary did not answer, for `patience_s` after its first
-                failure.
+                failure, or for `copies_s` while its bundle lacks copies.
         """
         found: dict[int, ShardState] = {}
 
@@ -282,10 +287,13 @@ class ShardCopies:
                 changes = self._changes()
                 _map_changed(bundles, await anext(changes))
                 following = group.create_task(_follow(bundles, changes), name=f"{node}/copies")
-                async with asyncio.TaskGroup() as works_group:
-                    for bundle in bundles:
-                        name = f"{node}/copies-{bundle.home}"
-                        works_group.create_task(self._repeat(bundle, work), name=name)
+                works = [
+                    group.create_task(self._repeat(bundle, work), name=f"{node}/copies-{bundle.home}")
+                    for bundle in bundles
+                ]
+                # A task that fails during the exit of its group leaves a request to cancel the caller, so the
+                # body waits.
+                await asyncio.gather(*works)
                 following.cancel()
         except ExceptionGroup as errors:
             cause = first_cause(errors)
@@ -295,14 +303,17 @@ class ShardCopies:
         self, bundle: _Bundle, work: Callable[[Link, Sequence[ShardSpec]], Awaitable[None]]
     ) -> None:
         """Call a function with a link to the primary, again after a failure that a new primary may repair."""
-        loop, ends_at = asyncio.get_running_loop(), math.inf
+        loop, since, lacked_copies = asyncio.get_running_loop(), math.inf, False
         while True:
             bundle.moved.clear()
             failure = await self._attempt(bundle, work)
             if failure is None:
                 return
-            ends_at = min(ends_at, loop.time() + self._waits.patience_s)
-            if not bundle.stands or loop.time() >= ends_at:
+            now, lacks_copies = loop.time(), bundle.lacks_copies
+            since = min(since, now) if lacks_copies == lacked_copies else now
+            lacked_copies = lacks_copies
+            longest_s = self._waits.copies_s if lacks_copies else self._waits.patience_s
+            if not bundle.stands or now - since >= longest_s:
                 raise failure
             await bundle.channel.pause(bundle.moved)
 

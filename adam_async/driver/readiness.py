@@ -100,6 +100,14 @@ class Readiness:
         check_failed(cluster, run)
         return cluster
 
+    async def wait_failure(self, run: str, timeout_s: float) -> None:
+        """Wait for the failure of a run, for `timeout_s` at most; for errors see `check_failed`."""
+        try:
+            cluster = await self._membership.wait_for(lambda m: _is_over(m, run), "a failure", timeout_s)
+        except DeadlineExceeded:
+            return
+        check_failed(cluster, run)
+
     async def wait_training(self, run: str) -> ClusterMap:
         """Wait until all roles are ready and training begins.
 

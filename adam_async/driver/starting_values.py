@@ -48,6 +48,7 @@ class StartingValues:
             CheckpointError: The checkpoint has other tensors than the run.
             DeadlineExceeded: The shards were not placed, or the servers did not take them, in `prepare_s`.
             TransportError, ShardUnavailable: A server refused its shards, or did not answer.
+            RunFailed, RoleDied: The run is over.
             StepFailed: The run's step did not return its first values.
         """
         if isinstance(source, Checkpoint):
@@ -69,8 +70,8 @@ class StartingValues:
                 await self._copies.load(store, prepared.table(config), tensors, states)
         except (ShardUnavailable, TransportError) as error:
             if not isinstance(error, RemoteError):
-                # The loss of a server fails the run in the map, which cancels this wait and names the server.
-                await asyncio.sleep(waits.dial_s + waits.grace_s)
+                # The loss of a server fails the run in the map, which names the server.
+                await self._readiness.wait_failure(run, waits.dial_s + waits.grace_s)
             raise
         except TimeoutError:
             raise DeadlineExceeded("the servers to take up their shards", waits.prepare_s) from None

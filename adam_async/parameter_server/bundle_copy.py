@@ -278,6 +278,11 @@ class BundleCopy:
         return {*self._core.record.members} - {self._core.me}
 
     @property
+    def away(self) -> Set[Member]:
+        """Live servers that the primary may invite once they answer again."""
+        return {*filter(self._host.is_live, self._joining.away)} if self.is_primary else frozenset()
+
+    @property
     def is_stuck(self) -> bool:
         """Whether entries of this primary have waited for a while, and none was committed."""
         return self._stuck_ticks >= STUCK_TICKS
@@ -290,10 +295,15 @@ class BundleCopy:
 
     def record_changed(self, record: BundleRecord) -> None:
         """Follow the bundle's record in the cluster map."""
+        now, before = self._host.now(), self._core.record
         # A live server that was not struck out has left by itself, because it cannot hold its copy.
-        left = {*self._core.record.joining} - {*record.members} - self._struck_out
-        self._joining.pause(filter(self._host.is_live, left), self._host.now())
+        left = {*before.joining} - {*record.members} - self._struck_out
+        self._joining.pause(filter(self._host.is_live, left), now)
         self._struck_out.intersection_update(record.members)
+        for member in sorted(self._joining.members_changed({*record.members}, now)):
+            self._host.links.dial_again(member)
+        for member in {*record.members} - {*before.members}:
+            self._host.links.expect(member)
         self._core.record_changed(record)
         self._incarnations.update(record.members)
         self._parts = {sender: parts for sender, parts in self._parts.items() if sender in record.members}
@@ -372,6 +382,7 @@ class BundleCopy:
             silent = [
                 member for member in record.members if member != core.me and links.silent_s(member) > SILENT_S
             ]
+            self._joining.silent(silent)
             self._strike_out([*silent, *core.laggards(LOG_BYTES)])
             self._count_stuck_ticks()
             if self._stuck_ticks >= STALLED_TICKS:
@@ -383,6 +394,7 @@ class BundleCopy:
             rank = record.in_sync.index(core.me) - 1
             silent_s = links.silent_s(record.primary)
             if silent_s > TAKE_OVER_S + RANK_S * rank:
+                self._joining.silent([record.primary])
                 core.take_over()
         self._run()
 
@@ -419,11 +431,14 @@ class BundleCopy:
         elif self._lacks_since is None:
             self._lacks_since = now
         elif now - self._lacks_since > RETURN_S:
-            member = self._host.next_member(self._joining.paused(now))
-            # A member that was started again is invited at once, and another server only after a while: the
-            # map may still name a lost one.
-            has_returned = member is not None and self._incarnations.get(member[0], member[1]) != member[1]
-            if member is not None and (has_returned or now - self._lacks_since > INVITE_S):
+            member = self._host.next_member(self._joining.barred(now, self._host.links.answers))
+            # A member that was started again or answers again is invited at once, and another server only
+            # after a while: the map may still name a lost one.
+            if member is not None and (
+                member in self._joining.away
+                or self._incarnations.get(member[0], member[1]) != member[1]
+                or now - self._lacks_since > INVITE_S
+            ):
                 self._lacks_since = now
                 self._core.invite(member)
 

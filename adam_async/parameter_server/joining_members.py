@@ -3,9 +3,13 @@
 A server that cannot take up its copy, for example for lack of memory, leaves the joining members by itself.
 The primary strikes out a server that takes no piece for `JOIN_S`. It invites neither server again for
 `PAUSE_S`; meanwhile another server may take the place.
+
+A member that was struck out for its silence is *away*: the primary dials it, and invites it soon after it
+answers. A member that falls silent again within `STEADY_S` pauses for `UNSTEADY_S` first: each return costs a
+copy of the bundle, and each silence stops all commits until the member is struck out.
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from adam_async.run.bundle_record import Member
 
@@ -14,6 +18,12 @@ JOIN_S = 30.0
 
 PAUSE_S = 60.0
 """Time for which a server that could not join is not invited again, in seconds."""
+
+STEADY_S = 10.0
+"""Time without a silence of a member after which it may return from the next one at once, in seconds."""
+
+UNSTEADY_S = 5.0
+"""Time for which a member that fell silent again within `STEADY_S` is not invited, in seconds."""
 
 
 class JoiningMembers:
@@ -24,6 +34,12 @@ class JoiningMembers:
         """By joining member: the largest number of pieces that it had, and the time of the last one."""
         self._paused: dict[Member, float] = {}
         """By member: the end of its pause."""
+        self._silences: dict[Member, float] = {}
+        """By member: the time of its last silence, for `STEADY_S`."""
+        self._silent: set[Member] = set()
+        """Members that are to be struck out for their silence."""
+        self.away: set[Member] = set()
+        """Members that were struck out for their silence and have not been invited since."""
 
     def stalled(self, pieces: Mapping[Member, int], whole: int, now: float) -> list[Member]:
         """Note the number of pieces of each joining member. Pause and return those without progress.
@@ -51,7 +67,25 @@ class JoiningMembers:
         """Note that members could not join."""
         self._paused.update(dict.fromkeys(members, now + PAUSE_S))
 
-    def paused(self, now: float) -> Set[Member]:
-        """Return the members that the primary must not invite now."""
+    def silent(self, members: Iterable[Member]) -> None:
+        """Note members that are to be struck out for their silence."""
+        self._silent.update(members)
+
+    def members_changed(self, members: Set[Member], now: float) -> Set[Member]:
+        """Follow the members of the bundle. Pause and return those that have left it for their silence."""
+        nodes = {node for node, _ in members}
+        left = self._silent - members
+        # A member is no longer away, nor is an earlier incarnation of its server.
+        self.away = {member for member in self.away | left if member[0] not in nodes}
+        for member in left:
+            if now - self._silences.get(member, -STEADY_S) < STEADY_S:
+                self._paused[member] = max(now + UNSTEADY_S, self._paused.get(member, now))
+            self._silences[member] = now
+        self._silences = {member: at for member, at in self._silences.items() if now - at < STEADY_S}
+        self._silent &= members
+        return left
+
+    def barred(self, now: float, answers: Callable[[Member], bool]) -> Set[Member]:
+        """Return the servers that the primary must not invite now: in a pause, or away without an answer."""
         self._paused = {member: until for member, until in self._paused.items() if until > now}
-        return self._paused.keys()
+        return self._paused.keys() | {member for member in self.away if not answers(member)}

@@ -5,12 +5,9 @@ A replica generation has a number that is unique over all replicas.
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Self, TypeVar
+from typing import Self
 
 from adam_async.run.ids import Replica
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 REMEMBERED = 8
 """Maximum number of ended generations of one replica whose push numbers the server keeps."""
@@ -76,12 +73,3 @@ class EndedGenerations:
 
     def __repr__(self) -> str:
         return f"<EndedGenerations {len(self._over)} known, {self.forgotten} forgotten>"
-
-
-def keep_newest(table: dict[K, dict[V, int]], key: K, most: int) -> dict[V, int]:
-    """The entry of a key, made if missing; drops the oldest entry if there are more than `most`."""
-    if key not in table:
-        table[key] = {}
-        if len(table) > most:
-            del table[next(iter(table))]
-    return table[key]

@@ -143,8 +143,9 @@ class ServerLinks:
             peer = self._peers.get(member) or self._new_peer(member, address)
             if member in entries:
                 peer.is_wanted.set()
-            else:
+            elif peer.is_wanted.is_set():
                 peer.is_wanted.clear()
+                peer.entries.drop()  # its queue has entries for a server that is no member
 
     def _new_peer(self, member: Member, address: str) -> _Peer:
         peer = self._peers[member] = _Peer(self._endpoint, member, address, self._now())
@@ -160,6 +161,21 @@ class ServerLinks:
         if peer is None:
             return 0.0
         return float("inf") if peer.failed_dials >= GONE_DIALS else self._now() - peer.heard
+
+    def dial_again(self, member: Member) -> None:
+        """Drop the link for beats to a silent server, and dial it until it answers."""
+        if member in self._peers:
+            self._peers[member].beats.drop()
+
+    def expect(self, member: Member) -> None:
+        """Begin to wait for the beats of a server, which becomes a member."""
+        if member in self._peers:
+            self._peers[member].heard = self._now()
+
+    def answers(self, member: Member) -> bool:
+        """Whether a server has completed the handshake of a link for beats since the last `dial_again`."""
+        peer = self._peers.get(member)
+        return peer is not None and peer.beats.link is not None
 
     # --- heartbeats --------------------------------------------------------------------------
 

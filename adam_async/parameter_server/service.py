@@ -175,7 +175,7 @@ class ParameterServer(Role):
     def _follow_members(self, cluster: ClusterMap) -> None:
         """Keep links to the servers with copies of the same bundles."""
         copies = [served.copy for served in self.served.values() if served.copy is not None]
-        peers = {member for copy in copies for member in copy.peers}
+        peers = {member for copy in copies for member in copy.peers | copy.away}
         addresses = {
             member: node.address
             for member in sorted(peers)  # in one order: a simulated run must not depend on hashes

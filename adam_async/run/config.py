@@ -266,19 +266,26 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
 
     def _check_copies(self) -> None:
+        single = (
+            ("weights=aliased", self.weights == "aliased", "all servers share one memory there"),
+            (
+                "record",
+                self.record,
+                "a replay needs the whole record, and a lost server takes its part along",
+            ),
+        )
         if self.copies > self.servers:
             raise ConfigError(
                 f"copies={self.copies} need as many servers, and there are {self.servers}: raise servers"
             )
         if self.min_in_sync > self.copies_in_force:
+            by = next((name for name, asked, _ in single if asked), "")
             raise ConfigError(
                 f"min_in_sync={self.min_in_sync} needs as many copies, and there "
-                f"{'is 1' if self.copies_in_force == 1 else f'are {self.copies_in_force}'}: raise copies"
+                f"{'is 1' if self.copies_in_force == 1 else f'are {self.copies_in_force}'}"
+                f"{f' with {by}: leave one of them out' if by and not self.copies else ': raise copies'}"
             )
-        for name, asked, why in (
-            ("weights=aliased", self.weights == "aliased", "all servers share one memory there"),
-            ("record", self.record, "the log of pushes stays on the server that began it"),
-        ):
+        for name, asked, why in single:
             if self.copies > 1 and asked:
                 raise ConfigError(f"copies={self.copies} exclude {name}: {why}; leave one of them out")
 

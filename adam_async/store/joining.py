@@ -1,7 +1,7 @@
 """The opening of a store by a client: it joins the cluster, finds or creates the store, and loads its values.
 
-If the creator is lost before it has loaded the values, a client that opens the store with arrays creates the
-store again.
+If the creator, or a server with the only values of some shards, is lost before the store is open, a client
+that opens the store with arrays creates the store again.
 """
 
 import asyncio
@@ -69,6 +69,8 @@ class Joining:
         self._membership = membership
         self._entropy = entropy
         self._waits = wish.waits
+        self._created = 0
+        """Number of stores that this client has tried to create."""
 
     async def join(self) -> tuple[StoreRecord, tuple[ArrayRecord, ...]]:
         """Return the open store and its arrays.
@@ -100,7 +102,6 @@ class Joining:
                 raise
             if opened is not None:
                 return opened, arrays
-            await membership.delete_store(wish.name, store.id)
 
     async def _delete(self, store: StoreRecord) -> None:
         """Delete a store that this client created and that did not open."""
@@ -110,9 +111,13 @@ class Joining:
         except (AdamError, TimeoutError, TransportError) as error:
             logger.info("%s leaves store %s behind: %r", self._node, store.id, error)
 
+    @property
+    def _may_create(self) -> bool:
+        return self._wish.create != "never" and self._wish.values is not None and not self._wish.reader
+
     async def _create(self, failed: StoreRecord | None) -> StoreRecord:
         wish, membership = self._wish, self._membership
-        if wish.create == "never" or wish.values is None or wish.reader:
+        if not self._may_create:
             there = ", ".join(map(repr, sorted(membership.map.stores)[:8])) or "none"
             why = f"failed: {failed.reason}" if failed is not None else "does not exist"
             raise StoreError(f"store {wish.name!r} {why}; stores of this cluster: {there}")
@@ -129,7 +134,7 @@ class Joining:
                 f"{'1 copy' if copies == 1 else f'{copies} copies'}: set copies"
             )
         record = StoreRecord(
-            id=f"{self._node}-{wish.name}",
+            id=f"{self._node}-{wish.name}{f'-{self._created}' if self._created else ''}",
             creator=self._node,
             rules=wish.rules,
             arrays=len(wish.records),
@@ -144,6 +149,7 @@ class Joining:
             summed_weight=1 if wish.is_summed else 0,
             replicas=max(wish.replicas, 1),
         )
+        self._created += 1
         store = await self._create_once(record)
         if wish.create == "new" and store.id != record.id:
             raise StoreError(f"store {wish.name!r} was just created by another client")
@@ -195,25 +201,33 @@ class Joining:
     ) -> StoreRecord | None:
         """Wait until the store is open; its creator loads its values.
 
-        Returns None if the creator has left, and this client has arrays to create the store again. Two
-        loading clients would mix their values in one store.
+        Returns None if the creator or a server was lost before that, and this client has arrays to create the
+        store again, or another client has done so. Two loading clients would mix their values in one store.
         """
         wish, membership = self._wish, self._membership
         key = (wish.name, store.id)
-        if store.creator == self._node:
-            await self._load(await self._placed(key, ends_at), arrays, key)
-        while True:
-            now = _present(membership.map, key)
-            if now.phase == "open":
-                return now
-            if not _is_live(membership.map, now.creator):
-                if wish.values is not None and not wish.reader and wish.create == "auto":
-                    return None
-                raise StoreError(
-                    f"the creator of store {wish.name!r} left before it had loaded the values: open it "
-                    "with arrays, which creates it anew"
-                )
-            await self._wait_change(key, now, ends_at)
+        try:
+            if store.creator == self._node:
+                await self._load(await self._placed(key, ends_at), arrays, key)
+            while True:
+                now = _present(membership.map, key)
+                if now.phase == "open":
+                    return now
+                if not _is_live(membership.map, now.creator):
+                    if self._may_create and wish.create == "auto":
+                        await membership.delete_store(wish.name, now.id)
+                        return None
+                    raise StoreError(
+                        f"the creator of store {wish.name!r} left before it had loaded the values: open it "
+                        "with arrays, which creates it anew"
+                    )
+                await self._wait_change(key, now, ends_at)
+        except StoreError as error:
+            there = membership.map.stores.get(wish.name)
+            if there is None or not self._may_create or (there.id == store.id and not there.lost):
+                raise
+            logger.warning("%s opens store %r again: %s", self._node, wish.name, error)
+            return None
 
     async def _placed(self, key: tuple[str, str], ends_at: float) -> StoreRecord:
         """Wait until the controllers have placed a store."""

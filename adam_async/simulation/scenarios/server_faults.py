@@ -59,7 +59,6 @@ class ServerFaults:
         servers: Machines of the servers.
         peers: Machines at the other ends of links that faults strike.
         is_over: Whether the workload has ended, after which lost copies do not return.
-        is_ready: Whether the workload survives the loss of a server.
 
     Attributes:
         strikes: Faults by kind, for `faults.strike_all`.
@@ -74,7 +73,6 @@ class ServerFaults:
         servers: Sequence[str],
         peers: Sequence[str],
         is_over: Callable[[], bool] = lambda: False,
-        is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self.strikes: dict[str, Strike] = {
             "kill": self._lose,
@@ -92,7 +90,6 @@ class ServerFaults:
         self._servers = servers
         self._peers = peers
         self._is_over = is_over
-        self._is_ready = is_ready
         self._one = asyncio.Lock()
         """Held by the one fault of servers in progress."""
         self._dice = world.dice.fork("victims")
@@ -109,7 +106,7 @@ class ServerFaults:
         """
         until = self._world.now + SPARE_S
         async with self._one:
-            while not self._is_ready() or not (name := self._choose(fault, leads=leads)):
+            while not (name := self._choose(fault, leads=leads)):
                 if self._world.now > until or self._is_over():
                     raise Missed
                 await asyncio.sleep(STEP_S)

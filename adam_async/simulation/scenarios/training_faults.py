@@ -87,7 +87,6 @@ class TrainingFaults:
             servers=cluster.setup.servers,
             peers=(*WORKERS, *CLIENTS),
             is_over=lambda: is_over(cluster),
-            is_ready=lambda: is_open(cluster),
         )
         self._world = world
         self._cluster = cluster
@@ -201,12 +200,6 @@ class TrainingFaults:
 def is_over(cluster: TrainingCluster) -> bool:
     """Whether the driver has ended."""
     return not is_running(cluster.driver)
-
-
-def is_open(cluster: TrainingCluster) -> bool:
-    """Whether the store of the run has values: before that the loss of one server ends the run."""
-    store = cluster.map.run_store
-    return store is not None and store.phase == "open"
 
 
 async def _until(happened: Callable[[], bool]) -> None:

@@ -17,7 +17,7 @@ from adam_async.run.config import Waits
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, address_of, servers_of, until
-from transport import Identity
+from transport import DialFailed, Identity
 
 
 def copies_of(servers, waits=PATIENT, changes=None):
@@ -175,7 +175,7 @@ async def test_a_bundle_without_a_primary_is_named_when_patience_ends():
             await read(servers, waits=waits, changes=changes)
 
 
-async def test_a_reading_of_a_failed_store_ends_at_the_first_failure():
+async def test_a_reading_of_a_failed_store_ends_at_the_first_failure_and_leaves_its_caller_uncancelled():
     async with servers_of(NETWORKS["local"](), waits=PATIENT) as servers:
         cluster = moved(servers.map)
         ((name, store),) = cluster.stores.items()
@@ -187,3 +187,40 @@ async def test_a_reading_of_a_failed_store_ends_at_the_first_failure():
 
         with pytest.raises(ShardUnavailable, match="a primary of bundle ps-0"):
             await read(servers, changes=changes)
+        assert asyncio.current_task().cancelling() == 0
+
+
+def lacking_copies(cluster):
+    """The map with a lost primary of bundle ps-0, which also lacks copies."""
+    ((name, store),) = cluster.stores.items()
+    gone = NodeRecord(role="ps", address="local://nobody", incarnation=9)
+    stores = {name: msgspec.structs.replace(store, phase="open", copies=2, min_in_sync=2)}
+    return msgspec.structs.replace(moved(cluster, ("ps-9", 9), **{"ps-9": gone}), stores=stores)
+
+
+async def test_a_reading_waits_for_copies_beyond_patience():
+    waits = msgspec.structs.replace(PATIENT, patience_s=0.02, dial_s=0.01)
+    async with servers_of(NETWORKS["local"](), waits=PATIENT, **SHARDED) as servers:
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+
+        async def changes():
+            yield lacking_copies(servers.map)
+            await until(lambda: loop.time() > begin + 10 * waits.patience_s)
+            yield servers.map
+            await asyncio.Event().wait()
+
+        _, states = await read(servers, waits=waits, changes=changes)
+        assert [state.shard for state in states] == list(servers.shards())
+
+
+async def test_a_reading_ends_when_copies_are_lacking_for_too_long():
+    waits = msgspec.structs.replace(PATIENT, copies_s=0.02, dial_s=0.01)
+    async with servers_of(NETWORKS["local"](), waits=PATIENT) as servers:
+
+        async def changes():
+            yield lacking_copies(servers.map)
+            await asyncio.Event().wait()
+
+        with pytest.raises(DialFailed, match="nobody"):
+            await read(servers, waits=waits, changes=changes)

@@ -7,9 +7,10 @@ import pytest
 
 from adam_async.controller.role import RoleSettings
 from adam_async.errors import RoleDied, first_cause
+from adam_async.parameter_server.served_store import ServedStore
 from adam_async.parameter_server.service import ParameterServer
 from tests.adam_async.cluster.test_local import QUICK, config_of
-from tests.adam_async.runs import address_of, cluster_of, entropy_of, tiny_dataset, until
+from tests.adam_async.runs import NETWORKS, address_of, cluster_of, entropy_of, tiny_dataset, until
 from transport import Identity
 
 pytestmark = pytest.mark.thorough
@@ -19,10 +20,11 @@ NODES = ("ps-0", "ps-1", "ps-2")
 MODES = {"asp": {}, "ssp": {"consistency": "ssp:2"}, "bsp": {"consistency": "bsp"}}
 
 
-def replicated(*, checkpoint=None, resume=None, **options):
+def replicated(*, checkpoint=None, resume=None, network=None, **options):
     options = {"servers": 3, "copies": 3, "replicas": 2, "shard_bytes": 4096, "waits": QUICK, **options}
     return cluster_of(
         config_of(weights="copy", **options),
+        network,
         dataset=tiny_dataset(train=IMAGES),
         checkpoint=checkpoint,
         resume=resume,
@@ -139,6 +141,29 @@ async def test_a_bsp_run_across_a_failover_has_the_weights_of_one_without_to_the
             return {name: values.tobytes() for name, values in (await training).weights.items()}
 
     assert await weights_of("ps-0") == await weights_of()
+
+
+@pytest.mark.parametrize("network", ["local", "tcp"])
+async def test_a_run_goes_on_though_it_loses_a_server_while_its_values_are_loaded(monkeypatch, network):
+    cluster = replicated(epochs=2, network=NETWORKS[network]())
+    load, loading = ServedStore._load, asyncio.Event()
+
+    def answers_not(served, request, body):
+        if served.store.id == cluster.driver._run and served._host.node == "ps-1" and not loading.is_set():
+            loading.set()
+        elif not loading.is_set() or cluster.servers[1]._identity.incarnation != served._host.me[1]:
+            load(served, request, body)
+
+    monkeypatch.setattr(ServedStore, "_load", answers_not)
+    async with cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await loading.wait()
+        await cluster.servers[1].__aexit__(None, None, None)
+        async with starting_again(cluster, "ps-1"):
+            result = await training
+    assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
+    events = [each["event"] for each in result.events]
+    assert "ps-1 was lost before training began: the run is placed anew" in events
 
 
 async def test_the_loss_of_all_servers_ends_the_run_with_its_shards_and_a_checkpoint_resumes_it(tmp_path):

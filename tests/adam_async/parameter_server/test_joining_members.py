@@ -1,9 +1,32 @@
 """A joining member without progress is struck out, and not invited again for a while."""
 
-from adam_async.parameter_server.joining_members import JOIN_S, PAUSE_S, JoiningMembers
+from itertools import pairwise
+
+from adam_async.parameter_server.joining_members import (
+    JOIN_S,
+    PAUSE_S,
+    STEADY_S,
+    UNSTEADY_S,
+    JoiningMembers,
+)
 
 FIRST, SECOND = ("ps-1", 1), ("ps-2", 1)
 WHOLE = 5
+
+
+def is_up(member):
+    return True
+
+
+def is_down(member):
+    return False
+
+
+def silenced(members, member, now):
+    """A member is silent, and the controllers strike it out."""
+    members.members_changed({FIRST, SECOND}, now)
+    members.silent([member])
+    return members.members_changed({FIRST, SECOND} - {member}, now)
 
 
 def test_a_member_without_a_new_piece_is_stalled_also_if_it_begins_again_and_again():
@@ -26,9 +49,9 @@ def test_a_stalled_member_and_one_that_left_have_a_pause_that_ends():
     members.stalled({FIRST: 0}, WHOLE, 0.0)
     members.stalled({FIRST: 0}, WHOLE, JOIN_S + 1)
     members.pause([SECOND], JOIN_S + 2)
-    assert set(members.paused(JOIN_S + 2)) == {FIRST, SECOND}
-    assert set(members.paused(JOIN_S + 1 + PAUSE_S)) == {SECOND}
-    assert set(members.paused(JOIN_S + 2 + PAUSE_S)) == set()
+    assert set(members.barred(JOIN_S + 2, is_up)) == {FIRST, SECOND}
+    assert set(members.barred(JOIN_S + 1 + PAUSE_S, is_up)) == {SECOND}
+    assert set(members.barred(JOIN_S + 2 + PAUSE_S, is_up)) == set()
 
 
 def test_a_member_that_was_invited_again_has_the_whole_time():
@@ -37,3 +60,50 @@ def test_a_member_that_was_invited_again_has_the_whole_time():
     members.stalled({}, WHOLE, 1.0)
     members.stalled({FIRST: 0}, WHOLE, JOIN_S)
     assert members.stalled({FIRST: 0}, WHOLE, JOIN_S + 1) == []
+
+
+def test_a_silent_member_is_barred_until_it_answers():
+    members = JoiningMembers()
+    assert silenced(members, FIRST, 0.0) == {FIRST}
+    assert members.away == {FIRST}
+    assert members.barred(1.0, is_down) == {FIRST}
+    assert members.barred(1.0, is_up) == set()
+    assert members.members_changed({FIRST, SECOND}, 2.0) == set()
+    assert members.away == set()
+    assert members.barred(2.0, is_down) == set()
+
+
+def test_a_member_that_leaves_without_a_silence_is_not_away():
+    members = JoiningMembers()
+    assert members.members_changed({SECOND}, 0.0) == set()
+    assert members.away == set()
+
+
+def test_the_next_incarnation_of_a_server_takes_the_place_of_the_one_that_is_away():
+    members = JoiningMembers()
+    silenced(members, FIRST, 0.0)
+    members.members_changed({("ps-1", 2), SECOND}, 1.0)
+    assert members.away == set()
+
+
+def test_a_member_that_falls_silent_again_and_again_returns_once_in_each_pause():
+    members = JoiningMembers()
+    now, returns = 0.0, []
+    while now < 60.0:
+        silenced(members, FIRST, now)
+        while members.barred(now, is_up):
+            now += 0.5
+        returns.append(now)
+        now += 1.5
+    pauses = [later - earlier for earlier, later in pairwise(returns)]
+    assert min(pauses) >= UNSTEADY_S
+    assert len(returns) > 5
+
+
+def test_a_member_that_was_steady_returns_at_once_from_the_next_silence():
+    members = JoiningMembers()
+    silenced(members, FIRST, 0.0)
+    silenced(members, FIRST, STEADY_S)
+    assert members.barred(STEADY_S, is_up) == set()
+    silenced(members, FIRST, 2 * STEADY_S - 0.1)
+    assert members.barred(2 * STEADY_S, is_up) == {FIRST}

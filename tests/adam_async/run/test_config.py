@@ -204,7 +204,14 @@ def test_all_workers_of_a_replica_have_as_many_groups_in_flight_as_the_one_with_
         ),
         ({"min_in_sync": 2}, "min_in_sync=2 needs as many copies, and there is 1"),
         ({"servers": 2, "copies": 2, "weights": "aliased"}, "copies=2 exclude weights=aliased"),
-        ({"servers": 2, "copies": 2, "record": True}, "copies=2 exclude record"),
+        (
+            {"servers": 2, "copies": 2, "record": True},
+            "copies=2 exclude record: a replay needs the whole record",
+        ),
+        (
+            {"servers": 3, "controllers": 3, "min_in_sync": 2, "record": True},
+            "min_in_sync=2 needs as many copies, and there is 1 with record: leave one of them out",
+        ),
         ({"servers": 9, "copies": 9}, "copies must be at most 8, not 9"),
         ({"copies": -1}, "copies must be a number of at least 0, not -1"),
         ({"min_in_sync": -1}, "min_in_sync must be a number of at least 0, not -1"),

@@ -9,8 +9,10 @@ import pytest
 
 from adam_async.errors import ShardUnavailable
 from adam_async.parameter_server import bundle_copy
+from adam_async.parameter_server.served_store import ServedStore
 from adam_async.store.arrays import Factors
 from adam_async.store.rules import Adagrad, Adam, AdamW, Sgd
+from tests.adam_async.runs import until
 from tests.adam_async.store.fleets import WAITS, fleet
 
 pytestmark = pytest.mark.slow
@@ -108,6 +110,31 @@ async def test_no_push_is_lost_or_repeated_when_a_primary_ends_amid_pushes(
         ]
         assert versions == [PUSHES] * len(versions)
         check_copies(servers)
+
+
+@pytest.mark.parametrize("network", ["tcp", "local"])
+async def test_a_store_opens_for_all_though_it_loses_a_server_amid_the_load(monkeypatch, network):
+    load, loading = ServedStore._load, asyncio.Event()
+
+    def answers_not(served, request, body):
+        if served._host.node == "ps-1":
+            loading.set()
+        else:
+            load(served, request, body)
+
+    monkeypatch.setattr(ServedStore, "_load", answers_not)
+    async with fleet(monkeypatch, *NODES, network=network) as servers, AsyncExitStack() as stack:
+        options = {"rule": Sgd(rate=1.0), "shard_bytes": 512, "copies": 2}
+        creating = asyncio.create_task(stack.enter_async_context(servers.open(ARRAYS, **options)))
+        await loading.wait()
+        waiting = asyncio.create_task(stack.enter_async_context(servers.open(ARRAYS, **options)))
+        await until(lambda: sum(node.role == "client" for node in servers.leader.map.nodes.values()) == 2)
+        await servers.end("ps-1")
+        first, second = await asyncio.gather(creating, waiting)
+        await first.push(dense(0))
+        await second.push(dense(0))
+        for array in (await first.pull()).values():
+            np.testing.assert_array_equal(array, np.full(array.shape, 2.0))
 
 
 async def test_readings_amid_a_failover_have_all_acknowledged_pushes_and_no_other(monkeypatch):

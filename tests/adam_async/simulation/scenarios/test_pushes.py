@@ -1,12 +1,23 @@
 """Clients push to a store with copies while servers are lost: properties of seeds, and broken safeguards."""
 
+from collections import defaultdict
+from itertools import pairwise
+
 import msgspec
 import pytest
 
+from adam_async.parameter_server.joining_members import UNSTEADY_S
+from adam_async.run.bundle_record import BundleRecord
 from adam_async.simulation.plan import Case, Fault, Options, in_order
 from adam_async.simulation.runner import draw_case, run_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS
-from adam_async.simulation.scenarios.bundle_watch import CATCH_UPS, EVENTS, FAILOVERS, SUCCESSIVE
+from adam_async.simulation.scenarios.bundle_watch import (
+    CATCH_UPS,
+    EVENTS,
+    FAILOVERS,
+    SUCCESSIVE,
+    BundleWatch,
+)
 from adam_async.simulation.scenarios.push_clients import PUSHERS
 from adam_async.simulation.scenarios.push_faults import OWN_KINDS, POWER
 from adam_async.simulation.scenarios.pushes import PUSHES
@@ -94,6 +105,54 @@ def test_a_loss_in_the_moment_that_needs_a_safeguard_finds_its_removal(
     # After a power cut the first member in sync takes over; a kill lets any of them do so.
     fault = Fault(at_s=2.0, kind=kind, lasts_s=1.0, amount=1.0)
     assert run_case(PUSHES, case_of(fault)).invariant == invariant
+
+
+def histories_of(case: Case, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[float, set[str]]]]:
+    """Return the servers in sync of each bundle after each change, with the time in seconds, by home."""
+    saw, histories = BundleWatch._saw_bundle, defaultdict(list)
+
+    def note(watch: BundleWatch, key: str, was: BundleRecord | None, bundle: BundleRecord) -> None:
+        names = {name for name, _ in bundle.in_sync}
+        histories[key.rpartition("/")[2]].append((watch._world.now, names))
+        saw(watch, key, was, bundle)
+
+    monkeypatch.setattr(BundleWatch, "_saw_bundle", note)
+    result = run_case(PUSHES, case)
+    assert (result.invariant, result.text) == ("", "")
+    return histories
+
+
+@pytest.mark.parametrize("lasts_s", [1.2, 2.0, 3.5])
+@pytest.mark.parametrize("copies", [2, 3])
+def test_a_frozen_server_is_in_sync_again_soon_after_it_wakes(
+    copies: int, lasts_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freeze = Fault(at_s=3.0, kind="freeze", targets=("ps-1",), lasts_s=lasts_s)
+    histories = histories_of(case_of(freeze, copies=copies), monkeypatch)
+
+    left = 0
+    for history in histories.values():
+        # The first change places the bundle, and its members join before the freeze.
+        lost = [at for (at, names), (_, before) in pairwise(reversed(history)) if before - names == {"ps-1"}]
+        left += len(lost)
+        if lost:
+            returned = [at for at, names in history if at > lost[0] and "ps-1" in names]
+            assert 3.0 + 1.0 <= lost[0] < 3.0 + 1.5
+            assert returned[0] < 3.0 + lasts_s + 0.8
+    assert left > 0
+
+
+def test_a_server_that_freezes_again_and_again_returns_less_often_than_it_wakes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    freezes = [
+        Fault(at_s=3.0 + 1.8 * number, kind="freeze", targets=("ps-1",), lasts_s=1.2) for number in range(6)
+    ]
+    histories = histories_of(case_of(*freezes), monkeypatch)
+
+    for history in histories.values():
+        returns = [at for (_, before), (at, names) in pairwise(history) if "ps-1" in names - before]
+        assert all(later - earlier > UNSTEADY_S for earlier, later in pairwise(returns[1:])), returns
 
 
 def test_a_plan_loses_two_servers_or_more() -> None:
