@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from adam_async.drill.observations import Observations
+from adam_async.drill.observations import Audit, Observations
 
 T_95 = (
     6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812,
@@ -119,13 +119,8 @@ def judge(seen: Observations, *, margin: float) -> tuple[Claim, ...]:
     claims.append(Claim(name="no false failover", holds=not false, text=text))
     if seen.saturated_s:
         claims.append(_saturation(seen))
-    if audit := seen.audit:
-        text = (
-            f"{audit.acknowledged:,} acknowledged, {audit.unanswered} unanswered; {audit.lost} lost, "
-            f"{audit.twice} twice, {audit.altered} slots altered"
-        )
-        holds = not (audit.lost or audit.twice or audit.altered)
-        claims.append(Claim(name="each push applied once", holds=holds, text=text))
+    if seen.audit or seen.audit_gaps:
+        claims.append(_audit(seen))
     if check := seen.copies:
         text = f"{check.compared} of {check.copies} copies read; {len(check.different)} differ"
         text += f": {', '.join(check.different[:3])}" if check.different else ""
@@ -134,6 +129,19 @@ def judge(seen: Observations, *, margin: float) -> tuple[Claim, ...]:
     if seen.pairs:
         claims.append(_accuracy(seen, margin))
     return tuple(claims)
+
+
+def _audit(seen: Observations) -> Claim:
+    audit, remarks = seen.audit or Audit(acknowledged=0), [*seen.differences, *seen.audit_gaps]
+    text = (
+        f"{audit.acknowledged:,} acknowledged, {audit.unanswered} unanswered; {audit.lost} lost, "
+        f"{audit.twice} twice"
+    )
+    text += f", {audit.altered} slots altered" if audit.altered else ""
+    text += f": {'; '.join(remarks[:3])}" if remarks else ""
+    wrong = bool(audit.lost or audit.twice or audit.altered)
+    whole = None if seen.audit_gaps else True
+    return Claim(name="each push applied once", holds=False if wrong else whole, text=text)
 
 
 def _saturation(seen: Observations) -> Claim:

@@ -28,11 +28,12 @@ class FaultObservation(msgspec.Struct, kw_only=True):
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """Acknowledged against applied pushes, over all counters."""
+    """Acknowledged against applied pushes, over all counters or over all shards of the runs."""
 
     acknowledged: int
+    """Acknowledged pushes; in training each counts once for each of its shards."""
     unanswered: int = 0
-    """Pushes that failed without an answer; each may be applied once or not at all."""
+    """Pushes without an answer; each may be applied once or not at all."""
     lost: int = 0
     """Acknowledged pushes that were not applied."""
     twice: int = 0
@@ -81,6 +82,10 @@ class Observations(msgspec.Struct, kw_only=True):
     pushes: list[int] = []
     """Number of pushes acknowledged in each interval of `BIN_S` since the start; empty in training."""
     audit: Audit | None = None
+    differences: list[str] = []
+    """Shards and replicas of the training runs whose applied pushes are not the acknowledged ones."""
+    audit_gaps: list[str] = []
+    """Reasons for which the audit of a training run is incomplete."""
     copies: CopyCheck | None = None
     pairs: list[PairObservation] = []
     failovers: int = 0

@@ -11,6 +11,7 @@ from adam_async.cluster.processes import ProcessCluster
 from adam_async.drill.injection import PATIENCE_S, Injector
 from adam_async.drill.observations import Observations, PairObservation
 from adam_async.drill.plan import PlannedFault
+from adam_async.drill.training_audit import WorkerSlots, audit_run
 from adam_async.drill.watch import MapWatch
 from adam_async.errors import AdamError, ConfigError, DataError, first_cause
 from adam_async.run.cluster_map import ClusterMap
@@ -116,7 +117,7 @@ class TrainingDrill:
         Raises:
             AdamError: The run failed.
         """
-        watch = MapWatch(store_in_progress)
+        watch, slots = MapWatch(store_in_progress), WorkerSlots()
         launcher = LocalLauncher(self.environment, network=self.network)
         try:
             async with (
@@ -125,10 +126,10 @@ class TrainingDrill:
                 ) as cluster,
                 asyncio.TaskGroup() as group,
             ):
-                following = group.create_task(_follow(cluster, watch), name="drill/maps")
+                following = group.create_task(_follow(cluster, watch, slots), name="drill/maps")
                 injecting = group.create_task(self._inject(cluster, watch, plan, seen), name="drill/faults")
                 try:
-                    return await cluster.train(on_epoch)
+                    result = await cluster.train(on_epoch)
                 finally:
                     following.cancel()
                     injecting.cancel()
@@ -137,6 +138,8 @@ class TrainingDrill:
         finally:
             seen.failovers += watch.failovers.caused
             seen.false_failovers += watch.failovers.false
+        audit_run(result.statistics, slots, f"seed {config.seed}", seen)
+        return result
 
     async def _inject(
         self, cluster: ProcessCluster, watch: MapWatch, plan: Sequence[PlannedFault], seen: Observations
@@ -195,6 +198,7 @@ def images_per_s(result: RunResult) -> float:
     return sum(epoch.images for epoch in result.epochs) / seconds if seconds else 0.0
 
 
-async def _follow(cluster: ProcessCluster, watch: MapWatch) -> None:
+async def _follow(cluster: ProcessCluster, watch: MapWatch, slots: WorkerSlots) -> None:
     async for newest in cluster.driver.maps():
         watch.see(newest)
+        slots.observe(newest)

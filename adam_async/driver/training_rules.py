@@ -45,7 +45,7 @@ from adam_async.controller.permissions import (
 from adam_async.controller.program_rules import Rules
 from adam_async.controller.records import info_problem
 from adam_async.driver.worker_assignment import assign_workers
-from adam_async.messages.bounds import Count, Images, Row
+from adam_async.messages.bounds import Clock, Count, Images, ReplicaNumber, Row
 from adam_async.run.cluster_map import (
     NO_SLOT,
     RESULTS_KEPT,
@@ -58,6 +58,9 @@ from adam_async.run.cluster_map import (
 from adam_async.run.epoch_shares import covers, share_out, warm_groups
 from adam_async.run.program_record import ProgramRecord
 from adam_async.run.training_program import KIND, TrainingTerms
+
+MOST_BEHIND = 1 << 16
+"""Maximum number of replicas with skipped groups; data servers accept as many."""
 
 
 class _WorkerInfo(msgspec.Struct):
@@ -81,10 +84,10 @@ class _Result(msgspec.Struct):
     images: Count = 0
     loss: float | None = None
     train_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    clock: Count = 0
+    clock: Clock = 0
     skipped: Images = 0
     skipped_groups: tuple[tuple[Count, Count], ...] = ()
-    behind: tuple[Count, ...] = ()
+    behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_BEHIND)] = ()
     trained_again: Count = 0
 
 
@@ -130,7 +133,7 @@ class TrainingRules:
         if key == "epoch":
             epoch = msgspec.convert(value, EpochRecord)
             # Without a run, no role reads the epoch.
-            problem = _check_epoch(epoch, cluster.epoch) if cluster.run is not None else ""
+            problem = _check_epoch(epoch, cluster.epoch, cluster.run) if cluster.run is not None else ""
             return problem or _with(cluster, epoch=msgspec.structs.replace(epoch, changed=changed))
         record = msgspec.convert(value, LedgerRecord)
         problem = _check_ledger_record(record, cluster.ledger_record)
@@ -222,7 +225,7 @@ class TrainingRules:
             assert len(lacking) <= 1, f"replicas {lacking} lack workers that others of them have"
 
 
-def _check_epoch(record: EpochRecord, old: EpochRecord | None) -> str:
+def _check_epoch(record: EpochRecord, old: EpochRecord | None, run: ProgramRecord) -> str:
     """Return the fault of a change of a run's epoch; empty for a correct one.
 
     The controllers begin epochs and deal out their shares. Nodes set only pause, end and result.
@@ -240,9 +243,17 @@ def _check_epoch(record: EpochRecord, old: EpochRecord | None) -> str:
         result = msgspec.convert(record.result, _Result)
     except msgspec.ValidationError as error:
         return f"result: {error}"
-    ends = [0, *chain.from_iterable(result.skipped_groups), old.groups]
-    if any(after < before for before, after in pairwise(ends)):
+    ends, ranges = [0, *chain.from_iterable(result.skipped_groups), old.groups], result.skipped_groups
+    if any(after < before for before, after in pairwise(ends)) or any(
+        first == stop for first, stop in ranges
+    ):
         return f"result: skipped_groups are not ranges in order within the {old.groups} groups of the epoch"
+    groups = sum(stop - first for first, stop in ranges)
+    room = groups * _terms(run).images_per_group
+    if result.skipped > room:
+        return f"result: skipped is {result.skipped}, and the skipped groups have at most {room} images"
+    if len(result.behind) > groups or any(after <= before for before, after in pairwise(result.behind)):
+        return f"result: behind has {len(result.behind)} replicas in no order or for {groups} skipped groups"
     return ""
 
 
@@ -436,7 +447,7 @@ def _share_out(cluster: ClusterMap, run: ProgramRecord) -> EpochRecord:
         finished=finished,
         round_groups=round_groups,
     )
-    carried = -(-skipped // terms.images_per_group)
+    carried = min(-(-skipped // terms.images_per_group), groups)
     return EpochRecord(
         run=run.id,
         number=run.epoch,

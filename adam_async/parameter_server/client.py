@@ -88,6 +88,10 @@ class ClientStatistics:
     """Primary of each bundle, by the bundle's home; empty text while there is none."""
     moves: int
     """Number of times that the primary of a bundle moved."""
+    numbers: dict[str, int]
+    """Number of the last push to each shard; a client numbers its pushes to a shard from 1."""
+    unanswered: int
+    """Number of pushes without an acknowledgement."""
     acknowledged: int
     duplicates: int
     refused: int
@@ -422,13 +426,18 @@ class ParameterClient:
 
     def statistics(self) -> ClientStatistics:
         """Count acknowledgements, repetitions and waits."""
-        counts = [connection.session.counts for connection in self.connections.values()]
+        sessions = [connection.session for connection in self.connections.values()]
+        counts = [session.counts for session in sessions]
         return ClientStatistics(
             primaries={
                 home: connection.primary.node if connection.primary is not None else ""
                 for home, connection in self.connections.items()
             },
             moves=sum(connection.moves for connection in self.connections.values()),
+            numbers={
+                str(shard): number for session in sessions for shard, number in session.numbers().items()
+            },
+            unanswered=sum(session.open_pushes for session in sessions),
             acknowledged=sum(c.acknowledged for c in counts),
             duplicates=sum(c.duplicates for c in counts),
             refused=sum(c.refused for c in counts),

@@ -132,6 +132,11 @@ class Session:
             ]
         )
 
+    def numbers(self) -> dict[ShardId, int]:
+        """Return the last number given on each shard."""
+        together = {shard: number for shards, number in self._together.items() for shard in shards}
+        return {**self._last, **together}
+
     def next_steps(self, shards: Sequence[ShardId], steps: int) -> int:
         """Give numbers to several steps, each on all of these shards; returns the first number."""
         self._separate(shards)

@@ -13,22 +13,32 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from adam_async.messages import Part as PushedPart
 from adam_async.messages import check_tensor
-from adam_async.messages.bounds import Clock, Count
+from adam_async.messages.bounds import Clock, Count, DrawnId, PushNumber, ReplicaNumber
+from adam_async.messages.bounds import Version as VersionNumber
 from adam_async.parameter_server.bsp_barrier import Contribution
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import QueuedPush
 from adam_async.parameter_server.gradients import FactorPart
 from adam_async.parameter_server.log_entries import Part, PushDetails, push_part, queued_push
 from adam_async.parameter_server.replica_clocks import ClocksState
-from adam_async.parameter_server.shard import Session, Shard, ShardTables
+from adam_async.parameter_server.shard import (
+    EARLY_KEPT,
+    EXACT,
+    MOST_REFUSALS,
+    OTHERS,
+    Session,
+    Shard,
+    ShardTables,
+)
 from adam_async.run.ids import Replica, ShardId, Version
 from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError
@@ -46,19 +56,30 @@ PIECE_SHARDS = 1024
 """Maximum number of shards of a piece."""
 
 
+MOST_ENTRIES = 1 << 16
+"""Maximum number of sessions or replicas in the tables of a shard, far beyond `MOST_SENDERS`."""
+
+_SessionIds = tuple[DrawnId, DrawnId]
+_ReplicaRow = Annotated[int, Meta(ge=OTHERS, le=(1 << 20) - 1)]
+_StalenessCounts = Annotated[dict[Count, Count], Meta(max_length=EXACT + 64)]
+
+
 class TablesState(msgspec.Struct, frozen=True, array_like=True):
     """The tables of some shards, as `ShardTables` has them."""
 
-    version: int
-    last_number: list[tuple[Session, int]]
-    clocks: dict[int, int]
-    staleness: dict[int, dict[int, int]]
-    early: list[tuple[int, int, int]]
+    version: VersionNumber
+    last_number: Annotated[list[tuple[_SessionIds, PushNumber]], Meta(max_length=MOST_ENTRIES)]
+    clocks: Annotated[dict[ReplicaNumber, Clock], Meta(max_length=MOST_ENTRIES)]
+    staleness: Annotated[dict[_ReplicaRow, _StalenessCounts], Meta(max_length=MOST_ENTRIES)]
+    early: Annotated[list[tuple[ReplicaNumber, DrawnId, Clock]], Meta(max_length=EARLY_KEPT)]
     """Replica, its generation and its clock."""
-    loaded: int
-    refused: int
-    refusals: list[tuple[Session, tuple[int, ...]]]
-    duplicates: int
+    loaded: VersionNumber
+    refused: Count
+    refusals: Annotated[
+        list[tuple[_SessionIds, Annotated[tuple[PushNumber, ...], Meta(max_length=MOST_REFUSALS)]]],
+        Meta(max_length=MOST_ENTRIES),
+    ]
+    duplicates: Count
 
 
 class ContributionState(msgspec.Struct, frozen=True, array_like=True):
@@ -181,6 +202,8 @@ def read_piece(
         raise RemoteProtocolError("piece", f"its details: {error}") from None
     if [each.shard for each in details.shards] != [int(spec.id) for spec in specs]:
         raise RemoteProtocolError("piece", f"it has {len(details.shards)} shards, not those of this piece")
+    if len(details.tables) > len(specs):
+        raise RemoteProtocolError("piece", f"it has {len(details.tables)} tables for {len(specs)} shards")
     rest = iter(tensors[1:])
     arrays: list[tuple[NDArray[Any], NDArray[Any]]] = []
     for shard in [bundle.shards[spec.id] for spec in specs]:

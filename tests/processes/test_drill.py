@@ -61,6 +61,9 @@ def test_a_drill_in_training_cuts_the_network_of_a_server(tmp_path: Path) -> Non
     assert code == 0, report
     assert [row["faults"] for row in report["kinds"]] == [1]
     assert report["observations"]["failovers"] >= 1
+    claims = {claim["name"]: claim for claim in report["claims"]}
+    assert claims["each push applied once"]["holds"], claims
+    assert report["observations"]["audit"]["acknowledged"] > 1000
 
 
 def test_an_interrupted_drill_leaves_no_namespace() -> None:

@@ -3,13 +3,14 @@
 Clients of a store beside the run are lost, too (`store_clients.py`).
 
 Every role runs on its own machine: three controllers with a disk each, parameter servers, two data servers,
-two replicas, a driver. In more than half of the seeds three or four servers keep two or three copies of each
-shard, and are lost one after the other (`server_faults.py`); in the others two servers keep one copy, and
-faults only delay them, as they do the driver. The invariants: the run ends in time; every epoch counts every
-image once; the model learns; each acknowledged push is in the shards (I1), and no push counts twice (I2). The
-copies of a bundle have one log and equal values (`checkers.bundles`); after the last fault the pending pushes
-of clients end, and all copies return. Gradients cross the network, so a seed has the same replay hash on
-machines whose BLAS gives the same bits.
+two replicas, a driver. In more than half of the seeds three or four servers keep two or three copies of
+each shard, and are lost one after the other (`server_faults.py`); in the others two servers keep one copy,
+and faults only delay them. In a third of the seeds the driver is lost, too; the next driver takes the run
+over or replaces it. The invariants: the run ends in time; a driver takes over the run that waits for it;
+every epoch counts every image once; the model learns; each acknowledged push is in the shards (I1), and no
+push counts twice (I2). The copies of a bundle have one log and equal values (`checkers.bundles`); after the
+last fault the pending pushes of clients end, and all copies return. Gradients cross the network, so a seed
+has the same replay hash on machines whose BLAS gives the same bits.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ import asyncio
 from adam_async.run.config import Config, Waits
 from adam_async.run.result import RunResult
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.faults import is_running, strike_all
+from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation, settle
@@ -35,6 +36,7 @@ from adam_async.simulation.scenarios.training_cluster import (
 from adam_async.simulation.scenarios.training_faults import (
     CLIENT_KINDS,
     CONTROLLER_KINDS,
+    DRIVER_KINDS,
     LEAST_S,
     LINK_KINDS,
     SERVER_KINDS,
@@ -79,6 +81,9 @@ SERVER_S = 3.0
 LOSSES = ("server-kill", "server-crash", "server-split", "server-successors")
 """Faults that cost the memory of a server; each seed with copies has one."""
 
+DRIVER_LOST, DRIVER_REPLACED = 0.35, 0.3
+"""Share of the seeds that lose the driver; share of the drivers that replace their run, of those that may."""
+
 BRIEF_S = 1.2
 """Maximum freeze of a role with the only copy of its state, in seconds: its links survive it."""
 
@@ -100,8 +105,30 @@ def draw_plan(dice: RandomStream) -> Plan:
         losses = dice.fork("losses")
         kinds = [losses.choose(LOSSES), *(losses.choose(SERVER_KINDS) for _ in range(1 + losses.below(3)))]
         faults += [_draw_fault(losses, kind) for kind in kinds]
+    faults += _draw_driver_faults(dice.fork("driver"), may_replace=not (copies or setup.get("resumed")))
     settings = setup | copies | draw_stores(dice.fork("stores"))
     return Plan(options=draw_options(dice, settings), faults=in_order(faults))
+
+
+def _draw_driver_faults(dice: RandomStream, *, may_replace: bool) -> list[Fault]:
+    """Draw the losses of the driver, if any.
+
+    Args:
+        may_replace: Whether a new driver may begin another run. With copies, the loss of a server while that
+            run's store gets values would end it; a folder of checkpoints belongs to one run.
+    """
+    if not dice.chance(DRIVER_LOST):
+        return []
+    return [
+        Fault(
+            at_s=round(dice.between(BEGUN_S, STRIKE_S), 3),
+            kind=dice.choose(DRIVER_KINDS),
+            targets=("driver",),
+            lasts_s=round(dice.between(LEAST_S, 6.0), 3),
+            amount=float(may_replace and dice.chance(DRIVER_REPLACED)),
+        )
+        for _ in range(1 + dice.below(2))
+    ]
 
 
 def _draw_fault(dice: RandomStream, kind: str) -> Fault:
@@ -153,7 +180,7 @@ async def run_result(cluster: TrainingCluster) -> RunResult:
 
 def lacking(cluster: TrainingCluster) -> str:
     """Return which bundles lack copies while the run goes on; those of an ended run get no new ones."""
-    return cluster.bundles.lacking() if is_running(cluster.driver) else ""
+    return cluster.bundles.lacking() if not cluster.is_over else ""
 
 
 def check_result(cluster: TrainingCluster, result: RunResult, ledger: Ledger) -> None:
@@ -169,6 +196,7 @@ def check_result(cluster: TrainingCluster, result: RunResult, ledger: Ledger) ->
         images < least or images + skipped != IMAGES for images, skipped in counted
     ):
         raise Violation("every image once", f"epochs counted {counted} (images, skipped) of {IMAGES}")
+    cluster.check_takeover()
     cluster.check_acknowledged()
     for state in cluster.states():
         for shard in state.shards.values():
@@ -225,6 +253,8 @@ TRAIN = Scenario(
     marks=(
         "leaders struck",
         "trained again",
+        "drivers lost",
+        "runs taken over",
         "stores created",
         "stores deleted",
         "stores read",

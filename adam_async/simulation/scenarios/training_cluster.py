@@ -28,6 +28,7 @@ from adam_async.data_server.sources.datasets import DIGITS_FILE
 from adam_async.data_server.sources.npz import parse_npz
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
+from adam_async.driver.takeover import Attach
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import AdamError, first_cause
 from adam_async.messages import role_table
@@ -122,6 +123,7 @@ class TrainingCluster:
         networks: Network of the newest incarnation of each machine, by name.
         acknowledged: Number of acknowledged pushes to single shards, by session.
         driver: Machine of the driver, whose program ends with the run.
+        replaces: Whether the next incarnation of the driver begins a new run, instead of taking one over.
     """
 
     def __init__(self, world: World, setup: Setup, ledger: Ledger) -> None:
@@ -141,7 +143,14 @@ class TrainingCluster:
         self._late: dict[int, float] = {}
         """Time since which the shards lack acknowledged pushes, by session."""
         self._over: set[int] = set()
-        """Sessions of an ended run, which servers have forgotten."""
+        """Sessions of earlier runs, which servers have forgotten."""
+        self._run = ""
+        """Newest observed run."""
+        self._awaited = ""
+        """Run that waited for the newest driver, if that one was to take it over."""
+        self._has_half = False
+        """Whether the first half of a resumed run has ended."""
+        self.replaces = False
         for name in CONTROLLERS:
             world.node(name).start(self._run_controller)
         for name in setup.servers:
@@ -213,6 +222,7 @@ class TrainingCluster:
         def entropy(count: int) -> bytes:
             drawn = node.entropy(count)
             self.note_acknowledged(node.name)
+            self._note_run()
             self._sessions[node.name] = int.from_bytes(drawn, "little")
             return drawn
 
@@ -249,10 +259,12 @@ class TrainingCluster:
         half = msgspec.structs.replace(config, epochs=config.epochs // 2)
         async with node.open_disk() as disk:
             folder = CheckpointFolder(CHECKPOINTS, disk)
-            await self._train(node, half, folder)
-            self.check_acknowledged(within_s=APPLY_S if self.setup.has_copies else 0.0)
-            self._over = {*self._sessions.values(), *self.acknowledged}
-            self._ledger.note("resumed", node.name, "the run is resumed")
+            if not self._has_half:
+                await self._train(node, half, folder)
+                self.check_acknowledged(within_s=APPLY_S if self.setup.has_copies else 0.0)
+                self._has_half = True
+                self._forget_sessions()
+                self._ledger.note("resumed", node.name, "the run is resumed")
             return await self._train(node, config, folder, await load_checkpoint(CHECKPOINTS, disk))
 
     async def _train(
@@ -262,13 +274,20 @@ class TrainingCluster:
         checkpoints: CheckpointFolder | None = None,
         resume: Checkpoint | None = None,
     ) -> RunResult:
-        driver = Driver(
-            config,
-            DriverSettings(threads=1, make_pool=SimulatedPool, **self._place("driver", node)),
-            RunInputs(spec=self.setup.spec, checkpoints=checkpoints, resume=resume),
+        again = node.incarnation > 1
+        inputs = RunInputs(
+            spec=self.setup.spec,
+            checkpoints=checkpoints,
+            resume=resume,
+            attach=Attach() if again and not self.replaces else None,
+            replace=again and self.replaces,
         )
-        async with driver:
+        run = self.map.run
+        self._awaited = run.id if inputs.attach is not None and run is not None and not run.over else ""
+        settings = DriverSettings(threads=1, make_pool=SimulatedPool, **self._place("driver", node))
+        async with Driver(config, settings, inputs) as driver:
             result = await driver.train(self._on_epoch)
+            self._ledger.counts["runs taken over"] += driver.attached is not None
             if self.setup.profiled:
                 await driver.gather_profile()
             return result
@@ -291,6 +310,11 @@ class TrainingCluster:
         return max(led, default=(0, ""))[1]
 
     @property
+    def is_over(self) -> bool:
+        """Whether the driver has ended by itself; a lost one starts again."""
+        return self.driver.task is not None and self.driver.task.done()
+
+    @property
     def newest_session(self) -> int:
         """Push session of a worker's newest incarnation; 0 before the first one."""
         return next(iter(self._sessions.values()), 0)
@@ -304,6 +328,25 @@ class TrainingCluster:
             self._ledger.note("leader", name, f"leads in term {term}")
             self._term = term
 
+    def _note_run(self) -> None:
+        """Forget the sessions of an earlier run as soon as the map has another one."""
+        run = self.map.run
+        if run is not None and run.id != self._run:
+            self._run = run.id
+            self._forget_sessions()
+
+    def _forget_sessions(self) -> None:
+        self._over = {*self._sessions.values(), *self.acknowledged}
+
+    def check_takeover(self) -> None:
+        """Check that the run of the result is the one that waited for its driver.
+
+        Raises:
+            Violation: The driver began another run.
+        """
+        if self._awaited and self._awaited != self._run:
+            raise Violation("a run is taken over", f"{self._awaited} waited, and {self._run} has the result")
+
     def note_acknowledged(self, name: str) -> None:
         """Record the number of acknowledged pushes of a worker's session."""
         session = self._sessions.get(name)
@@ -316,6 +359,7 @@ class TrainingCluster:
         while True:
             await asyncio.sleep(CHECK_S)
             self.note_leader()
+            self._note_run()
             self.bundles.compare()
             for name in self.workers:
                 self.note_acknowledged(name)

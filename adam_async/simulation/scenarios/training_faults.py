@@ -1,6 +1,7 @@
 """Faults of the controllers, links and servers of a training cluster, and their targets.
 
-The state of the driver has one copy, and in some seeds that of the parameter servers: faults only delay them.
+In some seeds the state of the parameter servers has one copy, and faults only delay them. A lost driver
+starts again, and takes its run over or replaces it.
 """
 
 import asyncio
@@ -54,6 +55,9 @@ SERVER_KINDS = (
 )
 """Kinds of faults of a parameter server, if each shard has several copies."""
 
+DRIVER_KINDS = ("driver-kill", "driver-crash")
+"""Kinds of faults of the driver; with `amount` 1 its next incarnation begins a new run."""
+
 VICTIM_S = 60.0
 """Time limit of the wait for a target, in seconds."""
 
@@ -77,6 +81,7 @@ class TrainingFaults:
             **dict.fromkeys(LINK_KINDS, self._link),
             **dict.fromkeys(CLIENT_KINDS, self._client),
             **dict.fromkeys(SERVER_KINDS, self._server),
+            **dict.fromkeys(DRIVER_KINDS, self._driver),
             "freeze": self._freeze,
             "kill-lender": self._kill_ledger_leader,
         }
@@ -86,7 +91,7 @@ class TrainingFaults:
             ledger,
             servers=cluster.setup.servers,
             peers=(*WORKERS, *CLIENTS),
-            is_over=lambda: is_over(cluster),
+            is_over=lambda: cluster.is_over,
         )
         self._world = world
         self._cluster = cluster
@@ -185,6 +190,20 @@ class TrainingFaults:
         kind = fault.kind.removeprefix("server-")
         await self._servers.strikes[kind](world, msgspec.structs.replace(fault, kind=kind))
 
+    async def _driver(self, world: World, fault: Fault) -> None:
+        """Kill or crash the driver while its run trains: one that prepares fails without its driver."""
+        cluster, ledger = self._cluster, self._ledger
+        await _find_victim(
+            fault,
+            lambda: cluster.is_over or (is_running(cluster.driver) and trains(cluster)),
+            "the driver had no run that trained",
+        )
+        check_noticed(not cluster.is_over)
+        cluster.replaces = fault.amount > 0
+        ledger.counts["drivers lost"] += 1
+        kind = fault.kind.removeprefix("driver-")
+        await KINDS[kind](world, msgspec.structs.replace(fault, kind=kind, amount=0.0))
+
     async def _kill_ledger_leader(self, world: World, fault: Fault) -> None:
         """Kill the ledger leader as soon as another data server has a copy of its ledger; then restart it."""
 
@@ -197,9 +216,10 @@ class TrainingFaults:
         await kill(world, msgspec.structs.replace(fault, kind="kill", targets=ledger_leader))
 
 
-def is_over(cluster: TrainingCluster) -> bool:
-    """Whether the driver has ended."""
-    return not is_running(cluster.driver)
+def trains(cluster: TrainingCluster) -> bool:
+    """Whether the run has begun its first epoch, and is not over."""
+    run = cluster.map.run
+    return run is not None and run.phase in ("training", "between")
 
 
 async def _until(happened: Callable[[], bool]) -> None:

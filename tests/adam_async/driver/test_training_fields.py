@@ -9,6 +9,9 @@ from tests.adam_async.cluster_maps import Cluster, run_record, training
 FIELDS = {"epoch": "epoch", "lending": "ledger_record"}
 """Field of the map by the key that sets it."""
 
+SKIPPED = {"skipped": 12, "skipped_groups": [[3, 5]]}
+"""Two skipped groups of the ten images each that `training` has in a group."""
+
 
 @pytest.mark.parametrize(
     ("key", "change", "said"),
@@ -24,6 +27,18 @@ FIELDS = {"epoch": "epoch", "lending": "ledger_record"}
         ("epoch", {"ended": True, "result": {"loss": "x"}}, "result: Expected `float | null`, got `str`"),
         ("epoch", {"ended": True, "result": {"skipped_groups": [[3, 1]]}}, "skipped_groups are not ranges"),
         ("epoch", {"ended": True, "result": {"skipped_groups": [[0, 99]]}}, "skipped_groups are not ranges"),
+        ("epoch", {"ended": True, "result": {"skipped_groups": [[2, 2]]}}, "skipped_groups are not ranges"),
+        ("epoch", {"ended": True, "result": SKIPPED | {"skipped": 21}}, "the skipped groups have at most 20"),
+        ("epoch", {"ended": True, "result": {"skipped": 1}}, "the skipped groups have at most 0 images"),
+        ("epoch", {"ended": True, "result": SKIPPED | {"behind": [0, 1, 2]}}, "behind has 3 replicas"),
+        ("epoch", {"ended": True, "result": SKIPPED | {"behind": [1, 1]}}, "behind has 2 replicas"),
+        ("epoch", {"ended": True, "result": {"behind": [1 << 20]}}, "result: Expected `int` <= 1048575"),
+        (
+            "epoch",
+            {"ended": True, "result": {"behind": [0] * 65537}},
+            "result: Expected `array` of length <=",
+        ),
+        ("epoch", {"ended": True, "result": {"clock": 1 << 48}}, "result: Expected `int` <= 281474976710655"),
         ("lending", {"run": "x"}, "only the ledger replicas of term 1"),
         ("lending", {"term": 1 << 63}, "only the ledger replicas of term 1"),
     ],

@@ -7,8 +7,14 @@ import pytest
 from adam_async.model.rules import Adam, Sgd
 from adam_async.parameter_server import shard_pieces
 from adam_async.parameter_server.bundle import Bundle
-from adam_async.parameter_server.shard import ShardTables
-from adam_async.parameter_server.shard_pieces import copy_piece, load_piece, pieces_of, read_piece
+from adam_async.parameter_server.shard import EARLY_KEPT, EXACT, MOST_REFUSALS, ShardTables
+from adam_async.parameter_server.shard_pieces import (
+    MOST_ENTRIES,
+    copy_piece,
+    load_piece,
+    pieces_of,
+    read_piece,
+)
 from adam_async.parameter_server.storage import own_shards
 from tests.adam_async.parameter_server.copies import (
     HERE,
@@ -131,6 +137,20 @@ def with_shard(tensors, at=0, **fields):
     return changed(tensors, shards=shards)
 
 
+def tables_of(tensors):
+    return shard_pieces._shards.decode(tensors[0].tobytes()).tables[0]
+
+
+def with_tables(tensors, **fields):
+    """Change fields of the first tables."""
+    details = shard_pieces._shards.decode(tensors[0].tobytes())
+    tables = [msgspec.structs.replace(details.tables[0], **fields), *details.tables[1:]]
+    return changed(tensors, tables=tables)
+
+
+SESSION = (7, 9)
+
+
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
@@ -144,6 +164,16 @@ def with_shard(tensors, at=0, **fields):
         (lambda tensors: changed(tensors, tables=[]), "tables 0 of 0"),
         (lambda tensors: with_shard(tensors, tables=99), "tables 99"),
         (lambda tensors: with_shard(tensors, tables=-1), "its details"),
+        (lambda tensors: changed(tensors, tables=[tables_of(tensors)] * 3), "3 tables for 2 shards"),
+        (lambda tensors: with_tables(tensors, version=-1), "its details"),
+        (lambda tensors: with_tables(tensors, duplicates=1 << 53), "its details"),
+        (lambda tensors: with_tables(tensors, clocks={1 << 20: 1}), "its details"),
+        (lambda tensors: with_tables(tensors, staleness={0: dict.fromkeys(range(EXACT + 65), 1)}), "length"),
+        (lambda tensors: with_tables(tensors, early=[(0, 1, 1)] * (EARLY_KEPT + 1)), "length"),
+        (lambda tensors: with_tables(tensors, last_number=[(SESSION, 1)] * (MOST_ENTRIES + 1)), "length"),
+        (lambda tensors: with_tables(tensors, last_number=[(SESSION, 1 << 48)]), "its details"),
+        (lambda tensors: with_tables(tensors, refusals=[(SESSION, (1,))] * (MOST_ENTRIES + 1)), "length"),
+        (lambda tensors: with_tables(tensors, refusals=[(SESSION, (1,) * (MOST_REFUSALS + 1))]), "length"),
         (lambda tensors: with_shard(tensors, contributions=[(1000, 77, 0)]), "push 77"),
         (lambda tensors: with_shard(tensors, contributions=[(1000, 0, -1)]), "its details"),
         (lambda tensors: with_shard(tensors, contributions=[(0, 0, 0)]), "reached|no place"),

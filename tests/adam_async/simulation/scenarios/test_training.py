@@ -5,16 +5,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from adam_async.driver import driver, training_rules
 from adam_async.parameter_server.push_queue import PushQueue
 from adam_async.parameter_server.state import ServerState
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.simulation.plan import Fault, Options, Plan, Setting
-from adam_async.simulation.runner import draw_case, run_case, run_seed
+from adam_async.simulation.runner import SeedResult, draw_case, run_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS, training, training_faults
 from adam_async.simulation.scenarios.bundle_watch import SUCCESSIVE
 from adam_async.simulation.scenarios.store_clients import CLIENTS
 from adam_async.simulation.scenarios.training import BRIEF_S, LOSSES, TRAIN
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, IMAGES, WORKERS, images
-from adam_async.simulation.scenarios.training_faults import CONTROLLER_KINDS, SERVER_KINDS
+from adam_async.simulation.scenarios.training_faults import CONTROLLER_KINDS, DRIVER_KINDS, SERVER_KINDS
+from adam_async.simulation.scenarios.training_setups import Draw
 from adam_async.simulation.wire import Conditions
 from tests.ablations.patches import Patch, apply_pushes_again, keep_groups_of_lost_replicas, replaces
 from tests.adam_async.parameter_server.replication.ablations import commit_alone
@@ -35,13 +38,21 @@ def test_every_plan_has_each_kind_and_spares_roles_with_the_only_copy_of_their_s
 
     for plan in plans:
         kinds, copies = {fault.kind for fault in plan.faults}, plan.options.settings.get("copies", 1)
-        assert kinds - set(SERVER_KINDS) == set(TRAIN.kinds)
+        assert kinds - set(SERVER_KINDS) - set(DRIVER_KINDS) == set(TRAIN.kinds)
         assert bool(kinds & set(LOSSES)) == (int(copies) > 1)
+        may_replace = "copies" not in plan.options.settings and "resumed" not in plan.options.settings
         for fault in plan.faults:
+            if fault.kind in DRIVER_KINDS:
+                assert may_replace or not fault.amount, fault
+                continue
             alone = len(fault.targets) == 1 and fault.targets[0] not in (*WORKERS, *CONTROLLERS, *CLIENTS)
             brief = fault.kind == "freeze" and fault.lasts_s <= BRIEF_S
             assert not alone or brief, fault
     assert len({plan.faults for plan in plans}) == 200
+    drivers = [[fault for fault in plan.faults if fault.kind in DRIVER_KINDS] for plan in plans]
+    assert {len(faults) for faults in drivers} == {0, 1, 2}
+    assert {fault.amount for faults in drivers for fault in faults} == {0.0, 1.0}
+    assert 0.25 < sum(map(bool, drivers)) / len(plans) < 0.45
 
 
 def test_servers_with_copies_are_lost_in_every_mode_and_with_both_forms_of_pushes() -> None:
@@ -70,6 +81,56 @@ def test_a_lost_server_and_its_successor_cost_a_run_with_copies_nothing(mode: st
     assert (result.invariant, result.text) == ("", "")
     assert result.faults == {"server-kill": 1, "server-successors": 1}
     assert result.counts[SUCCESSIVE] > 0
+
+
+def lost_driver(settings: Draw, *faults: Fault) -> SeedResult:
+    """Run a plan with these settings and faults."""
+    options = Options(network=Conditions(delay_s=0.0005, jitter_s=0.0005), settings={**settings})
+    return run_case(
+        TRAIN, msgspec.structs.replace(draw_case(TRAIN, 14), plan=Plan(options=options, faults=faults))
+    )
+
+
+KILL = Fault(at_s=2.0, kind="driver-kill", targets=("driver",), lasts_s=1.0)
+CRASH = Fault(at_s=6.0, kind="driver-crash", targets=("driver",), lasts_s=2.0)
+
+LOST_WITH: dict[str, Draw] = {
+    "asp": {},
+    "bsp": {"consistency": "bsp"},
+    "concurrent evaluation": {"evaluation": "concurrent"},
+    "checkpoints": {"resumed": True, "checkpoint_every": 20},
+    "copies": {"servers": 3, "copies": 3},
+}
+
+
+@pytest.mark.parametrize("settings", LOST_WITH.values(), ids=LOST_WITH)
+def test_a_driver_that_is_lost_twice_leaves_its_run_to_the_next_one(settings: Draw) -> None:
+    lost = Fault(at_s=3.0, kind="server-kill", targets=("ps-1",), lasts_s=1.0)
+    result = lost_driver(settings, KILL, *([lost] if "copies" in settings else []), CRASH)
+
+    assert (result.invariant, result.text) == ("", "")
+    assert (result.counts["drivers lost"], result.counts["runs taken over"]) == (2, 1)
+
+
+def test_a_driver_may_begin_a_new_run_in_the_place_of_one_that_waits() -> None:
+    result = lost_driver({}, msgspec.structs.replace(KILL, amount=1.0))
+
+    assert (result.invariant, result.text) == ("", "")
+    assert (result.counts["drivers lost"], result.counts["runs taken over"]) == (1, 0)
+
+
+def test_a_driver_that_begins_another_run_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "run_to_take", lambda cluster, attach: None)
+    monkeypatch.setattr(driver, "check_none_waits", lambda cluster: None)
+
+    assert lost_driver({}, KILL).invariant == "a run is taken over"
+
+
+def test_a_run_that_ends_with_its_driver_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_without_driver(monkeypatch.setattr)
+    result = lost_driver({}, KILL)
+
+    assert result.invariant == "a run is taken over"
 
 
 def test_half_of_the_faults_of_controllers_strike_the_leader() -> None:
@@ -122,6 +183,16 @@ def acknowledge_and_forget(order: Any, self: ServerState, event: Any) -> Any:
         return [*effects, *map(self._acknowledgement, self._queue)]
     finally:
         self._queue = queue
+
+
+@replaces(training_rules, "_fail_if_lost")
+def fail_without_driver(fail_if_lost: Any, cluster: ClusterMap) -> ClusterMap:
+    """Fail a run that trains as soon as its driver is lost."""
+    if cluster.run is None or cluster.run.over or cluster.driven:
+        found: ClusterMap = fail_if_lost(cluster)
+        return found
+    failed = msgspec.structs.replace(cluster.run, phase="failed", reason="its driver was lost")
+    return msgspec.structs.replace(cluster, run=failed)
 
 
 ABLATIONS = {
