@@ -462,7 +462,7 @@ class OperatorOptions:
     """File with the cluster's token, or the keys of role driver; by default ADAM_TOKEN."""
     wait: Wait = WAIT
     """Maximum wait for a controller, such as 60s or 5m."""
-    verbose: Annotated[bool, _OnlyOn] = False
+    verbose: Annotated[bool, ONLY_ON] = False
     """Log the actions of the command."""
     loop: LoopName = "uvloop"
     """The event loop."""
@@ -472,9 +472,9 @@ class OperatorOptions:
 class StatusOptions(OperatorOptions):
     """Options of `status`. The keys of role reader suffice for the cluster map alone."""
 
-    all: Annotated[bool, _OnlyOn] = False
+    all: Annotated[bool, ONLY_ON] = False
     """Show roles that have left or were lost, too."""
-    json: Annotated[bool, _OnlyOn] = False
+    json: Annotated[bool, ONLY_ON] = False
     """Print the result as one JSON object."""
 
 
