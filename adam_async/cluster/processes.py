@@ -23,7 +23,7 @@ import msgspec
 from adam_async.checkpoint.manifest import resumed_spec
 from adam_async.checkpoint.trained_model import Model as TrainedModel
 from adam_async.cluster.external_data import DataHosts, hosts_of
-from adam_async.cluster.launcher import Launcher, data_words
+from adam_async.cluster.launcher import Launcher, RestartPolicy, data_words
 from adam_async.cluster.local_launcher import LocalLauncher
 from adam_async.cluster.networks import address_towards, network_for, slowed
 from adam_async.cluster.parent_pipe import Orders
@@ -83,6 +83,7 @@ class ProcessCluster:
         timeline: Records the work of the driver; after a training it also has the profiles of the children.
         launcher: Starts the processes; None: as children of this process. With a launcher on other machines,
             `environment` has the variables that the roles get in addition to those of their machines.
+        restarts: Limits of the restarts of each role.
 
     `async with` starts the children and waits for their addresses; the end of the block asks them to end, and
     kills the remaining ones after `drain_s`.
@@ -114,6 +115,7 @@ class ProcessCluster:
         step_args: Mapping[str, Any] | None = None,
         step_path: Sequence[Path] = (),
         launcher: Launcher | None = None,
+        restarts: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
     ) -> None:
         for folder in step_path:
             add_import_folder(folder)
@@ -142,7 +144,7 @@ class ProcessCluster:
         kept = for_children(inherited if environment is None else environment)
         self._launcher = launcher or LocalLauncher(kept, hosts=self._setup.hosts)
         self._on_line = on_line
-        self._roles = Supervisor(config, self._launcher, environment=kept, on_line=on_line)
+        self._roles = Supervisor(config, self._launcher, environment=kept, restarts=restarts, on_line=on_line)
         self._stack = AsyncExitStack()
         self._driver: Driver | None = None
         self._running = False

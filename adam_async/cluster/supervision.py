@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from adam_async.cluster.launcher import Launcher, RoleSpec
+from adam_async.cluster.launcher import Launcher, RestartPolicy, RoleSpec
 from adam_async.cluster.server_losses import ServerLosses, successors_text
 from adam_async.driver.driver import Driver
 from adam_async.driver.readiness import LONGER
@@ -23,6 +23,7 @@ class Supervisor:
         launcher: Starts the processes.
         environment: Variables of the processes.
         on_line: Called with each event, and with each line of a process's stderr.
+        restarts: Limits of the restarts of each role.
 
     Attributes:
         processes: The newest process of each role, by node id.
@@ -36,12 +37,14 @@ class Supervisor:
         *,
         environment: Mapping[str, str],
         on_line: Callable[[str], None],
+        restarts: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
     ) -> None:
         self.processes: dict[str, RoleHandle] = {}
         self.driver: Driver | None = None
         self._config = config
         self._launcher = launcher
         self._environment = environment
+        self._restarts = restarts
         self._on_line = on_line
         self._controllers = controller_names(config.controllers)
         self._given_up: set[RoleHandle] = set()
@@ -81,6 +84,7 @@ class Supervisor:
             environment=self._environment,
             bind=bind,
             threads=threads,
+            restart=self._restarts,
         )
         first = self._process(spec)
         self._group.create_task(self._supervise(spec, first), name=f"processes/{node}")

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from adam_async.cluster.launcher import RestartPolicy
 from adam_async.cluster.networks import cluster_network
 from adam_async.cluster.processes import ProcessCluster
 from adam_async.controller.client import Membership
@@ -24,6 +25,7 @@ from tests.processes.commands import command_line
 from transport import BufferPool, Identity, Network, TransportError
 
 WORKERS = 4
+POLICY = RestartPolicy()
 IMAGES = 1437
 """Of the digits."""
 
@@ -114,7 +116,7 @@ class CutRun:
 
 
 @asynccontextmanager
-async def cut_run(**options: Any) -> AsyncIterator[CutRun]:
+async def cut_run(*, restarts: RestartPolicy = POLICY, **options: Any) -> AsyncIterator[CutRun]:
     """Start the processes, and check that all of them have ended with the block."""
     config = make_config(
         {"data": "digits", "replicas": 2, "partitions": 2, "processes": True, "threads": 1, **options}
@@ -126,7 +128,7 @@ async def cut_run(**options: Any) -> AsyncIterator[CutRun]:
         drawn.append(os.urandom(count))
         return drawn[-1]
 
-    async with ProcessCluster(config, on_line=lines.append, entropy=entropy) as cluster:
+    async with ProcessCluster(config, on_line=lines.append, entropy=entropy, restarts=restarts) as cluster:
         network = cluster_network(drawn[0].hex(), entropy=os.urandom, buffers=BufferPool())
         identity = Identity(role="driver", node="watcher", incarnation=1)
         controller = await cluster.children["controller"].address

@@ -30,4 +30,4 @@ def test_options_of_the_record_cannot_be_given_again() -> None:
     code, output = run("train", "--replay", "run.record", "--epochs", "3")
 
     assert code == 2
-    assert output == "adam-async: --replay repeats what the record says: leave out --epochs\n"
+    assert output == "adam-async: --replay takes these options from the record: leave out --epochs\n"

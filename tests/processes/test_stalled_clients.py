@@ -143,7 +143,7 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
         rss_before = own_bytes(server.pid)
         spec = choose_model("auto", data.info)
         program = TrainingProgram(config=decide(config, workers), spec=spec.to_dict())
-        run, arrays = program.record(RUN, identity_of("driver").node), (ArrayRecord("w", (4,)),)
+        run, arrays = program.record(RUN, driver.member), (ArrayRecord("w", (4,)),)
         await submit(driver, run)
         await driver.create_store(RUN, store_of(run, program, arrays), arrays)
         await ps.wait_for(lambda m: bool(m.buckets), "the placement", 10)

@@ -199,7 +199,7 @@ async def test_replicas_that_come_and_go_delay_no_other_and_every_image_is_train
 
             def reached(groups):
                 told = cluster.data.state.statistics()
-                return training.done() or (told["epoch"] - 1) * 30 + told["finished"] >= groups
+                return training.done() or (told.epoch - 1) * 30 + told.finished >= groups
 
             for at, comes in sorted([(leaves_at, False), (joins_at, True)]):
                 await until(lambda at=at: reached(at))
