@@ -321,7 +321,6 @@ class BundleCopy:
     def propose(self, entry: Entry) -> None:
         """Put an entry of this primary into the log; during a handover it waits."""
         self._unproposed.append(entry)
-        self._propose_all()
         self._run()
 
     def _propose_all(self) -> None:
@@ -460,6 +459,7 @@ class BundleCopy:
 
     def _run(self) -> None:
         """Carry out the effects of the core in their order, and what follows from them."""
+        self._propose_all()  # a handover may have ended without an effect
         self._effects += self._core.take_effects()
         if self._is_running:
             return

@@ -32,7 +32,8 @@ class BundleMember:
         self._copy = LocalCopy(me, bundle, record)
         self._links: set[Member] = set()
         self._waiting: dict[Member, Begin] = {}
-        """Sessions that wait for a newer record, one for each link."""
+        """By primary, the newest session that waits for a newer record. The primary dialled its link, so the
+        links that this member dialled do not matter."""
         self._primary: Primary | None = None
         if me in record.in_sync:
             self._copy.drop(pieces=bundle.pieces)
@@ -193,16 +194,14 @@ class BundleMember:
     # --- links and messages ------------------------------------------------------------------
 
     def link_up(self, member: Member) -> None:
-        """Note a new link to a server; it takes the place of an earlier one."""
+        """Note a new link that this member dialled; it takes the place of an earlier one."""
         self._links.add(member)
-        self._waiting.pop(member, None)
         if self._primary is not None:
             self._primary.link_up(member)
 
     def link_lost(self, member: Member) -> None:
-        """Note that a link has ended."""
+        """Note that a link that this member dialled has ended."""
         self._links.discard(member)
-        self._waiting.pop(member, None)
         if self._primary is not None:
             self._primary.link_lost(member)
 

@@ -1,5 +1,6 @@
 """Servers with copies of bundles: an invalid message or a slow server costs a link, and no push."""
 
+import asyncio
 from contextlib import suppress
 
 import msgspec
@@ -193,3 +194,22 @@ async def test_entries_beyond_the_budget_of_the_log_end_the_membership_of_a_slow
             (primary,) = [each for key, each in servers.copies().items() if key == ("ps-0", "ps-0")]
             await store.push(ONES)
             await servers.until(lambda: primary.copy._core.held_bytes <= 4000, "the log is long")
+
+
+async def test_pushes_go_on_at_once_after_a_handover_that_was_cancelled(monkeypatch):
+    async with fleet(monkeypatch, *NODES) as servers:
+        async with servers.open(ARRAYS, copies=3, servers=1, rule=Sgd(rate=1.0)) as store:
+            await store.push(ONES)
+            await servers.until(lambda: len(servers.in_sync("ps-0")) == 3, "not in sync")
+            copies = servers.copies()
+            primary, slow = copies["ps-0", "ps-0"].copy, copies["ps-0", "ps-2"].copy
+            # It holds entries, and applies none, so the handover to it cannot end.
+            monkeypatch.setattr(slow, "_apply", lambda logged, bundle: None)
+            await store.push(ONES)
+            primary._core.hand_over(slow.me)
+            pushing = asyncio.create_task(store.push(ONES))
+            await until(lambda: bool(primary._unproposed))
+            primary._core.cancel_hand_over()
+            primary.work_done()
+            assert not primary._unproposed
+            await pushing

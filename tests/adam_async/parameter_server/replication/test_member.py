@@ -118,6 +118,21 @@ def test_after_two_successive_losses_an_acknowledged_entry_is_there():
     assert bundle.applied[C] == ["x"]
 
 
+@pytest.mark.parametrize("change", ["link_up", "link_lost"])
+def test_a_session_that_waits_for_the_record_begins_though_a_link_in_the_other_direction_changes(change):
+    bundle = SmallBundle(A, B, C)
+    bundle.lose(A)
+    bundle.change(to=(B,), generation=2, in_sync=(B, C))
+    bundle.settle()  # the begin of the session is earlier at C than the record
+    getattr(bundle[C], change)(B)
+
+    bundle.change(to=(C,))
+    bundle.settle()
+    bundle.propose(B, "x")
+
+    assert bundle.applied == {B: ["x"], C: ["x"]}
+
+
 def test_another_entry_takes_the_place_of_an_uncommitted_one_and_of_all_behind_it():
     another_entry_takes_the_place_of_an_uncommitted_one_and_of_all_behind_it()
 
