@@ -45,7 +45,13 @@ from adam_async.run.train_step import TrainStep, check_step_options
 from adam_async.run.user_code import NamedStep, StepSource, named_step
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
-from adam_async.runtime.machine import ProcessMemory, available_bytes, process_memory, usable_cores
+from adam_async.runtime.machine import (
+    ProcessMemory,
+    apply_numerics,
+    available_bytes,
+    process_memory,
+    usable_cores,
+)
 from adam_async.runtime.timeline import Timeline
 from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
@@ -285,6 +291,7 @@ class LocalCluster:
                 make_pool=self._make_pool,
                 buffers=self.buffers,
                 storage_pool=self._storage_pool,
+                numerics=apply_numerics(),
             )
             self.servers.append(await stack.enter_async_context(server))
 

@@ -19,11 +19,17 @@ logger = logging.getLogger(__name__)
 SUBNET = "198.19.{}"
 """First three bytes of the addresses, within the range that RFC 2544 reserves for benchmarks."""
 
+SUBNETS = 256
+"""Number of subnets; each process has one."""
+
 MOST_HOSTS = 250
 """Maximum number of hosts: each has an address in one /24 subnet."""
 
 IP_S = 10.0
 """Maximum time of one call of `ip`, in seconds."""
+
+_ADDRESS = re.compile(r"inet 198\.19\.(\d+)\.")
+"""Address of an interface in one of the subnets."""
 
 _OURS = re.compile(r"(\d+: )?(?P<name>(adam-async-|adam)(?P<pid>\d+)-[\w-]+)")
 """Line of a listing with a namespace or interface that this module made, in any process."""
@@ -36,18 +42,17 @@ class NamespaceNetwork:
         hosts: Names of the hosts, at most `MOST_HOSTS`, of letters, digits and hyphens.
 
     Attributes:
-        address: Address of this process on the bridge.
+        address: Address of this process on the bridge, from `make` on.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
         assert len(hosts) <= MOST_HOSTS, f"{len(hosts)} hosts"
         pid = os.getpid()
-        self._subnet = SUBNET.format(pid % 256)
         self._bridge = f"adam{pid}-br"
         self._spaces = {host: f"adam-async-{pid}-{host}" for host in hosts}
         self._links = {host: f"adam{pid}-{number}" for number, host in enumerate(hosts)}
-        self._addresses = {host: f"{self._subnet}.{number}" for number, host in enumerate(hosts, 2)}
-        self.address = f"{self._subnet}.1"
+        self._addresses: dict[str, str] = {}
+        self.address = ""
 
     def address_of(self, host: str) -> str:
         """Return the address of a host."""
@@ -68,7 +73,9 @@ class NamespaceNetwork:
     async def make(self) -> None:
         """Make the bridge and all hosts. Raises OSError: the system refuses."""
         await _ip("link", "add", self._bridge, "type", "bridge")
-        await _ip("addr", "add", f"{self.address}/24", "dev", self._bridge)
+        subnet = await self._claim_subnet()
+        self.address = f"{subnet}.1"
+        self._addresses = {host: f"{subnet}.{number}" for number, host in enumerate(self._spaces, 2)}
         await _ip("link", "set", self._bridge, "up")
         for host, space in self._spaces.items():
             link, peer = self._links[host], ("peer", "name", "veth0", "netns", space)
@@ -78,6 +85,28 @@ class NamespaceNetwork:
             for each in ("veth0", "lo"):
                 await _ip("-n", space, "link", "set", each, "up")
             await self.heal(host)
+
+    async def _claim_subnet(self) -> str:
+        """Give the bridge the address of a subnet that no other interface has; returns the subnet.
+
+        Raises:
+            OSError: All subnets are taken.
+        """
+        pid = os.getpid()
+        for number in [(pid + each) % SUBNETS for each in range(SUBNETS)]:
+            if number in await _subnets():
+                continue
+            subnet = SUBNET.format(number)
+            address = (f"{subnet}.1/24", "dev", self._bridge)
+            await _ip("addr", "add", *address)
+            # Of two processes that claim one subnet at a time, the later one sees both addresses here.
+            if (await _subnets()).count(number) == 1:
+                return subnet
+            await _ip("addr", "del", *address)
+        raise OSError(
+            f"interfaces of this machine have all {SUBNETS} subnets {SUBNET.format('N')}.0/24: end other "
+            "drills"
+        )
 
 
 @asynccontextmanager
@@ -107,6 +136,12 @@ async def _remove(is_meant: Callable[[int], bool]) -> None:
                 await _ip(kind, "del", found["name"])
             except OSError as error:  # another process removes it now, or a later one will
                 logger.debug("%s", error)
+
+
+async def _subnets() -> list[int]:
+    """Return the numbers of the subnets of all interfaces, once for each address."""
+    listing = await _ip("-o", "-4", "addr", "show")
+    return [int(found[1]) for found in _ADDRESS.finditer(listing)]
 
 
 def _is_running(pid: int) -> bool:

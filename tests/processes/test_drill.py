@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from adam_async.cli.commands import run_command
+from adam_async.runtime import network_namespaces
+from adam_async.runtime.network_namespaces import namespace_network
 from tests.processes.commands import Command
-from tests.processes.namespaces import listed
+from tests.processes.namespaces import hosts, listed
+
+OTHER_PID = os.getpid() + 256
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -64,6 +68,30 @@ def test_a_drill_in_training_cuts_the_network_of_a_server(tmp_path: Path) -> Non
     claims = {claim["name"]: claim for claim in report["claims"]}
     assert claims["each push applied once"]["holds"], claims
     assert report["observations"]["audit"]["acknowledged"] > 1000
+
+
+async def test_processes_with_equal_ids_modulo_256_have_different_subnets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with hosts(["ps-0"]) as first:
+        monkeypatch.setattr(os, "getpid", lambda: OTHER_PID)
+        async with hosts(["ps-0"]) as second:
+            addresses = {first.address, first.address_of("ps-0"), second.address, second.address_of("ps-0")}
+        monkeypatch.undo()
+    assert len({address.rpartition(".")[0] for address in addresses}) == 2
+    assert len(addresses) == 4
+
+
+async def test_without_a_free_subnet_the_error_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_namespaces, "SUBNETS", 1)
+    async with hosts(["ps-0"]):
+        monkeypatch.setattr(os, "getpid", lambda: OTHER_PID)
+        with pytest.raises(OSError, match=r"have all 1 subnets 198\.19\.N\.0/24: end other drills"):
+            async with namespace_network(["ps-0"]):
+                pass
+        left = names_of(os.getpid())
+        monkeypatch.undo()
+    assert left == set()
 
 
 def test_an_interrupted_drill_leaves_no_namespace() -> None:

@@ -6,6 +6,7 @@ Faults ask here which server may be lost, and which moment of the replication ha
 
 from collections.abc import Iterator, Sequence
 
+from adam_async.controller.bundle_rules import other_numerics
 from adam_async.controller.consensus import Core, Effect, Event
 from adam_async.controller.replicated_state import ReplicatedState
 from adam_async.parameter_server.bundle_copy import BundleCopy
@@ -23,8 +24,14 @@ from adam_async.simulation.scenario import Ledger, Violation
 FAILOVERS = "failovers with a push in flight"
 CATCH_UPS = "catch-ups under load"
 SUCCESSIVE = "successive losses"
+ROUND_OTHERWISE = "members with other numerics"
 EVENTS = (FAILOVERS, CATCH_UPS, SUCCESSIVE)
 """Counts of the events of bundles with several copies."""
+
+
+def numerics_of(server: str) -> dict[str, str]:
+    """Return the numerics that a simulated server publishes: those of the third one differ."""
+    return {"blas": "another" if server == "ps-2" else "simulated"}
 
 
 class BundleWatch:
@@ -110,6 +117,9 @@ class BundleWatch:
             begun = self._joining.pop((key, member), self.acknowledged)
             if key in self._was_whole and self.acknowledged > begun:
                 counts[CATCH_UPS] += 1
+        counts[ROUND_OTHERWISE] += len(
+            other_numerics(self.map, bundle).keys() - {node for node, _ in was.members}
+        )
         lost = set(was.in_sync) - set(bundle.in_sync)
         if len(bundle.in_sync) >= self._copies(key):
             self._was_whole.add(key)

@@ -14,7 +14,7 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.config import Waits
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.scenario import Ledger
-from adam_async.simulation.scenarios.bundle_watch import BundleWatch
+from adam_async.simulation.scenarios.bundle_watch import BundleWatch, numerics_of
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
     FOLDER,
@@ -76,7 +76,12 @@ class PushCluster:
             controller=",".join(CONTROLLERS.values()),
             process_memory=process_memory,
         )
-        server = ParameterServer(settings, buffers=BufferPool(), observe=self.bundles.applies)
+        server = ParameterServer(
+            settings,
+            buffers=BufferPool(),
+            observe=self.bundles.applies,
+            numerics=numerics_of(node.name),
+        )
         self.bundles.started(server, (node.name, incarnation))
         async with server:
             await asyncio.Event().wait()

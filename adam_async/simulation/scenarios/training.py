@@ -22,7 +22,7 @@ from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation, settle
-from adam_async.simulation.scenarios.bundle_watch import EVENTS
+from adam_async.simulation.scenarios.bundle_watch import EVENTS, ROUND_OTHERWISE
 from adam_async.simulation.scenarios.store_clients import CLIENTS, StoreClients, draw_stores
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
@@ -260,6 +260,7 @@ TRAIN = Scenario(
         "stores read",
         "pushes to stores",
         *EVENTS,
+        ROUND_OTHERWISE,
         "a controller was sent a whole state",
         "controller.busy",
         "controller.message.twice",

@@ -43,7 +43,7 @@ from adam_async.simulation.faults import is_running
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.pool import SimulatedPool
 from adam_async.simulation.scenario import Ledger, Violation
-from adam_async.simulation.scenarios.bundle_watch import BundleWatch
+from adam_async.simulation.scenarios.bundle_watch import BundleWatch, numerics_of
 from adam_async.simulation.scenarios.training_setups import Setup
 from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
@@ -203,7 +203,12 @@ class TrainingCluster:
 
     async def _run_parameter_server(self, node: Node) -> None:
         settings = self._member("ps", node)
-        server = ParameterServer(settings, buffers=BufferPool(), observe=self.bundles.applies)
+        server = ParameterServer(
+            settings,
+            buffers=BufferPool(),
+            observe=self.bundles.applies,
+            numerics=numerics_of(node.name),
+        )
         self.bundles.started(server, (node.name, settings.identity.incarnation))
         async with server:
             await asyncio.Event().wait()

@@ -18,8 +18,10 @@ from adam_async.model.named import digits, mlp
 from adam_async.model.network import Network
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.report.evaluate import evaluate
+from adam_async.run.cluster_map import NUMERICS
 from adam_async.run.config import Config, Waits
 from adam_async.runtime.disk import Disk
+from adam_async.runtime.machine import apply_numerics
 from adam_async.worker.copy_mode import CopyMode
 from adam_async.worker.in_place_mode import InPlaceMode
 from dataflow import NodeFailed
@@ -44,6 +46,13 @@ def config_of(**options):
 async def digits_dataset():
     async with Disk() as disk:
         return await load("digits", disk)
+
+
+async def test_each_server_publishes_the_numerics_of_its_process():
+    async with cluster_of(config_of(servers=2, epochs=1)) as cluster:
+        await cluster.train()
+        nodes = cluster.controller.map.nodes
+        assert [nodes[f"ps-{number}"].info[NUMERICS] for number in range(2)] == [apply_numerics()] * 2
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,13 @@ import re
 
 import pytest
 
+from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.controller.role import RoleSettings
 from adam_async.errors import RoleDied, first_cause
 from adam_async.parameter_server.served_store import ServedStore
 from adam_async.parameter_server.service import ParameterServer
+from tests.adam_async.checkpoint.test_resume import latest, same_bits
+from tests.adam_async.cluster.test_elastic import joiner, trained
 from tests.adam_async.cluster.test_local import QUICK, config_of
 from tests.adam_async.runs import NETWORKS, address_of, cluster_of, entropy_of, tiny_dataset, until
 from transport import Identity
@@ -113,7 +116,10 @@ KINDS = {
     "deltas": {"protocol": "delta"},
     "factors": {"protocol": "factors"},
     "steps": {"push_every": 2, "pull_every": 2},
+    "momentum": {"momentum": 0.9, "rate": 0.01},
     "adagrad": {"rule": "adagrad"},
+    "adam": {"rule": "adam", "rate": 0.001},
+    "adamw": {"rule": "adamw", "rate": 0.001},
 }
 
 
@@ -164,6 +170,85 @@ async def test_a_run_goes_on_though_it_loses_a_server_while_its_values_are_loade
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
     events = [each["event"] for each in result.events]
     assert "ps-1 was lost before training began: the run is placed anew" in events
+
+
+def lose_within_a_checkpoint(monkeypatch, cluster):
+    """End ps-0 as soon as a checkpoint reads it while all copies are in sync; returns a list of that loss."""
+    read, lost = ShardCopies._read, []
+
+    async def read_and_lose(self, link, *rest):
+        whole = all(len(members) == 3 for members in in_sync(cluster).values())
+        if link.peer.node == "ps-0" and whole and not lost:
+            lost.append(link.peer.node)
+            await cluster.servers[0].__aexit__(None, None, None)
+        return await read(self, link, *rest)
+
+    monkeypatch.setattr(ShardCopies, "_read", read_and_lose)
+    return lost
+
+
+@pytest.mark.parametrize("every", [0, 4], ids=["at-the-end", "within"])
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_checkpoint_that_loses_a_primary_while_it_is_read_resumes_the_run(
+    mode, every, tmp_path, monkeypatch
+):
+    options = {"epochs": 8, "checkpoint_every": every, **MODES[mode]}
+    cluster = replicated(checkpoint=tmp_path, **options)
+    lost = lose_within_a_checkpoint(monkeypatch, cluster)
+    async with cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await until(lambda: bool(lost) or training.done())
+        before = latest(tmp_path)
+        await until(lambda: latest(tmp_path) > before or training.done())
+        assert not training.done(), "it was over before the checkpoint was seen"
+        training.cancel()
+    assert lost == ["ps-0"]
+    async with replicated(resume=tmp_path, **options) as again:
+        resumed = await again.train()
+    assert [epoch.images for epoch in resumed.epochs] == [IMAGES] * 8
+    if mode == "bsp":
+        async with replicated(**{**options, "checkpoint_every": 0}) as unharmed:
+            same_bits((await unharmed.train()).weights, resumed.weights)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_checkpoint_after_a_failover_resumes_the_run(mode, tmp_path):
+    options = {"epochs": 25, **MODES[mode]}
+    async with replicated(checkpoint=tmp_path, **options) as cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await trains_with_three_copies(cluster)
+        await lose(cluster, "ps-0")
+        before = latest(tmp_path)
+        await until(lambda: latest(tmp_path) > before or training.done())
+        assert not training.done(), "it was over before the checkpoint was seen"
+        training.cancel()
+    async with replicated(resume=tmp_path, **options) as again:
+        resumed = await again.train()
+    assert [epoch.images for epoch in resumed.epochs] == [IMAGES] * 25
+    if mode == "bsp":
+        async with replicated(**options) as unharmed:
+            same_bits((await unharmed.train()).weights, resumed.weights)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_worker_that_joins_and_one_that_leaves_amid_a_failover_cost_no_image(mode):
+    cluster = replicated(epochs=60, **MODES[mode])
+    async with cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await trains_with_three_copies(cluster)
+        await cluster.servers[0].__aexit__(None, None, None)
+        assert not training.done()
+        async with joiner(cluster, "worker-9") as late:
+            await cluster.workers[1].__aexit__(None, None, None)
+            await until(lambda: training.done() or trained(late) > 3)
+            await until(lambda: training.done() or "ps-0" not in str(in_sync(cluster).values()))
+            groups = trained(late)
+            result = await training
+    assert groups > 3
+    assert [epoch.images for epoch in result.epochs] == [IMAGES] * 60
+    events = [each["event"] for each in result.events]
+    assert "worker-1 left" in events
+    assert any("moved from ps-0 to ps-" in event for event in events)
 
 
 async def test_the_loss_of_all_servers_ends_the_run_with_its_shards_and_a_checkpoint_resumes_it(tmp_path):

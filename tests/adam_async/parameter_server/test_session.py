@@ -18,8 +18,12 @@ def exchange(settles=True, **options):
 def test_numbers_begin_at_one_and_leave_no_gap_on_any_shard():
     session = Session()
     assert session.next_numbers((A, B)) == (1, 1)
+    assert session.numbers() == {A: 1, B: 1}
     assert session.next_numbers((B, C)) == (2, 1)
     assert session.next_numbers((A, B, C)) == (2, 3, 2)
+    assert session.numbers() == {A: 2, B: 3, C: 2}
+    assert session.next_numbers((A, B, C)) == (3, 4, 3)
+    assert session.numbers() == {A: 3, B: 4, C: 3}
 
 
 def test_several_steps_take_as_many_numbers_on_each_of_their_shards():

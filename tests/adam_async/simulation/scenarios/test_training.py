@@ -12,7 +12,7 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.simulation.plan import Fault, Options, Plan, Setting
 from adam_async.simulation.runner import SeedResult, draw_case, run_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS, training, training_faults
-from adam_async.simulation.scenarios.bundle_watch import SUCCESSIVE
+from adam_async.simulation.scenarios.bundle_watch import ROUND_OTHERWISE, SUCCESSIVE
 from adam_async.simulation.scenarios.store_clients import CLIENTS
 from adam_async.simulation.scenarios.training import BRIEF_S, LOSSES, TRAIN
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, IMAGES, WORKERS, images
@@ -81,6 +81,7 @@ def test_a_lost_server_and_its_successor_cost_a_run_with_copies_nothing(mode: st
     assert (result.invariant, result.text) == ("", "")
     assert result.faults == {"server-kill": 1, "server-successors": 1}
     assert result.counts[SUCCESSIVE] > 0
+    assert result.counts[ROUND_OTHERWISE] > 0
 
 
 def lost_driver(settings: Draw, *faults: Fault) -> SeedResult:
