@@ -162,10 +162,9 @@ def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
         from adam_async.cli.replay import run_replay as work
     else:
         from adam_async.cli.train import run_training as work
-    from adam_async.cli.health import with_serving
 
     return _run(
-        lambda terminal: with_serving(options.health, lambda: work(options, os.environ, terminal)),
+        lambda terminal: work(options, os.environ, terminal),
         loop=options.loop,
         verbose=options.verbose,
         quiet=options.quiet,

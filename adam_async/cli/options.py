@@ -420,7 +420,7 @@ class FromEnvironmentOptions:
     token_file: Path | None = None
     """File with the cluster's token, or the keys of this role; by default ADAM_TOKEN."""
     wait: Wait = WAIT
-    """Maximum wait for a controller, such as 60s or 5m; roles may start in any order."""
+    """Maximum wait of a process with one role for a controller, such as 60s or 5m."""
     health: str | None = None
     """tcp://HOST:PORT for probes of the only role: GET /healthz and /readyz over HTTP."""
     print: Annotated[bool, ONLY_ON] = False

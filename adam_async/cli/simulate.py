@@ -17,7 +17,8 @@ from typing import TextIO
 import msgspec
 
 from adam_async.cli.files import check_no_folder, write_file
-from adam_async.cli.options import SimulateOptions, check_within
+from adam_async.cli.options import check_within
+from adam_async.cli.simulate_options import SimulateOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.cluster.parent_pipe import die_with_parent
 from adam_async.errors import ConfigError

@@ -24,6 +24,7 @@ from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.baseline import BaselineAround
 from adam_async.cli.data import load_data
 from adam_async.cli.files import check_no_folder, is_file, make_folder, read_file
+from adam_async.cli.health import with_serving
 from adam_async.cli.live_table import LiveTable
 from adam_async.cli.options import WAITING, TrainOptions
 from adam_async.cli.results import Kept, keep_results, write_results
@@ -103,7 +104,7 @@ async def run_training(
     terminal: Terminal,
     launcher: Launcher | None = None,
 ) -> int:
-    """Train a model, and write the results that the options name.
+    """Train a model, and write the results that the options name; meanwhile probes are answered.
 
     Args:
         launcher: Starts the processes of the roles; None: as the options say.
@@ -111,6 +112,12 @@ async def run_training(
     Raises:
         AdamError: An option is wrong, or the run fails; see `adam_async/errors.py`.
     """
+    return await with_serving(options.health, lambda: _train(options, environment, terminal, launcher))
+
+
+async def _train(
+    options: TrainOptions, environment: Mapping[str, str], terminal: Terminal, launcher: Launcher | None
+) -> int:
     async with Disk() as disk:
         options, resumed = await _resumed(options, disk)
         config = await configure(options, environment, disk, resumed, launched=launcher is not None)

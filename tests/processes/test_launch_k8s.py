@@ -1,12 +1,14 @@
 """The containers of `launch k8s` run as written: they train, answer probes, and another driver continues."""
 
 import json
+import os
 import signal
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from adam_async.launch.manifests import USER
 from tests.processes.commands import RUN_S, Command, run, until
 from tests.processes.pods import Cluster, Manifest, Pod, skip_without_namespaces
 
@@ -37,32 +39,36 @@ def written(folder: Path) -> list[Manifest]:
     return [item for file in files for item in file.get("items", [file])]
 
 
-def test_containers_train_as_written_and_a_drained_driver_is_replaced(tmp_path: Path) -> None:
+def test_containers_train_as_written_outlive_a_server_and_a_drained_driver(tmp_path: Path) -> None:
     skip_without_namespaces()
-    items = written(tmp_path)
-    cluster = Cluster(items, tmp_path)
-    owners = (
-        ("StatefulSet", "adam-controller"),
-        ("StatefulSet", "adam-ps"),
-        ("StatefulSet", "adam-data"),
-        ("Deployment", "adam-worker"),
-    )
-    roles = [pod for kind, name in owners for pod in cluster.pods(kind, name)]
+    cluster = Cluster(written(tmp_path), tmp_path)
+    controllers = cluster.pods("StatefulSet", "adam-controller")
+    servers = cluster.pods("StatefulSet", "adam-ps")
+    others = cluster.pods("StatefulSet", "adam-data") + cluster.pods("Deployment", "adam-worker")
     (driver,) = cluster.pods("Job", "adam-driver")
-    assert len(roles) == 8
+    pods = [*servers, *others, *controllers]
+    assert len(pods) == 8
     with ExitStack() as stack:
 
         def start(pod: Pod) -> Command:
             return stack.enter_context(pod.start())
 
-        running = [start(pod) for pod in roles]
-        for pod, role in zip(roles, running, strict=True):
-            role.wait_for(f" listens on tcp://{pod_name(pod)}")
-        for pod in roles:
-            until(lambda pod=pod: pod.probe("readinessProbe") == 200, f"{pod.name} to be ready")
+        running = {pod.name: start(pod) for pod in (*servers, *others)}
+        until(lambda: servers[0].probe("livenessProbe") == 200, "a server to answer probes")
+        assert servers[0].probe("readinessProbe") == 503  # there is no controller yet
+        running |= {pod.name: start(pod) for pod in controllers}
+        for pod in pods:
+            running[pod.name].wait_for(f" listens on tcp://{announced(pod)}")
+            wait_until_ready(pod)
+        check_rights(running["adam-ps-0"])
         first = start(driver)
-        first.wait_for("epoch 3/40")
-        assert [pod.probe("livenessProbe") for pod in (*roles, driver)] == [200] * 9
+        first.wait_for("epoch 2/40")
+        running["adam-ps-1"].signal(signal.SIGKILL)
+        assert running["adam-ps-1"].finish() == -signal.SIGKILL
+        running["adam-ps-1"] = start(servers[1])  # as Kubernetes does
+        first.wait_for("the shards of ps-1 have 2 copies in sync again")
+        wait_until_ready(servers[1])
+        assert [pod.probe("livenessProbe") for pod in (*pods, driver)] == [200] * 9
         first.signal(signal.SIGTERM)
         assert first.finish() == 143, first.output
         assert "waits for the next train --attach" in first.output
@@ -72,14 +78,30 @@ def test_containers_train_as_written_and_a_drained_driver_is_replaced(tmp_path: 
         assert "took over run " in second.output
         assert "after 40 epochs" in second.output
 
-        for role in running:
+        for role in running.values():
             role.signal(signal.SIGTERM)
-        assert [role.finish() for role in running] == [143] * 8
+        assert [role.finish() for role in running.values()] == [143] * 8
     results = cluster.volume("", "results", {"persistentVolumeClaim": {}})
     assert (results / "model" / "model.safetensors").stat().st_size > 0
     assert any((results / "checkpoints").iterdir())
 
 
-def pod_name(pod: Pod) -> str:
+def wait_until_ready(pod: Pod) -> None:
+    until(lambda: pod.probe("readinessProbe") == 200, f"{pod.name} to be ready")
+
+
+def check_rights(role: Command) -> None:
+    """Check user and capabilities of a process, and that its root file system is read-only."""
+    lines = Path(f"/proc/{role.pid}/status").read_text().splitlines()
+    status = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+    assert int(status["CapEff"][0], 16) == int(status["CapBnd"][0], 16) == 0
+    assert status["NoNewPrivs"] == ["1"]
+    assert set(status["Uid"]) == ({str(USER)} if os.geteuid() == 0 else {str(os.geteuid())})
+    mounts = [line.split() for line in Path(f"/proc/{role.pid}/mounts").read_text().splitlines()]
+    writable = {folder for _, folder, _, options, *_ in mounts if "ro" not in options.split(",")}
+    assert writable & {"/", "/srv", "/srv/adam/config", "/srv/adam/tmp"} == {"/srv/adam/tmp"}
+
+
+def announced(pod: Pod) -> str:
     """The address that a role prints: controllers have a name, the others the address of their pod."""
     return f"{pod.name}.adam-controller:7070" if "controller" in pod.name else f"{pod.address}:7070"

@@ -66,6 +66,15 @@ def test_the_roles_of_a_rank_can_be_printed(layout: Path) -> None:
     assert output.count("--controller tcp://n07:7070") == 2
 
 
+def test_a_rank_with_several_roles_has_no_one_role_for_probes(layout: Path) -> None:
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "7000"}
+    words = ("role", "--from-env", "--config", str(layout), "--health", "tcp://127.0.0.1:0")
+    code, output = run(*words, environment=environment)
+
+    assert code == 2, output
+    assert "--health is for one role, and this process has 6: leave it out" in output
+
+
 @pytest.mark.parametrize(
     ("environment", "claim"),
     [

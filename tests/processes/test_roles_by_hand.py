@@ -137,6 +137,19 @@ def test_a_taken_port_ends_with_code_7() -> None:
     )
 
 
+def test_a_taken_or_wrong_address_for_probes_is_named_with_its_option() -> None:
+    with Command("controller", "--bind", "tcp://127.0.0.1:0") as controller:
+        address = address_of(controller)
+        code, output = run("controller", "--bind", "tcp://127.0.0.1:0", "--health", address)
+    assert code == 7, output
+    assert output.rstrip() == (
+        f"adam-async: cannot listen on {address}: address already in use; choose another with --health"
+    )
+    code, output = run("train", "--data", "digits", "--health", "127.0.0.1:80")
+    assert code == 2, output
+    assert "--health: address '127.0.0.1:80' is not of the form tcp://host:port" in output
+
+
 def test_a_token_shorter_than_16_bytes_is_refused() -> None:
     code, output = run("controller", environment={"ADAM_TOKEN": "short"})
 

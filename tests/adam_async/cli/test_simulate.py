@@ -10,7 +10,6 @@ import pytest
 
 from adam_async.cli import simulate as command
 from adam_async.cli.commands import run_command
-from adam_async.cli.options import SimulateOptions
 from adam_async.cli.simulate import (
     FAILED,
     check_options,
@@ -19,6 +18,7 @@ from adam_async.cli.simulate import (
     report_unreached,
     serve,
 )
+from adam_async.cli.simulate_options import SimulateOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError
 from adam_async.simulation.plan import Case, Fault, read_case
