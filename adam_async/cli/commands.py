@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
+from adam_async.cli.launch_options import RayOptions
 from adam_async.cli.log import JsonLine, OneLine, RoleLine
 from adam_async.cli.options import (
     WAITING,
@@ -181,6 +182,32 @@ def launch_ssh(
 
     return _run(
         lambda terminal: launch_over_ssh(hosts, file, options, os.environ, terminal),
+        loop=options.loop,
+        verbose=options.verbose,
+        quiet=options.quiet,
+        level=options.log_level,
+        lines=JsonLine("driver") if options.log_json else None,
+    )
+
+
+@launch_commands.command(name="ray")
+def launch_ray(
+    file: Path | None = None,
+    /,
+    ray: RayOptions = RayOptions(),  # noqa: B008 - frozen
+    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Train with the roles as actors of Ray, and the driver in this process; needs the extra `ray`.
+
+    Parameters
+    ----------
+    file
+        TOML file with options, as for `train --config`.
+    """
+    from adam_async.cli.launch import launch_on_ray
+
+    return _run(
+        lambda terminal: launch_on_ray(ray, file, options, os.environ, terminal),
         loop=options.loop,
         verbose=options.verbose,
         quiet=options.quiet,

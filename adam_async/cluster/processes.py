@@ -167,7 +167,8 @@ class ProcessCluster:
     async def _open(self) -> None:
         """Start the children in the order of their needs, then the driver; a failure ends them."""
         config, setup = self.config, self._setup
-        threads = self._launcher.threads(config)
+        data_servers = 0 if setup.hosts or setup.dataset is not None else config.data_servers
+        threads = await self._launcher.prepare(config, data_servers=data_servers)
         # Standalone data servers accept only their own token, or no token if they have none.
         token = setup.token if setup.hosts else setup.entropy(32).hex()
         room = self.timeline.limit_events if self.timeline is not None else 0
@@ -191,7 +192,7 @@ class ProcessCluster:
             driver = setup.identity("driver", "driver")
             controller = await self._open_controllers(network, driver, state)
             await self._open_data(stack, network, controller)
-            await self._start_members(controller, inputs, threads)
+            await self._start_members(controller, inputs, threads, data_servers)
             if setup.hosts:
                 hosts = DataHosts(setup.hosts, network=network, identity=driver, waits=config.waits)
                 await stack.enter_async_context(hosts)
@@ -211,12 +212,13 @@ class ProcessCluster:
             self._running = True
             self._stack = stack.pop_all()
 
-    async def _start_members(self, controller: str, inputs: RunInputs, threads: int) -> None:
+    async def _start_members(
+        self, controller: str, inputs: RunInputs, threads: int, data_servers: int
+    ) -> None:
         """Start data servers, parameter servers and workers, and wait until they listen."""
         config, setup = self.config, self._setup
         common = ("--controller", controller)
         worker = (*common, "--in-flight", str(config.in_flight), *self._imports)
-        data_servers = 0 if setup.hosts or setup.dataset is not None else config.data_servers
         resume = inputs.resume
         spec = resumed_spec(resume.manifest, inputs.spec) if resume is not None else inputs.spec
         cache = one_of(config.cache, data_servers)
