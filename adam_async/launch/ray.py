@@ -11,6 +11,7 @@ The actors end with the launching process: Ray kills the actors of an ended driv
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from adam_async.launch.ray_resources import (
     full_ask,
     largest_share,
     shortage_text,
+    without,
 )
 from adam_async.run.config import Config
 from adam_async.runtime.role_handle import CUT_OFF, RemoteRole
@@ -123,10 +125,14 @@ class RayLauncher:
         asks, threads = self.settings.asks, 1 if config.record else config.threads
         counts = {"ps": config.servers, "data": data_servers, "worker": config.workers}
         free = {node.id: node.cpus for node in self._nodes}
-        share = min(1.0, largest_share(list(free.values()), sum(counts.values())))
+        fixed = [
+            cpus for role, count in counts.items() for cpus in [asks.get(role, {}).get("CPU", 0.0)] * count
+        ]
+        rest = without(free.values(), fixed)
+        share = min(1.0, largest_share(rest, fixed.count(0.0)))
         for role in KINDS:
             if role == "worker":
-                share = threads or largest_share(list(free.values()), config.workers)
+                share = min(threads or math.inf, largest_share(list(free.values()), config.workers))
             ask = self.asks[role] = full_ask(asks, role, share)
             if counts[role]:
                 for node in await self._place(role, counts[role], ask):
@@ -285,6 +291,7 @@ class RayRole(RemoteRole):
         self._launcher = launcher
         self._spec = spec
         self._actor: Any = None
+        self._host = ""
         self._ended_call: Any = None
         self._placed = asyncio.Event()
 
@@ -307,13 +314,16 @@ class RayRole(RemoteRole):
             finally:
                 ray.kill(actor)
         except* (AdamError, _ray_error()) as errors:
-            self._cut_off = f"Ray lost its actor: {last_line(first_cause(errors))}"
+            error = first_cause(errors)
+            where = f"its actor on {self._host} is lost ({type(error).__name__})" if self._host else ""
+            self._cut_off = where or f"Ray cannot run its actor: {last_line(error)}"
         return CUT_OFF
 
     async def _follow(self, events: Any) -> None:
         async for event in events:
             kind, text = await event
             if kind == "placed":
+                self._host = text
                 self._placed.set()
             elif kind == "address":
                 self._listens_on(text)

@@ -88,11 +88,9 @@ class RayConnection:
             raise DeadlineExceeded(what, timeout_s) from None
 
     async def _open(self) -> None:
-        if self.address == "local" and "ray" not in sys.modules:
-            # Ray listens on all interfaces and runs any code of its peers. It reads these at its import.
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
-            os.environ.setdefault("RAY_AUTH_TOKEN", self._entropy(32).hex())
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if "ray" not in sys.modules:  # it reads these at its import
+            for name, value in self._variables().items():
+                os.environ.setdefault(name, value)
         ray = await self.call("the import of Ray", require_ray)
         if ray.is_initialized():
             if self.address != "auto":
@@ -101,7 +99,6 @@ class RayConnection:
                     f"and --address is {self.address}: give auto to use it"
                 )
             return
-        # Ray prints events of all jobs, and of roles that this launch reports itself.
         logging.getLogger("ray").setLevel(logging.CRITICAL)
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         if self.address == "local":
@@ -115,6 +112,16 @@ class RayConnection:
         except BaseException:
             await self.call("Ray to end", ray.shutdown, timeout_s=START_S)
             raise
+
+    def _variables(self) -> dict[str, str]:
+        """Return settings of Ray for a program that does not use it otherwise."""
+        # Ray would print the losses of nodes, which this launch reports by their roles.
+        quiet = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+        if self.address != "local":
+            return {**quiet, "RAY_BACKEND_LOG_LEVEL": "fatal"}
+        # Ray listens on all interfaces and runs any code of its peers.
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._entropy(32).hex()}
+        return {**quiet, **token, "RAY_USAGE_STATS_ENABLED": "0"}
 
     async def _probe(self) -> str:
         """Try to join the cluster from a child process, and return the address of its head node."""

@@ -139,6 +139,15 @@ def largest_share(cpus: Sequence[float], roles: int) -> float:
     return 0.01
 
 
+def without(cpus: Iterable[float], taken: Iterable[float]) -> list[float]:
+    """Return the CPUs of nodes without those of some roles, each on the node with the most left."""
+    left = list(cpus)
+    for amount in sorted(taken, reverse=True):
+        most = max(range(len(left)), key=left.__getitem__)
+        left[most] = max(0.0, left[most] - amount)
+    return left
+
+
 def full_ask(asks: Mapping[str, Ask], role: str, cpus: float) -> dict[str, float]:
     """Return the resources of a role, with a number of CPUs unless the settings have one."""
     return {"CPU": cpus, **asks.get(role, {})}
