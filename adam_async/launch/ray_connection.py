@@ -118,7 +118,7 @@ class RayConnection:
         # Ray would print the losses of nodes, which this launch reports by their roles.
         quiet = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
         if self.address != "local":
-            return {**quiet, "RAY_BACKEND_LOG_LEVEL": "fatal"}
+            return quiet
         # Ray listens on all interfaces and runs any code of its peers.
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._entropy(32).hex()}
         return {**quiet, **token, "RAY_USAGE_STATS_ENABLED": "0"}
