@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from adam_async.data_server.dataset import Dataset, make_dataset
     from adam_async.data_server.sources.datasets import load as load_dataset
     from adam_async.data_server.sources.objects import from_object
+    from adam_async.data_server.sources.ray_data import from_ray
     from adam_async.data_server.sources.synthetic import synthetic
     from adam_async.errors import (
         AdamError,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
         StepFailed,
         StoreError,
     )
+    from adam_async.launch.ray_cluster import RayCluster, RayResult
+    from adam_async.launch.ray_resources import RaySettings
     from adam_async.model.spec import ModelSpec
     from adam_async.run.arrays import ArraySpec, Factors
     from adam_async.run.config import Config, Waits
@@ -83,6 +86,9 @@ __all__ = [
     "Predictions",
     "ProcessCluster",
     "PushOutcome",
+    "RayCluster",
+    "RayResult",
+    "RaySettings",
     "ReadVersions",
     "RoleDied",
     "RunFailed",
@@ -97,6 +103,7 @@ __all__ = [
     "Values",
     "Waits",
     "from_object",
+    "from_ray",
     "load_checkpoint",
     "load_dataset",
     "make_config",
@@ -119,6 +126,9 @@ _HOMES = {
     "data_server.dataset": ("Dataset", "make_dataset"),
     "data_server.sources.datasets": ("load_dataset",),
     "data_server.sources.objects": ("from_object",),
+    "data_server.sources.ray_data": ("from_ray",),
+    "launch.ray_cluster": ("RayCluster", "RayResult"),
+    "launch.ray_resources": ("RaySettings",),
     "data_server.sources.synthetic": ("synthetic",),
     "run.result": ("EpochResult", "RunResult"),
     "run.train_step": ("Batch", "Gradients", "Metrics", "StepOutcome", "TrainStep"),

@@ -161,6 +161,13 @@ PORTS = (
     port("adam_async/worker/kernel_change.py", "files processes system threads", "a child compiles"),
     port("adam_async/simulation/process_pool.py", "processes system", "child processes that run simulations"),
     port("adam_async/cluster/processes.py", "system", "the environment that its children inherit"),
+    port("adam_async/launch/ray_actor.py", "files system", "variables and home folder of a node of Ray"),
+    port(
+        "adam_async/launch/ray_connection.py",
+        "processes system threads",
+        "Ray's calls block; a child tries its address; variables that Ray reads",
+    ),
+    port("adam_async/data_server/sources/ray_data.py", "threads", "Ray's iterator of batches blocks"),
     port("adam_async/cluster/local_launcher.py", "system", "the folder of the controllers' state"),
     port(
         "adam_async/data_server/sources/file_ranges.py",

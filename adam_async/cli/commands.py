@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from adam_async.cli.kubernetes_options import KubernetesOptions
+from adam_async.cli.launch_options import RayOptions
 from adam_async.cli.log import JsonLine, OneLine, RoleLine
 from adam_async.cli.options import (
     WAITING,
@@ -213,6 +214,32 @@ def launch_kubernetes(file: Path, /, options: KubernetesOptions) -> int:
     from adam_async.cli.launch_kubernetes import write_manifests
 
     return _run(lambda _: write_manifests(file, options), loop=options.loop)
+
+
+@launch_commands.command(name="ray")
+def launch_ray(
+    file: Path | None = None,
+    /,
+    ray: RayOptions = RayOptions(),  # noqa: B008 - frozen
+    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Train with the roles as actors of Ray, and the driver in this process; needs the extra `ray`.
+
+    Parameters
+    ----------
+    file
+        TOML file with options, as for `train --config`.
+    """
+    from adam_async.cli.launch import launch_on_ray
+
+    return _run(
+        lambda terminal: launch_on_ray(ray, file, options, os.environ, terminal),
+        loop=options.loop,
+        verbose=options.verbose,
+        quiet=options.quiet,
+        level=options.log_level,
+        lines=JsonLine("driver") if options.log_json else None,
+    )
 
 
 @app.command

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from adam_async.cli.files import read_file
+from adam_async.cli.launch_options import RayOptions
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.train import run_training
 from adam_async.errors import ConfigError
 from adam_async.launch.hosts import read_hosts
+from adam_async.launch.ray import RayLauncher
 from adam_async.launch.ssh import SshLauncher
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
@@ -24,6 +26,38 @@ async def launch_over_ssh(
         ConfigError: The file is wrong, a host cannot be used, or an option is not for this command.
         RoleUnreachable: A host does not answer.
     """
+    options = _of_launch(file, options)
+    async with Disk() as disk:
+        found = read_hosts(await read_file(hosts, "the file of hosts", disk), source=str(hosts))
+    async with SshLauncher(found, entropy=system_entropy) as launcher:
+        return await run_training(options, environment, terminal, launcher)
+
+
+async def launch_on_ray(
+    ray: RayOptions,
+    file: Path | None,
+    options: TrainOptions,
+    environment: Mapping[str, str],
+    terminal: Terminal,
+) -> int:
+    """Train with the roles as actors of a Ray cluster. See `run_training`.
+
+    Raises:
+        ConfigError: An option is not for this command, or Ray or a node cannot be used.
+        RoleUnreachable: The Ray cluster does not answer.
+        DeadlineExceeded: Ray has no room for the roles.
+    """
+    options = _of_launch(file, options)
+    async with RayLauncher(ray.settings(), entropy=system_entropy) as launcher:
+        return await run_training(options, environment, terminal, launcher)
+
+
+def _of_launch(file: Path | None, options: TrainOptions) -> TrainOptions:
+    """Return the options of `train` for roles that a launcher starts.
+
+    Raises:
+        ConfigError: An option is not for a launch, or there are two files of options.
+    """
     if file is not None and options.config is not None:
         raise ConfigError(f"{file} and --config {options.config} are both the file of options: give one")
     for option in ("controller", "replay"):
@@ -31,8 +65,4 @@ async def launch_over_ssh(
             raise ConfigError(f"--{option} has no force with launch, which starts the roles: leave it out")
     if options.processes is False:
         raise ConfigError("--no-processes has no force with launch, whose roles are processes: leave it out")
-    async with Disk() as disk:
-        found = read_hosts(await read_file(hosts, "the file of hosts", disk), source=str(hosts))
-    options = dataclasses.replace(options, config=file or options.config, processes=True)
-    async with SshLauncher(found, entropy=system_entropy) as launcher:
-        return await run_training(options, environment, terminal, launcher)
+    return dataclasses.replace(options, config=file or options.config, processes=True)

@@ -105,11 +105,19 @@ class Launcher(Protocol):
             on_line: Called with each line of its stderr.
         """
 
-    def threads(self, config: Config) -> int:
-        """Return the compute threads of each worker of a run; 0: the launcher decides worker by worker.
+    async def prepare(self, config: Config, *, data_servers: int) -> int:
+        """Reserve room for the roles of a run, before all other calls; an engine may need time for it.
+
+        Args:
+            config: The run.
+            data_servers: Number of data servers that the cluster will start; 0 if others serve the images.
+
+        Returns:
+            Compute threads of each worker; 0: the launcher decides worker by worker.
 
         Raises:
             ConfigError: The workers have too many threads for their machine.
+            DeadlineExceeded: There was no room in time.
         """
 
     async def controller_addresses(

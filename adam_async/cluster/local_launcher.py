@@ -61,8 +61,8 @@ class LocalLauncher:
         group.create_task(child.run(), name=f"processes/{spec.node}/run")
         return child
 
-    def threads(self, config: Config) -> int:
-        """Return the compute threads of each worker, all on this machine. See `Launcher.threads`."""
+    async def prepare(self, config: Config, *, data_servers: int) -> int:
+        """Return the compute threads of each worker, all on this machine. See `Launcher.prepare`."""
         return config.threads_per_worker(usable_cores())
 
     async def controller_addresses(

@@ -150,6 +150,7 @@ class ProcessCluster:
         self._running = False
         self._worker: tuple[str, ...] = ()
         """Options of the command of every worker."""
+        self._threads = 0
         self._scaling = asyncio.Lock()
 
     @property
@@ -174,7 +175,8 @@ class ProcessCluster:
     async def _open(self) -> None:
         """Start the children in the order of their needs, then the driver; a failure ends them."""
         config, setup = self.config, self._setup
-        threads = self._launcher.threads(config)
+        data_servers = 0 if setup.hosts or setup.dataset is not None else config.data_servers
+        threads = self._threads = await self._launcher.prepare(config, data_servers=data_servers)
         # Standalone data servers accept only their own token, or no token if they have none.
         token = setup.token if setup.hosts or setup.token is not None else setup.entropy(32).hex()
         room = self.timeline.limit_events if self.timeline is not None else 0
@@ -198,7 +200,7 @@ class ProcessCluster:
             driver = setup.identity("driver", "driver")
             controller = await self._open_controllers(network, driver, state)
             await self._open_data(stack, network, controller)
-            await self._start_members(controller, inputs, threads)
+            await self._start_members(controller, inputs, threads, data_servers)
             if setup.hosts:
                 hosts = DataHosts(setup.hosts, network=network, identity=driver, waits=config.waits)
                 await stack.enter_async_context(hosts)
@@ -219,12 +221,13 @@ class ProcessCluster:
             self._running = True
             self._stack = stack.pop_all()
 
-    async def _start_members(self, controller: str, inputs: RunInputs, threads: int) -> None:
+    async def _start_members(
+        self, controller: str, inputs: RunInputs, threads: int, data_servers: int
+    ) -> None:
         """Start data servers, parameter servers and workers, and wait until they listen."""
         config, setup = self.config, self._setup
         common = ("--controller", controller)
         self._worker = (*common, "--in-flight", str(config.in_flight), *self._imports)
-        data_servers = 0 if setup.hosts or setup.dataset is not None else config.data_servers
         resume = inputs.resume
         spec = resumed_spec(resume.manifest, inputs.spec) if resume is not None else inputs.spec
         cache = one_of(config.cache, data_servers)
@@ -356,8 +359,9 @@ class ProcessCluster:
             there = sorted((node for node in self.children if node.startswith("worker-")), key=_number)
             free = (f"worker-{n}" for n in itertools.count() if f"worker-{n}" not in there)
             new = list(itertools.islice(free, max(workers - len(there), 0)))
-            threads = self._launcher.threads(config)
-            started = [self._roles.start("worker", node, *self._worker, threads=threads) for node in new]
+            started = [
+                self._roles.start("worker", node, *self._worker, threads=self._threads) for node in new
+            ]
             old = there[workers:]
             try:
                 for process in started:

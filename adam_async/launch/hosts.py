@@ -27,6 +27,9 @@ from adam_async.run.addresses import check_address
 ROLES = ("controller", "data", "ps", "worker")
 """Roles that a host may have; the driver is the launching process."""
 
+PORTS = range(20000, 30000)
+"""Ports of several controllers, which need each other's addresses before they listen."""
+
 MOST_HOSTS = 1000
 """Maximum number of hosts of a file."""
 
@@ -112,6 +115,11 @@ def read_hosts(text: str, *, source: str) -> Hosts:
         if not any(role in host.roles for host in hosts.hosts):
             raise ConfigError(f"{source}: no host may have role {role}; add it to the roles of one")
     return hosts
+
+
+def random_port(entropy: Callable[[int], bytes]) -> int:
+    """Return a port for a controller, from random bytes."""
+    return PORTS[int.from_bytes(entropy(4), "little") % len(PORTS)]
 
 
 class Placement:

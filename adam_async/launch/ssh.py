@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from adam_async.cluster.launcher import RoleSpec
 from adam_async.errors import AdamError, ConfigError, RoleUnreachable, first_cause
-from adam_async.launch.hosts import Host, Hosts, Placement
+from adam_async.launch.hosts import Host, Hosts, Placement, random_port
 from adam_async.run.config import Config
-from adam_async.runtime.role_handle import RoleHandle
+from adam_async.runtime.role_handle import CUT_OFF, RemoteRole
 from transport import Identity, Network
 
 if TYPE_CHECKING:
@@ -46,12 +46,6 @@ SILENCE_S = 30.0
 
 CONNECTING = 4
 """Maximum number of concurrent logins; an SSH server may refuse some of ten."""
-
-CUT_OFF = 255
-"""Exit code of a role whose connection broke, as of `ssh`."""
-
-PORTS = range(20000, 30000)
-"""Ports of several controllers, which need each other's addresses before they listen."""
 
 STATE = ".cache/adam-async/launch"
 """Folder for the state of controllers, in the home folder of the login."""
@@ -100,8 +94,8 @@ class SshLauncher:
         group.create_task(role.run(), name=f"launch/{spec.node}")
         return role
 
-    def threads(self, config: Config) -> int:
-        """Return the threads of each worker if the options name them. See `Launcher.threads`."""
+    async def prepare(self, config: Config, *, data_servers: int) -> int:
+        """Return the threads of each worker if the options name them. See `Launcher.prepare`."""
         return 1 if config.record else config.threads
 
     async def controller_addresses(
@@ -112,9 +106,9 @@ class SshLauncher:
         addresses: list[str] = []
         for node in nodes:
             host = self.placement.place("controller", node)
-            address = host.listens_on(self._port() if several else 0)
+            address = host.listens_on(random_port(self._entropy) if several else 0)
             while address in addresses:
-                address = host.listens_on(self._port())
+                address = host.listens_on(random_port(self._entropy))
             addresses.append(address)
         return addresses
 
@@ -210,14 +204,11 @@ class SshLauncher:
         async with asyncio.timeout(CONNECT_S), self.connected(host) as connection:
             await connection.run(f"rm -rf -- {shlex.quote(folder)}", check=False)
 
-    def _port(self) -> int:
-        return PORTS[int.from_bytes(self._entropy(4), "little") % len(PORTS)]
-
     def __repr__(self) -> str:
         return f"<SshLauncher {', '.join(host.name for host in self.hosts.hosts)}>"
 
 
-class SshRole(RoleHandle):
+class SshRole(RemoteRole):
     """One process of a role on a host, in a session of its own connection."""
 
     def __init__(
@@ -227,31 +218,10 @@ class SshRole(RoleHandle):
         self.host = host
         self._launcher = launcher
         self._spec = spec
-        self._cut_off = ""
         self._close_stdin = asyncio.Event()
-        self._killed = asyncio.Event()
-
-    @property
-    def how(self) -> str:
-        """The end of the process in words."""
-        return self._cut_off or super().how
-
-    async def run(self) -> int:
-        """Log in, start the role, relay its output, and return its exit code. See `RoleHandle.run`."""
-        code = CUT_OFF
-        try:
-            async with asyncio.TaskGroup() as group:
-                killed = group.create_task(self._killed.wait(), name=f"{self.node}/killed")
-                session = group.create_task(self._session(), name=f"{self.node}/session")
-                await asyncio.wait((killed, session), return_when=asyncio.FIRST_COMPLETED)
-                killed.cancel()
-                session.cancel()
-            code = session.result() if not session.cancelled() else CUT_OFF
-        finally:
-            self._finish(code)
-        return code
 
     async def _session(self) -> int:
+        """Log in, start the role, and relay its output. See `RemoteRole._session`."""
         launcher, host, spec = self._launcher, self.host, self._spec
         ssh = require_asyncssh()
         share = max(1, launcher.cores.get(host.name, 1) // max(1, launcher.placement.workers_on(host)))
@@ -291,10 +261,6 @@ class SshRole(RoleHandle):
     def end(self) -> None:
         """Close the stdin of the role, now or at its start."""
         self._close_stdin.set()
-
-    def kill(self) -> None:
-        """Cut the connection, which kills the role, unless it has ended."""
-        self._killed.set()
 
     def __repr__(self) -> str:
         return f"<SshRole {self.node} on {self.host.name}>"

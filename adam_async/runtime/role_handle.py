@@ -16,6 +16,9 @@ from adam_async.errors import RoleDied
 START_CODES = range(1, 9)
 """Exit codes of a failed start; the parent ends with the same code."""
 
+CUT_OFF = 255
+"""Exit code of a role whose engine or connection lost it, as of `ssh`."""
+
 READ_BYTES = 65536
 """Maximum number of bytes of one read from a child's output."""
 
@@ -112,15 +115,63 @@ class RoleHandle(ABC):
 
     async def _read_stdout(self, stream: ByteStream) -> None:
         async for line in _lines(stream):
-            address = address_in(line)
-            if address and not self.address.done():
-                self._listens_at = asyncio.get_running_loop().time()
-                self.address.set_result(address)
+            if address := address_in(line):
+                self._listens_on(address)
 
     async def _read_stderr(self, stream: ByteStream) -> None:
         async for line in _lines(stream):
-            self.last_lines.append(line)
-            self._on_line(f"{self.node} | {line}")
+            self._take_line(line)
+
+    def _listens_on(self, address: str) -> None:
+        """Note the address of the role."""
+        if not self.address.done():
+            self._listens_at = asyncio.get_running_loop().time()
+            self.address.set_result(address)
+
+    def _take_line(self, line: str) -> None:
+        """Keep and forward a line of stderr."""
+        self.last_lines.append(line)
+        self._on_line(f"{self.node} | {line}")
+
+
+class RemoteRole(RoleHandle):
+    """One process of a role on another machine, in a session that an engine can cut off."""
+
+    def __init__(self, node: str, on_line: Callable[[str], None]) -> None:
+        super().__init__(node, on_line)
+        self._cut_off = ""
+        self._killed = asyncio.Event()
+
+    @property
+    def how(self) -> str:
+        """The end of the process in words."""
+        return self._cut_off or super().how
+
+    async def run(self) -> int:
+        """Start the role, relay its output, and return its exit code. See `RoleHandle.run`."""
+        code = CUT_OFF
+        try:
+            async with asyncio.TaskGroup() as group:
+                killed = group.create_task(self._killed.wait(), name=f"{self.node}/killed")
+                session = group.create_task(self._session(), name=f"{self.node}/session")
+                await asyncio.wait((killed, session), return_when=asyncio.FIRST_COMPLETED)
+                killed.cancel()
+                session.cancel()
+            code = session.result() if not session.cancelled() else CUT_OFF
+        finally:
+            self._finish(code)
+        return code
+
+    @abstractmethod
+    async def _session(self) -> int:
+        """Run the role, and return its exit code; `CUT_OFF` with `_cut_off` if the engine lost it.
+
+        Cancelling kills the process.
+        """
+
+    def kill(self) -> None:
+        """Cut off the session, which kills the role, unless it has ended."""
+        self._killed.set()
 
 
 class LineSplitter:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import MAX_CLASSES, Dataset, make_dataset
-from adam_async.errors import DataError
+from adam_async.errors import DataError, DeadlineExceeded
 from adam_async.model.keyed_random import Dice
 
 ITEMS_PER_TURN = 32
@@ -159,6 +159,8 @@ async def _naming(items: AsyncIterator[Any], name: str) -> Any:
             item = await anext(items)
         except StopAsyncIteration:
             return
+        except (DataError, DeadlineExceeded):
+            raise
         except Exception as error:
             raise DataError(f"item {number} of {name} cannot be read: {error!r}") from error
         yield item

@@ -11,8 +11,8 @@ import pytest
 
 from adam_async.cluster.launcher import RoleSpec
 from adam_async.errors import ConfigError
-from adam_async.launch.hosts import Host, Hosts
-from adam_async.launch.ssh import PORTS, SshLauncher, has_peers, require_asyncssh
+from adam_async.launch.hosts import PORTS, Host, Hosts
+from adam_async.launch.ssh import SshLauncher, has_peers, require_asyncssh
 from adam_async.messages import role_table
 from adam_async.run.config import Config
 from transport import Identity, LocalNetwork
@@ -54,10 +54,10 @@ async def test_a_single_controller_lets_the_system_choose_its_port() -> None:
     ) == ["tcp://10.0.0.1:0"]
 
 
-def test_threads_are_those_of_the_options_or_depend_on_the_host() -> None:
-    assert launcher().threads(Config()) == 0
-    assert launcher().threads(Config(threads=3)) == 3
-    assert launcher().threads(Config(record=True)) == 1
+async def test_threads_are_those_of_the_options_or_depend_on_the_host() -> None:
+    assert await launcher().prepare(Config(), data_servers=1) == 0
+    assert await launcher().prepare(Config(threads=3), data_servers=1) == 3
+    assert await launcher().prepare(Config(record=True), data_servers=1) == 1
 
 
 @pytest.mark.parametrize(("arguments", "expected"), [(("--peers", "1=tcp://h:1"), True), ((), False)])

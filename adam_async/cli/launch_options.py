@@ -1,0 +1,42 @@
+"""The options of the launch commands, beside those of `train`."""
+
+from datetime import timedelta
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from adam_async.cli.options import options
+from adam_async.launch.ray_resources import RaySettings, read_asks, read_variables
+
+
+@options
+class RayOptions:
+    """Options of `launch ray`."""
+
+    address: str = "auto"
+    """HOST:PORT of the Ray cluster; auto, that of RAY_ADDRESS or of this machine; or local, a Ray of this
+    command's own."""
+    ask: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    """Resources that each role of a kind asks of Ray, ROLE:RESOURCE=AMOUNT such as worker:CPU=4; roles are
+    ps, data, worker and controller. By default servers and data servers ask for one CPU, and workers share
+    the rest."""
+    pack: Annotated[bool, Parameter(negative="")] = False
+    """Place the workers on few nodes; by default they are spread over all."""
+    room_wait: Annotated[timedelta, Parameter(show_default=lambda _: "60s")] = timedelta(seconds=60)
+    """Maximum wait for room on Ray, such as 60s or 5m; an autoscaler needs time to start nodes."""
+    env: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    """Variables of the roles, NAME=VALUE, such as ADAM_DATA_DIR=/data."""
+
+    def settings(self) -> RaySettings:
+        """Return the settings of the launcher.
+
+        Raises:
+            ConfigError: An option has a wrong value.
+        """
+        return RaySettings(
+            address=self.address,
+            asks=read_asks(self.ask),
+            pack=self.pack,
+            wait_s=self.room_wait.total_seconds(),
+            environment=read_variables(self.env),
+        )

@@ -1,0 +1,361 @@
+"""Roles as actors of a Ray cluster, as a launcher: `async with RayLauncher(settings) as launcher`.
+
+Ray places the actors: each kind of role has a placement group, and each role a bundle of it. An actor runs
+the command of its role as a child process (`launch/ray_actor.py`). Ray never restarts an actor, because only
+the supervisor of the cluster knows whether a role may come back (docs/decisions/0036-roles-as-ray-actors.md).
+A restarted role is a new actor in the same bundle. Ray moves the bundles of a lost node to other nodes as
+soon as these have room, so a role waits for a new node, and the run goes on meanwhile if it can.
+
+The actors end with the launching process: Ray kills the actors of an ended driver.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Self
+
+from adam_async.cluster.launcher import RoleSpec
+from adam_async.errors import AdamError, ConfigError, DeadlineExceeded, first_cause
+from adam_async.launch.hosts import random_port
+from adam_async.launch.ray_actor import NODE_ADDRESS, RoleActor, remove_folder
+from adam_async.launch.ray_connection import RayConnection, require_ray
+from adam_async.launch.ray_resources import (
+    KINDS,
+    RaySettings,
+    actor_options,
+    ask_text,
+    full_ask,
+    largest_share,
+    shortage_text,
+    without,
+)
+from adam_async.run.config import Config
+from adam_async.runtime.role_handle import CUT_OFF, RemoteRole
+from transport import Identity, Network
+
+logger = logging.getLogger(__name__)
+
+CHECK_S = 60.0
+"""Deadline of a look at the package of a node, in seconds; the node may have to start a process for it."""
+
+POLL_S = 0.25
+"""Longest wait of one question whether a placement group has room, in seconds."""
+
+PENDING_S = 15.0
+"""Seconds after which a notice names a role that waits for a node."""
+
+STATE = "~/.cache/adam-async/launch"
+"""Folder for the state of controllers, on their nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A live node of the Ray cluster."""
+
+    id: str
+    address: str
+    host: str
+    cpus: float
+
+    def listens_on(self, port: int) -> str:
+        """Return the address of a role of the node."""
+        return f"tcp://[{self.address}]:{port}" if ":" in self.address else f"tcp://{self.address}:{port}"
+
+    def __str__(self) -> str:
+        return f"node {self.host} ({self.address})"
+
+
+class RayLauncher:
+    """Starts roles as actors.
+
+    Args:
+        settings: The Ray cluster, and the resources of the roles.
+        entropy: Random bytes for the ports of controllers.
+
+    `async with` joins or starts the Ray cluster, and checks the package of each node.
+
+    Raises:
+        ConfigError: Ray is missing or too old; the cluster refuses this process; a node lacks the package, or
+            has another version.
+        RoleUnreachable: The address does not answer.
+        DeadlineExceeded: A node did not answer in time.
+    """
+
+    silence_s = 0.0
+
+    def __init__(self, settings: RaySettings, *, entropy: Callable[[int], bytes]) -> None:
+        self.settings = settings
+        self.asks: dict[str, dict[str, float]] = {}
+        self._entropy = entropy
+        self._ray = RayConnection(settings.address, entropy)
+        self._nodes: list[Node] = []
+        self._groups: dict[str, Any] = {}
+        self._controllers: dict[str, Node] = {}
+
+    async def __aenter__(self) -> Self:
+        await self._ray.__aenter__()
+        try:
+            self._nodes = await self._live_nodes()
+            async with asyncio.TaskGroup() as group:
+                for node in self._nodes:
+                    group.create_task(self._check(node), name=f"launch/{node.id}")
+        except BaseException as error:
+            await self._ray.__aexit__()
+            raise first_cause(error) from None
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Remove the placement groups, and leave the Ray cluster or end the own one."""
+        from ray.util import remove_placement_group
+
+        try:
+            for role, group in self._groups.items():
+                await self._ray.call(f"Ray to remove the placement of {role}", remove_placement_group, group)
+        except DeadlineExceeded as error:  # the cluster is lost, or removes the groups with this process
+            logger.warning("%s", error)
+        finally:
+            await self._ray.__aexit__()
+
+    async def prepare(self, config: Config, *, data_servers: int) -> int:
+        """Place the bundles of all servers, data servers and workers. See `Launcher.prepare`."""
+        asks, threads = self.settings.asks, 1 if config.record else config.threads
+        counts = {"ps": config.servers, "data": data_servers, "worker": config.workers}
+        free = {node.id: node.cpus for node in self._nodes}
+        fixed = [
+            cpus for role, count in counts.items() for cpus in [asks.get(role, {}).get("CPU", 0.0)] * count
+        ]
+        rest = without(free.values(), fixed)
+        share = min(1.0, largest_share(rest, fixed.count(0.0)))
+        for role in KINDS:
+            if role == "worker":
+                share = min(threads or math.inf, largest_share(list(free.values()), config.workers))
+            ask = self.asks[role] = full_ask(asks, role, share)
+            if counts[role]:
+                for node in await self._place(role, counts[role], ask):
+                    free[node] = free.get(node, 0.0) - ask["CPU"]
+        return threads or max(1, int(self.asks["worker"]["CPU"]))
+
+    def start(self, spec: RoleSpec, group: asyncio.TaskGroup, on_line: Callable[[str], None]) -> "RayRole":
+        """Start a role in its bundle, or a controller on its node. See `Launcher.start`."""
+        role = RayRole(self, spec, on_line)
+        group.create_task(role.run(), name=f"launch/{spec.node}")
+        return role
+
+    async def controller_addresses(
+        self, nodes: Sequence[str], network: Network, driver: Identity
+    ) -> list[str]:
+        """Return addresses on the nodes of Ray in turn, with ports drawn at random for several."""
+        several = len(nodes) > 1
+        addresses: list[str] = []
+        for number, name in enumerate(nodes):
+            node = self._controllers[name] = self._nodes[number % len(self._nodes)]
+            address = node.listens_on(random_port(self._entropy) if several else 0)
+            while address in addresses:
+                address = node.listens_on(random_port(self._entropy))
+            addresses.append(address)
+        return addresses
+
+    @asynccontextmanager
+    async def state_folder(self, name: str) -> AsyncIterator[str]:
+        """The folder with the state of the controllers on their nodes; removed from nodes that answer."""
+        folder = f"{STATE}/{name}"
+        try:
+            yield folder
+        finally:
+            remove = require_ray().remote(remove_folder)
+            for node in {node.id: node for node in self._controllers.values()}.values():
+                with suppress(AdamError, _ray_error()):
+                    await self._on(node, remove, folder)
+
+    async def actor(self, spec: RoleSpec) -> Any:
+        """Ask Ray for the actor of a role, and return it before it has a place."""
+        from ray.util.scheduling_strategies import (
+            NodeAffinitySchedulingStrategy,
+            PlacementGroupSchedulingStrategy,
+        )
+
+        strategy: Any = "SPREAD"
+        number = spec.node.rpartition("-")[2]
+        group = self._groups.get(spec.role)
+        if node := self._controllers.get(spec.node):
+            # The others know its address.
+            strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        elif group is not None and number.isdecimal() and int(number) < group.bundle_count:
+            strategy = PlacementGroupSchedulingStrategy(group, int(number))
+        options = actor_options(self.ask_of(spec.role))
+        made = require_ray().remote(RoleActor)
+        made = made.options(scheduling_strategy=strategy, max_restarts=0, max_task_retries=0, **options)
+        return await self._ray.call(f"Ray to take the actor of {spec.node}", made.remote)
+
+    def ask_of(self, role: str) -> dict[str, float]:
+        """Return the resources of a role."""
+        return self.asks.get(role) or dict(self.settings.asks.get(role, {}))
+
+    async def _live_nodes(self) -> list[Node]:
+        """Return the nodes of the cluster, its head node first: the cluster ends with that one."""
+        found = await self._ray.call("Ray to name its nodes", require_ray().nodes)
+        live = [node for node in found if node["Alive"]]
+        live.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeID"]))
+        return [
+            Node(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                node["NodeManagerHostname"],
+                node["Resources"].get("CPU", 0.0),
+            )
+            for node in live
+        ]
+
+    async def _check(self, node: Node) -> None:
+        """Check the package of a node."""
+
+        # Ray sends a local function whole, so a node without the package can run it.
+        def installed() -> str:
+            from importlib.metadata import PackageNotFoundError, version
+
+            try:
+                return version("adam-async")
+            except PackageNotFoundError:
+                return ""
+
+        ours = version("adam-async")
+        try:
+            theirs = await self._on(node, require_ray().remote(installed))
+        except _ray_error() as error:
+            raise ConfigError(f"{node} of Ray cannot run a function: {last_line(error)}") from None
+        if not theirs:
+            raise ConfigError(
+                f"{node} of Ray has no adam-async: install version {ours} in Ray's Python there"
+            )
+        if theirs != ours:
+            raise ConfigError(
+                f"{node} of Ray has adam-async {str(theirs)[:40]!r}, and this process {ours!r}: install the "
+                "same version on all nodes, in the Python that runs Ray"
+            )
+
+    async def _on(self, node: Node, function: Any, *arguments: Any) -> Any:
+        """Call a remote function on a node."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        call = function.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
+        try:
+            async with asyncio.timeout(CHECK_S):
+                return await call.remote(*arguments)
+        except TimeoutError:
+            raise DeadlineExceeded(f"an answer of {node} of Ray", CHECK_S) from None
+
+    async def _place(self, role: str, count: int, ask: dict[str, float]) -> list[str]:
+        """Make the placement group of a kind of role, and return the node of each bundle.
+
+        Raises:
+            ConfigError: Ray refuses the resources.
+            DeadlineExceeded: Ray found no room in time; the text has the remedies.
+        """
+        from ray.util import placement_group, placement_group_table
+
+        settings, ray = self.settings, require_ray()
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + settings.wait_s
+        try:
+            group = self._groups[role] = await self._ray.call(
+                f"Ray to take the placement of {role}",
+                placement_group,
+                [ask] * count,
+                strategy=settings.strategies[role],
+                name=f"adam-async {role}",
+            )
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"Ray refuses --ask {role}: {ask_text(ask)}: {last_line(error)}") from None
+        while not await self._ray.call(f"the placement of {role}", group.wait, POLL_S):
+            if clock() >= deadline:
+                free = await self._ray.call("Ray to name its free resources", ray.available_resources)
+                text = shortage_text(role, count, ask, free, len(self._nodes))
+                raise DeadlineExceeded(text, settings.wait_s)
+        table = await self._ray.call("Ray to name the places", placement_group_table, group)
+        return list(table["bundles_to_node_id"].values())
+
+    def __repr__(self) -> str:
+        return f"<RayLauncher {self.settings.address} {len(self._nodes)} nodes>"
+
+
+class RayRole(RemoteRole):
+    """One process of a role, the child of an actor of its own."""
+
+    def __init__(self, launcher: RayLauncher, spec: RoleSpec, on_line: Callable[[str], None]) -> None:
+        super().__init__(spec.node, on_line)
+        self._launcher = launcher
+        self._spec = spec
+        self._actor: Any = None
+        self._host = ""
+        self._ended_call: Any = None
+        self._placed = asyncio.Event()
+
+    async def _session(self) -> int:
+        """Start the actor, and relay its events. See `RemoteRole._session`."""
+        ray, spec, launcher = require_ray(), self._spec, self._launcher
+        words = spec.words(bind=NODE_ADDRESS, threads=1)
+        environment = {**launcher.settings.environment, **spec.environment}
+        try:
+            actor = self._actor = await launcher.actor(spec)
+            try:
+                code = actor.run.remote(spec.node, words, spec.orders, environment, version("adam-async"))
+                async with asyncio.TaskGroup() as group:
+                    notice = group.create_task(self._notice_wait(), name=f"{self.node}/placed")
+                    try:
+                        await self._follow(actor.events.options(num_returns="streaming").remote())
+                    finally:
+                        notice.cancel()
+                return int(await code)
+            finally:
+                ray.kill(actor)
+        except* (AdamError, _ray_error()) as errors:
+            error = first_cause(errors)
+            where = f"its actor on {self._host} is lost ({type(error).__name__})" if self._host else ""
+            self._cut_off = where or f"Ray cannot run its actor: {last_line(error)}"
+        return CUT_OFF
+
+    async def _follow(self, events: Any) -> None:
+        async for event in events:
+            kind, text = await event
+            if kind == "placed":
+                self._host = text
+                self._placed.set()
+            elif kind == "address":
+                self._listens_on(text)
+            else:
+                self._take_line(text.removeprefix(f"{self.node} | "))
+
+    async def _notice_wait(self) -> None:
+        """Write a notice if the role waits for a node."""
+        try:
+            async with asyncio.timeout(PENDING_S):
+                await self._placed.wait()
+        except TimeoutError:
+            ask = ask_text(self._launcher.ask_of(self._spec.role)) or "its node"
+            self._on_line(f"{self.node} waits for room on Ray: {ask}; it starts when a node has that")
+
+    def end(self) -> None:
+        """Close the stdin of the role; a role without a place ends at once."""
+        if self._placed.is_set():
+            self._ended_call = self._actor.end.remote()
+        else:
+            self.kill()
+
+    def __repr__(self) -> str:
+        return f"<RayRole {self.node}>"
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of an error's text; Ray's begin with many lines about the actor."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[-1][:200]
+
+
+def _ray_error() -> type[Exception]:
+    found: type[Exception] = require_ray().exceptions.RayError
+    return found

@@ -1,0 +1,124 @@
+"""The actor of a role on a node of Ray: it runs the role's command as its child, and relays its output.
+
+The child ends with the actor, however that ends (see `cluster/parent_pipe.py`). Ray keeps the lines that the
+actor writes to stderr in its logs.
+"""
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+
+from adam_async.errors import ConfigError, RoleDied
+from adam_async.run.option_sources import for_children
+from adam_async.runtime.child_process import ChildProcess
+
+NODE_ADDRESS = "tcp://RAY-NODE:0"
+"""Word of a command for any free port of the actor's node, which the launcher does not know."""
+
+Event = tuple[str, str]
+"""``("placed", host)``, ``("address", address of the role)`` or ``("line", line of its stderr)``."""
+
+
+class RoleActor:
+    """One role. `run` lasts as long as the role; `events` yields what happens meanwhile."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._child: ChildProcess | None = None
+        self._ends = False
+
+    async def run(
+        self,
+        node: str,
+        words: Sequence[str],
+        orders: bytes,
+        environment: Mapping[str, str],
+        package: str,
+    ) -> int:
+        """Run ``adam-async WORDS`` as a child, and return its exit code.
+
+        Args:
+            node: Node id of the role.
+            words: Arguments; `NODE_ADDRESS` and ``~/`` mean the address and the home folder of this node.
+            orders: First line on the stdin of the child.
+            environment: Variables in addition to those of this node.
+            package: Version of the package in the launching process.
+        """
+        address, host = own_node()
+        self._events.put_nowait(("placed", host))
+        try:
+            check_version(package, host)
+            words = own_words(words, address)
+            child = self._child = ChildProcess(
+                node,
+                words,
+                orders=orders,
+                environment={**for_children(os.environ), **environment},
+                on_line=self._forward,
+            )
+            if self._ends:
+                child.end()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._report_address(child), name=f"{node}/address")
+                return await child.run()
+        except ConfigError as error:
+            self._forward(f"{node} | adam-async: {error}")
+            return ConfigError.exit_code
+        finally:
+            self._events.put_nowait(None)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Yield the events of the role until its end."""
+        while (event := await self._events.get()) is not None:
+            yield event
+
+    async def end(self) -> None:
+        """Close the stdin of the child, now or at its start, which asks it to end."""
+        self._ends = True
+        if self._child is not None:
+            self._child.end()
+
+    async def _report_address(self, child: ChildProcess) -> None:
+        with suppress(RoleDied):  # the exit code says the same
+            self._events.put_nowait(("address", await child.address))
+
+    def _forward(self, line: str) -> None:
+        sys.stderr.write(f"{line}\n")
+        self._events.put_nowait(("line", line))
+
+
+def own_node() -> tuple[str, str]:
+    """Return the address for roles of this node, and the name of its host."""
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    found = next(node for node in ray.nodes() if node["NodeID"] == own)
+    name = found["NodeManagerAddress"]
+    return (f"tcp://[{name}]:0" if ":" in name else f"tcp://{name}:0"), found["NodeManagerHostname"]
+
+
+def own_words(words: Sequence[str], address: str) -> list[str]:
+    """Return the words of a command with the address and the home folder of this node."""
+    return [address if word == NODE_ADDRESS else os.path.expanduser(word) for word in words]
+
+
+def check_version(package: str, host: str) -> None:
+    """Check that this node has the launcher's version of the package.
+
+    Raises:
+        ConfigError: It has another one.
+    """
+    if (own := version("adam-async")) != package:
+        raise ConfigError(
+            f"node {host} of Ray has adam-async {own!r}, and the launching process {package!r}: install the "
+            "same version on all nodes"
+        )
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a folder of this node."""
+    shutil.rmtree(os.path.expanduser(folder), ignore_errors=True)
