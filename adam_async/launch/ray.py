@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 CHECK_S = 60.0
 """Deadline of a look at the package of a node, in seconds; the node may have to start a process for it."""
 
-POLL_S = 0.25
-"""Longest wait of one question whether a placement group has room, in seconds."""
+POLL_S = 1
+"""Longest wait of one question whether a placement group has room, in whole seconds, as Ray wants it."""
 
 PENDING_S = 15.0
 """Seconds after which a notice names a role that waits for a node."""

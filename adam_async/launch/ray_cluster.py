@@ -1,6 +1,6 @@
 """A cluster on Ray in a program: `async with RayCluster(config) as cluster`.
 
-async with RayCluster(Config(servers=2, replicas=4, data="mnist"), ray=RaySettings(address="auto")) as cluster:
+async with RayCluster(Config(servers=2, replicas=4, data="mnist")) as cluster:
     result = await cluster.fit()
 print(result.metrics["test_accuracy"], result.checkpoint, result.error)
 """

@@ -134,7 +134,7 @@ class RayConnection:
         )
         try:
             async with asyncio.timeout(CONNECT_S):
-                said, _ = await child.communicate()
+                printed, _ = await child.communicate()
         except TimeoutError:
             why = f"no answer within {CONNECT_S:g} s; try `ray status --address {self.address}`"
             raise RoleUnreachable("Ray", self.address, why) from None
@@ -142,7 +142,7 @@ class RayConnection:
             if child.returncode is None:
                 child.kill()
                 await child.wait()
-        word, _, rest = (said.decode(errors="replace").strip().splitlines() or [""])[-1].partition(" ")
+        word, _, rest = (printed.decode(errors="replace").strip().splitlines() or [""])[-1].partition(" ")
         if word != "joined":
             raise ConfigError(refusal_text(self.address, rest or f"exit code {child.returncode}"))
         return rest

@@ -1,6 +1,6 @@
 """Nodes of a real Ray cluster on this machine, for tests: `with RayNodes(folder, 4, 4) as nodes`.
 
-Ray starts in a process of its own, because it leaves threads and files open in a process that uses it. That
+Ray starts in a process of its own, because it leaves threads and files open in a process that uses it. The
 process gets commands on stdin, one a line, and answers each with a line. Its end ends the nodes.
 """
 
@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.processes.commands import ROOT, command_line
+
+NOTHING: dict[str, list[str]] = {"actors": [], "groups": []}
+"""Answer of `RayNodes.left` on nodes without a launch."""
 
 STORE_BYTES = 80 << 20
 """Memory of each node for objects; the roles use none of it."""
@@ -73,7 +76,7 @@ class RayNodes:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        left = _descendants(self._process.pid)
+        left = descendants(self._process.pid)
         self._process.wait()
         self._process.stdout.close()
         for pid in left:
@@ -88,13 +91,13 @@ class RayNodes:
 
     def kill(self, number: int) -> None:
         """Kill a node with all its processes, as the loss of its machine would."""
-        for pid in _descendants(self._raylets[number]):
+        for pid in descendants(self._raylets[number]):
             _kill(pid)
 
     def roles(self, number: int | None = None) -> dict[str, int]:
         """Return the process ids of the roles on all nodes or on one, by node id of the role."""
         raylets = self._raylets if number is None else [self._raylets[number]]
-        lines = {pid: command_line(pid) for raylet in raylets for pid in _descendants(raylet)}
+        lines = {pid: command_line(pid) for raylet in raylets for pid in descendants(raylet)}
         found = {pid: re.search(r"adam_async \w+ --id (\S+)", line) for pid, line in lines.items()}
         return {match[1]: pid for pid, match in found.items() if match}
 
@@ -113,7 +116,8 @@ class RayNodes:
         raise AssertionError("the process of the nodes has ended")
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """Return a process and all its descendants."""
     found = [pid]
     for one in found:
         try:
