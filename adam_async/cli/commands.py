@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
+from adam_async.cli.launch_options import SlurmOptions
 from adam_async.cli.log import JsonLine, OneLine, RoleLine
 from adam_async.cli.options import (
     WAITING,
@@ -143,6 +144,18 @@ def _run_role(main: Callable[[Terminal], Coroutine[Any, Any, int]], options: Rol
     return _run(main, loop=options.loop, verbose=options.verbose, level=options.log_level, lines=lines)
 
 
+def _run_driver(main: Callable[[Terminal], Coroutine[Any, Any, int]], options: TrainOptions) -> int:
+    """Run a command that drives a training."""
+    return _run(
+        main,
+        loop=options.loop,
+        verbose=options.verbose,
+        quiet=options.quiet,
+        level=options.log_level,
+        lines=JsonLine("driver") if options.log_json else None,
+    )
+
+
 @app.command
 def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
     """Train a model, in this process or in a cluster of roles started by hand."""
@@ -151,14 +164,7 @@ def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
     else:
         from adam_async.cli.train import run_training as work
 
-    return _run(
-        lambda terminal: work(options, os.environ, terminal),
-        loop=options.loop,
-        verbose=options.verbose,
-        quiet=options.quiet,
-        level=options.log_level,
-        lines=JsonLine("driver") if options.log_json else None,
-    )
+    return _run_driver(lambda terminal: work(options, os.environ, terminal), options)
 
 
 @launch_commands.command(name="ssh")
@@ -179,14 +185,58 @@ def launch_ssh(
     """
     from adam_async.cli.launch import launch_over_ssh
 
-    return _run(
-        lambda terminal: launch_over_ssh(hosts, file, options, os.environ, terminal),
-        loop=options.loop,
-        verbose=options.verbose,
-        quiet=options.quiet,
-        level=options.log_level,
-        lines=JsonLine("driver") if options.log_json else None,
+    return _run_driver(lambda terminal: launch_over_ssh(hosts, file, options, os.environ, terminal), options)
+
+
+@launch_commands.command(name="torchrun")
+def launch_torchrun(
+    file: Path | None = None,
+    /,
+    *,
+    port: int = 0,
+    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Train in the ranks that torchrun starts (docs/how-to/launch-torchrun.md); rank 0 is the driver.
+
+    Parameters
+    ----------
+    file
+        TOML file with options, as for `train --config`.
+    port
+        Port of rank 0 for the other ranks; by default the one above that of torchrun.
+    """
+    from adam_async.cli.launch_batch import launch_with_torchrun
+
+    return _run_driver(
+        lambda terminal: launch_with_torchrun(port, file, options, os.environ, terminal), options
     )
+
+
+@launch_commands.command(name="slurm")
+def launch_slurm(
+    file: Path | None = None,
+    /,
+    slurm: SlurmOptions = SlurmOptions(),  # noqa: B008 - frozen
+    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Print or submit the script of a Slurm job that trains on its nodes (docs/how-to/launch-slurm.md).
+
+    Parameters
+    ----------
+    file
+        TOML file with options, as for `train --config`.
+    """
+    from adam_async.cli.launch_batch import launch_on_slurm
+
+    return _run_driver(lambda terminal: launch_on_slurm(file, options, slurm, os.environ, terminal), options)
+
+
+@app.command(show=False)
+def agent() -> int:
+    """Run the roles of one node of a Slurm job; `launch slurm` starts it."""
+    from adam_async.cli.launch_batch import serve_agent
+
+    return _run(lambda _: serve_agent(os.environ), loop="uvloop")
 
 
 @app.command

@@ -24,6 +24,19 @@ async def launch_over_ssh(
         ConfigError: The file is wrong, a host cannot be used, or an option is not for this command.
         RoleUnreachable: A host does not answer.
     """
+    options = launched(options, file)
+    async with Disk() as disk:
+        found = read_hosts(await read_file(hosts, "the file of hosts", disk), source=str(hosts))
+    async with SshLauncher(found, entropy=system_entropy) as launcher:
+        return await run_training(options, environment, terminal, launcher)
+
+
+def launched(options: TrainOptions, file: Path | None) -> TrainOptions:
+    """Return the options of a run whose roles a launcher starts, from a file.
+
+    Raises:
+        ConfigError: An option is not for this command.
+    """
     if file is not None and options.config is not None:
         raise ConfigError(f"{file} and --config {options.config} are both the file of options: give one")
     for option in ("controller", "replay"):
@@ -31,8 +44,4 @@ async def launch_over_ssh(
             raise ConfigError(f"--{option} has no force with launch, which starts the roles: leave it out")
     if options.processes is False:
         raise ConfigError("--no-processes has no force with launch, whose roles are processes: leave it out")
-    async with Disk() as disk:
-        found = read_hosts(await read_file(hosts, "the file of hosts", disk), source=str(hosts))
-    options = dataclasses.replace(options, config=file or options.config, processes=True)
-    async with SshLauncher(found, entropy=system_entropy) as launcher:
-        return await run_training(options, environment, terminal, launcher)
+    return dataclasses.replace(options, config=file or options.config, processes=True)

@@ -267,12 +267,12 @@ class TrainOptions:
     replace: Annotated[bool, _OnlyOn] = False
     """Begin a new run in place of a run that waits for a driver; the weights of that run are lost."""
     token_file: Path | None = None
-    """File with the token (or the keys for role driver) of that cluster, or of the data servers at --data; by
-    default ADAM_TOKEN."""
+    """File with the token (or the keys for role driver) of that cluster, of the data servers at --data, or of
+    the agents of `launch torchrun`; by default ADAM_TOKEN."""
     quiet: Annotated[bool, _OnlyOn] = False
     """Print only the last line, and errors."""
     wait: Wait = WAIT
-    """Maximum wait for the controller at --controller, such as 60s or 5m."""
+    """Maximum wait for the controller at --controller, or for the agents of `launch`, such as 60s or 5m."""
     log_level: LogLevel | None = None
     """Lowest level of log lines; by default warning, or info with --verbose."""
     log_json: Annotated[bool, _OnlyOn] = False

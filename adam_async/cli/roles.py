@@ -31,7 +31,7 @@ from adam_async.cli.options import (
 from adam_async.cli.printable import printable
 from adam_async.cli.token import read_token
 from adam_async.cluster.networks import LOOPBACK, address_towards, cluster_network, memory_budget, slowed
-from adam_async.cluster.parent_pipe import Parent, die_with_parent
+from adam_async.cluster.parent_pipe import Orders, Parent, die_with_parent
 from adam_async.cluster.roles import (
     Place,
     Role,
@@ -205,7 +205,7 @@ async def _serve(
         return 0
     die_with_parent()
     async with Parent() as parent:
-        orders = await parent.orders()
+        orders = await parent.orders(Orders)
         if orders is None:
             return 0
         async with asyncio.TaskGroup() as group:

@@ -379,11 +379,11 @@ async def configure(
     if options.controller is None and not launched:
         config.threads_per_worker(usable_cores())
     config.weights_in(one_process=not config.processes and options.controller is None)
-    _check_links(options, config)
+    _check_links(options, config, launched=launched)
     return config
 
 
-def _check_links(options: TrainOptions, config: Config) -> None:
+def _check_links(options: TrainOptions, config: Config, *, launched: bool) -> None:
     """Refuse options of roles and of links that this command does not start."""
     if options.controller is not None and config.processes:
         raise ConfigError("--processes starts roles and --controller joins roles that run: give one of them")
@@ -398,7 +398,7 @@ def _check_links(options: TrainOptions, config: Config) -> None:
             "--controller at their start"
         )
     hosts = hosts_of(config, (), starts_own=False) if options.controller is None else ()
-    if options.controller is None and not hosts and options.token_file is not None:
+    if options.controller is None and not hosts and not launched and options.token_file is not None:
         raise ConfigError(
             "--token-file is the token of the cluster at --controller, or of the data servers at "
             "--data tcp://HOST:PORT, and neither is given"

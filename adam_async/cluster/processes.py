@@ -67,7 +67,7 @@ class ProcessCluster:
         dataset: The images, which data servers in this process serve; None: the images of `config.data`.
         data: Addresses of standalone data servers, ``tcp://host:port``, which the cluster invites; empty: the
             addresses in `config.data`. If `config.data` names a data set, the cluster starts data servers.
-        token: Token of the standalone data servers, and then of the whole cluster.
+        token: Token of the standalone data servers, or of the agents of `launcher`, for the whole cluster.
         layers: Further kinds of layers for its models, by import path: ``{"mine": "package.module:Mine"}``.
             Python has to find the module in `environment`.
         environment: Environment of the children; None: the environment of this process.
@@ -136,7 +136,8 @@ class ProcessCluster:
         )
         self.config = config
         self.timeline = timeline
-        inherited = os.environ if launcher is None else {}
+        self._launched = launcher is not None
+        inherited = {} if self._launched else os.environ
         kept = for_children(inherited if environment is None else environment)
         self._launcher = launcher or LocalLauncher(kept, hosts=self._setup.hosts)
         self._on_line = on_line
@@ -168,8 +169,10 @@ class ProcessCluster:
         """Start the children in the order of their needs, then the driver; a failure ends them."""
         config, setup = self.config, self._setup
         threads = self._launcher.threads(config)
-        # Standalone data servers accept only their own token, or no token if they have none.
-        token = setup.token if setup.hosts else setup.entropy(32).hex()
+        # Standalone data servers accept only their own token, or no token if they have none. A launcher's
+        # agents may have the token already.
+        given = setup.hosts or (self._launched and setup.token)
+        token = setup.token if given else setup.entropy(32).hex()
         room = self.timeline.limit_events if self.timeline is not None else 0
         orders = orders_for(
             token or "", config.waits, profile_events=room, silence_s=self._launcher.silence_s

@@ -108,15 +108,7 @@ class SshLauncher:
         self, nodes: Sequence[str], network: Network, driver: Identity
     ) -> list[str]:
         """Return addresses on the controllers' hosts, with ports drawn at random for several."""
-        several = len(nodes) > 1
-        addresses: list[str] = []
-        for node in nodes:
-            host = self.placement.place("controller", node)
-            address = host.listens_on(self._port() if several else 0)
-            while address in addresses:
-                address = host.listens_on(self._port())
-            addresses.append(address)
-        return addresses
+        return self.placement.controller_addresses(nodes, PORTS, self._entropy)
 
     @asynccontextmanager
     async def state_folder(self, name: str) -> AsyncIterator[str]:
@@ -209,9 +201,6 @@ class SshLauncher:
     async def _remove(self, host: Host, folder: str) -> None:
         async with asyncio.timeout(CONNECT_S), self.connected(host) as connection:
             await connection.run(f"rm -rf -- {shlex.quote(folder)}", check=False)
-
-    def _port(self) -> int:
-        return PORTS[int.from_bytes(self._entropy(4), "little") % len(PORTS)]
 
     def __repr__(self) -> str:
         return f"<SshLauncher {', '.join(host.name for host in self.hosts.hosts)}>"
