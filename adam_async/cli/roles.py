@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -208,6 +209,8 @@ async def _serve(
         orders = await parent.orders(Orders)
         if orders is None:
             return 0
+        if orders.ignores_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         async with asyncio.TaskGroup() as group:
             work = group.create_task(
                 _stay(

@@ -43,6 +43,9 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of events of a profile; 0: no profile."""
     silence_s: float = 0.0
     """Time without a byte on the pipe after which the parent counts as lost, in seconds; 0: no limit."""
+    ignores_sigterm: bool = False
+    """Whether SIGTERM has no effect. An engine may send it to all processes of a job, and the parent, which
+    gets it too, needs this process to end the run in order."""
 
 
 def die_with_parent() -> None:

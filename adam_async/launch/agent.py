@@ -169,7 +169,7 @@ class Agent:
             keys = derived_text(settings.token, order.role)
         except (msgspec.DecodeError, ConfigError) as error:
             raise RemoteProtocolError("message", f"malformed orders of {order.node}: {error}") from None
-        orders = msgspec.structs.replace(orders, token=keys)
+        orders = msgspec.structs.replace(orders, token=keys, ignores_sigterm=True)
         child = ChildProcess(
             order.node,
             [word.replace(STATE, state, 1) if word.startswith(STATE) else word for word in order.words],

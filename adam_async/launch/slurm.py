@@ -133,8 +133,8 @@ async def run_step(
     assert process.stdout is not None
     splitter = LineSplitter()
     try:
-        # The pipe stays open: srun ends the stdin of the agents with its own.
-        process.stdin.write(msgspec.json.encode(orders) + b"\n")
+        with suppress(OSError, RuntimeError):  # srun has ended, which its output explains
+            process.stdin.write(msgspec.json.encode(orders) + b"\n")
         while data := await process.stdout.read(READ_BYTES):
             for line in splitter.feed(data):
                 on_line(f"srun | {line}")
@@ -165,14 +165,16 @@ async def _output(words: Sequence[str], environment: Mapping[str, str] | None, g
     process = await _started(words, environment, stderr=asyncio.subprocess.PIPE)
     try:
         async with asyncio.timeout(ANSWER_S):
-            out, err = await process.communicate(given.encode())
+            out, err = await process.communicate(given.encode() or None)
     except TimeoutError:
         raise RunFailed(f"{words[0]} did not answer within {ANSWER_S:g} s: does slurmctld run?") from None
     finally:
         await _end(process)
     if process.returncode:
         lines = err.decode(errors="replace").strip().splitlines() or [how_it_ended(process.returncode)]
-        raise RunFailed(f"{words[0]}: {lines[-1][:300]}")
+        raise RunFailed(
+            lines[-1][:300] if lines[-1].startswith(words[0]) else f"{words[0]}: {lines[-1][:300]}"
+        )
     return out.decode(errors="replace")
 
 
