@@ -203,7 +203,7 @@ def launch_torchrun(
     file
         TOML file with options, as for `train --config`.
     port
-        Port of rank 0 for the other ranks; by default the one above that of torchrun.
+        Port of rank 0 for the other ranks; by default from 20000 to 29999, by MASTER_PORT.
     """
     from adam_async.cli.launch_batch import launch_with_torchrun
 
@@ -236,7 +236,7 @@ def agent() -> int:
     """Run the roles of one node of a Slurm job; `launch slurm` starts it."""
     from adam_async.cli.launch_batch import serve_agent
 
-    return _run(lambda _: serve_agent(os.environ), loop="uvloop")
+    return _run(lambda terminal: serve_agent(os.environ, terminal), loop="uvloop")
 
 
 @app.command

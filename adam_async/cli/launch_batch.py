@@ -24,11 +24,19 @@ from adam_async.cli.token import TOKEN_BYTES, read_token
 from adam_async.cli.train import configure, run_training
 from adam_async.cluster.parent_pipe import Parent, die_with_parent
 from adam_async.errors import ConfigError, first_cause
-from adam_async.launch.agent import Agent, AgentSettings
+from adam_async.launch.agent import Agent, AgentSettings, DriverLost
 from adam_async.launch.agents import AgentLauncher, Gathering
 from adam_async.launch.batch import Job, Rank, job_script
 from adam_async.launch.environment import address_at, number_in
-from adam_async.launch.slurm import END_S, StepOrders, job_of, requeue, run_step, submit
+from adam_async.launch.slurm import (
+    END_S,
+    StepOrders,
+    job_of,
+    requeue,
+    requeue_if_driver_lost,
+    run_step,
+    submit,
+)
 from adam_async.run.option_sources import for_children
 from adam_async.run.token_file import root_token
 from adam_async.runtime.child_process import COMMAND
@@ -173,8 +181,10 @@ async def _train_in_job(options: TrainOptions, environment: Mapping[str, str], t
             terminal.notice(await requeue(job))
 
 
-async def serve_agent(environment: Mapping[str, str]) -> int:
+async def serve_agent(environment: Mapping[str, str], terminal: Terminal) -> int:
     """Run the agent of one node of a Slurm job until the driver ends it.
+
+    If the driver is lost with its node, the job goes back into the queue.
 
     Raises:
         AdamError: The orders on stdin are missing, or see `Agent.run`.
@@ -205,7 +215,12 @@ async def serve_agent(environment: Mapping[str, str]) -> int:
             entropy=system_entropy,
         )
     )
-    return await _until_the_driver_ends(agent)
+    try:
+        return await _until_the_driver_ends(agent)
+    except DriverLost as error:
+        terminal.error(str(error))
+        terminal.notice(await requeue_if_driver_lost(await job_of(environment), name))
+        return error.exit_code
 
 
 async def _until_the_driver_ends(agent: Agent) -> int:

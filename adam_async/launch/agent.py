@@ -84,6 +84,10 @@ class AgentSettings:
     package: str = version("adam-async")
 
 
+class DriverLost(RoleDied):
+    """The driver of an agent is lost."""
+
+
 class Agent:
     """The agent of one node. See the module."""
 
@@ -99,7 +103,7 @@ class Agent:
         Raises:
             ConfigError: The driver refuses this agent.
             HandshakeRejected: The driver has another token.
-            RoleDied: The driver is lost.
+            DriverLost: The link ended without a last message.
             RoleUnreachable: The driver does not answer.
         """
         settings = self._settings
@@ -137,7 +141,7 @@ class Agent:
             for task in self._tasks:
                 task.cancel()
         if finish is None:
-            raise RoleDied("the driver", f"the connection to it ended: {why}")
+            raise DriverLost("the driver", f"the connection to it ended: {why}")
         if finish.reason:
             raise ConfigError(finish.reason)
         return finish.code

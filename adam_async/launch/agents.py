@@ -355,22 +355,24 @@ def _take(agent: _Agent, message: Message) -> None:
     Raises:
         RemoteProtocolError: The message is invalid, or is about no role of the agent.
     """
-    kinds = {kind.__name__: kind for kind in (RoleListens, RoleLine, RoleEnded)}
-    kind = kinds.get(message.type)
-    if kind is None:
-        raise RemoteProtocolError("message", f"unexpected {message.type[:40]}")
-    body = unpack(message, kind)
-    role = agent.roles.get(body.number)
+    match message.type:
+        case RoleListens.__name__:
+            listens = unpack(message, RoleListens)
+            _role_of(agent, listens.number).note_address(listens.address)
+        case RoleLine.__name__:
+            line = unpack(message, RoleLine)
+            _role_of(agent, line.number).note_line(line.text)
+        case _:
+            ended = unpack(message, RoleEnded)
+            _role_of(agent, ended.number).report(ended.code)
+            del agent.roles[ended.number]
+
+
+def _role_of(agent: _Agent, number: int) -> AgentRole:
+    role = agent.roles.get(number)
     if role is None:
-        raise RemoteProtocolError("message", f"{message.type} about role {body.number}, which is none of it")
-    match body:
-        case RoleListens(address=address):
-            role.note_address(address)
-        case RoleLine(text=text):
-            role.note_line(text)
-        case RoleEnded(code=code):
-            del agent.roles[body.number]
-            role.report(code)
+        raise RemoteProtocolError("message", f"a message about role {number}, which is none of the sender")
+    return role
 
 
 def _bracketed(host: str) -> str:

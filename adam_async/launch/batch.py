@@ -11,6 +11,9 @@ from adam_async.run.addresses import check_address
 TORCHRUN = "torchrun --nnodes 2 --nproc-per-node 1 ... --no-python adam-async launch torchrun adam.toml"
 """Command line in errors."""
 
+PORTS = range(20000, 30000)
+"""Ports of the driver of a torchrun job."""
+
 SIGNAL_S = 60
 """Seconds before its time limit at which Slurm ends a job in order."""
 
@@ -38,7 +41,7 @@ class Rank:
         """Read the variables of torchrun.
 
         Args:
-            port: Port of the driver; 0: the one above that of torchrun.
+            port: Port of the driver; 0: one of `PORTS` by MASTER_PORT, such as 29501 for 29500.
 
         Raises:
             ConfigError: A variable is missing or wrong.
@@ -48,8 +51,8 @@ class Rank:
                 f"torchrun sets RANK and MASTER_ADDR, and one is missing: start with {TORCHRUN}"
             )
         ranks = number_in(environment, "WORLD_SIZE", 1, MOST_RANKS)
-        # torchrun itself listens on the port.
-        port = port or number_in(environment, "MASTER_PORT", 1, 65534) + 1
+        # torchrun itself listens on MASTER_PORT; the system gives higher ports to any connection.
+        port = port or PORTS[(number_in(environment, "MASTER_PORT", 1, 65535) + 1) % len(PORTS)]
         return cls(
             number=number_in(environment, "RANK", 0, ranks - 1),
             ranks=ranks,

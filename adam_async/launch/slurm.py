@@ -5,6 +5,7 @@ file, argument or variable has the token.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,8 +17,16 @@ from adam_async.launch.batch import restarts_in
 from adam_async.runtime.child_process import COMMAND, child_environment
 from adam_async.runtime.role_handle import READ_BYTES, LineSplitter, how_it_ended
 
+logger = logging.getLogger(__name__)
+
 ANSWER_S = 60.0
 """Deadline of an answer of Slurm, in seconds."""
+
+POLL_S = 10.0
+"""Seconds between two questions of the second node about a job without a driver; others ask less often."""
+
+LOST_S = 900.0
+"""Seconds in which Slurm notices the loss of a node; its default is 300."""
 
 END_S = 15.0
 """Seconds in which `srun` ends after its agents, and then after SIGTERM."""
@@ -99,6 +108,34 @@ async def requeue(job: SlurmJob) -> str:
     except (ConfigError, RunFailed) as error:
         return f"job {job.id} does not go back into the queue: {error}"
     return f"job {job.id} goes back into the queue, and continues from its checkpoint"
+
+
+async def requeue_if_driver_lost(job: SlurmJob, own: str) -> str:
+    """Put a job back into the queue if its first node is lost, which had the driver; returns a line about it.
+
+    Slurm leaves a job with `--no-kill` running without its script. It removes the lost node after its
+    `SlurmdTimeout`; a job whose script has ended is over before.
+
+    Args:
+        job: The job.
+        own: Name of the agent's node.
+    """
+    # The second node asks first, so that the nodes do not ask all at once.
+    pause_s = POLL_S * max(1, job.nodes.index(own) if own in job.nodes else len(job.nodes))
+    for _ in range(max(1, round(LOST_S / pause_s))):
+        await asyncio.sleep(pause_s)
+        try:
+            answer = await _output(("squeue", "--noheader", "--format=%T %N", f"--jobs={job.id}"), None)
+            state, _, nodes = answer.strip().partition(" ")
+            if state != "RUNNING":
+                return f"job {job.id} is {state.lower() or 'over'}"
+            left = (await _output(("scontrol", "show", "hostnames", nodes), None)).split()
+        except RunFailed as error:
+            logger.warning("%s", error)
+            continue
+        if job.nodes[0] not in left:
+            return await requeue(job)
+    return f"job {job.id} still has its first node {job.nodes[0]}, and no driver: scancel {job.id} ends it"
 
 
 async def run_step(

@@ -85,7 +85,21 @@ def test_a_signalled_job_returns_into_the_queue_and_continues_from_its_checkpoin
     job.start_now()
     job.wait_for("restart 1: the run continues from checkpoint-")
     job.wait_for("resumed from checkpoint-")
-    job.wait_for("test accuracy", seconds=90)
+    job.wait_for("% after 200 epochs", seconds=90)
+    job.wait_for_state("COMPLETED")
+
+
+@pytest.mark.timeout(240)
+def test_a_job_that_loses_its_first_node_returns_into_the_queue(slurm: SlurmCluster) -> None:
+    job = SlurmJob(slurm, "adam.toml", *TWO, "--epochs", "200", "--checkpoint", "kept")
+    job.wait_for("epoch 2/200")
+    slurm.kill("n1")
+    # Slurm counts the node as lost after 10 s of silence, and looks seldom.
+    job.wait_for_state("PENDING", seconds=120)
+    slurm.start("n1")
+    job.start_now()
+    job.wait_for("restart 1: the run continues from checkpoint-")
+    job.wait_for("% after 200 epochs", seconds=90)
     job.wait_for_state("COMPLETED")
 
 

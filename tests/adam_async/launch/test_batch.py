@@ -32,6 +32,7 @@ def test_the_ranks_of_one_node_use_its_address_and_a_chosen_port() -> None:
     rank = Rank.of({**RANK, "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "::1"}, 7000)
 
     assert rank.driver == rank.bind() == "tcp://[::1]:7000"
+    assert Rank.of({**RANK, "MASTER_PORT": "40000"}, 0).driver == "tcp://10.0.0.1:20001"
     assert Rank.of({**RANK, "MASTER_ADDR": "fd00::1"}, 0).bind() == "tcp://[::]:29501"
 
 
@@ -45,7 +46,7 @@ def test_the_ranks_of_one_node_use_its_address_and_a_chosen_port() -> None:
         ({"MASTER_ADDR": ""}, "and one is missing"),
         ({"RANK": "4"}, "RANK='4' must be a whole number within 0 and 3"),
         ({"LOCAL_WORLD_SIZE": "5"}, "LOCAL_WORLD_SIZE='5' must be a whole number within 1 and 4"),
-        ({"MASTER_PORT": "65535"}, "MASTER_PORT='65535' must be a whole number within 1 and 65534"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT='0' must be a whole number within 1 and 65535"),
         ({"MASTER_ADDR": "a b"}, "MASTER_ADDR: 'tcp://a b:29501' is not one address"),
         ({"TORCHELASTIC_RESTART_COUNT": "-1"}, "TORCHELASTIC_RESTART_COUNT='-1' must be a whole number"),
     ],
