@@ -162,8 +162,8 @@ class BindFailed(AdamError):
 
     exit_code = 7
 
-    def __init__(self, address: str, why: str, *, option: str = "--bind") -> None:
-        super().__init__(f"cannot listen on {address}: {why}; choose another with {option}")
+    def __init__(self, address: str, why: str, remedy: str = "choose another with --bind") -> None:
+        super().__init__(f"cannot listen on {address}: {why}; {remedy}")
         self.address = address
 
 

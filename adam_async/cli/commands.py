@@ -6,16 +6,14 @@ This file imports only modules for `--help`; each command imports its own.
 import difflib
 import os
 import sys
-from collections.abc import Callable, Coroutine
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
-from adam_async.cli.kubernetes_options import KubernetesOptions
-from adam_async.cli.launch_options import RayOptions
-from adam_async.cli.log import JsonLine, OneLine, RoleLine
+from adam_async.cli.launch_commands import launch_commands
+from adam_async.cli.operation_options import OperatorOptions, StatusOptions
 from adam_async.cli.options import (
     WAITING,
     ControllerOptions,
@@ -24,15 +22,11 @@ from adam_async.cli.options import (
     DrillOptions,
     FromEnvironmentOptions,
     InspectOptions,
-    LogLevel,
     LoopName,
     MemberOptions,
-    OperatorOptions,
     PlanOptions,
     PredictOptions,
-    RoleOptions,
     StageOptions,
-    StatusOptions,
     StoreOptions,
     TrainOptions,
     WorkerOptions,
@@ -40,12 +34,11 @@ from adam_async.cli.options import (
     shown_default,
     value_of,
 )
-from adam_async.cli.signals import EARLY, loop_factory
+from adam_async.cli.running import run_driver, run_in_loop, run_role
+from adam_async.cli.signals import EARLY
 from adam_async.cli.simulate_options import SimulateOptions
-from adam_async.cli.terminal import Terminal, explain, log_to_stderr, reader_left
+from adam_async.cli.terminal import Terminal, explain, reader_left
 from adam_async.errors import ConfigError, first_cause
-from adam_async.run.option_sources import PLAIN, check_variables
-from adam_async.runtime.health import Health
 
 USAGE = 2
 
@@ -61,7 +54,6 @@ app = App(
 data_commands = App(name="data")
 app.command(data_commands)
 
-launch_commands = App(name="launch", help="Train with roles on other machines, or write the files for that.")
 app.command(launch_commands)
 
 token_commands = App(name="token", help="Make a cluster's token, or derive the keys of one role from it.")
@@ -126,36 +118,6 @@ def check_words(arguments: list[str]) -> None:
     raise ConfigError(f"{' '.join((*path, rest[0]))!r} is no command{meant} known: {known}{itself}")
 
 
-def _run(
-    main: Callable[[Terminal], Coroutine[Any, Any, int]],
-    *,
-    loop: LoopName,
-    verbose: bool = False,
-    quiet: bool = False,
-    level: LogLevel | None = None,
-    lines: OneLine | None = None,
-) -> int:
-    """Run a command's coroutine in its own loop."""
-    check_variables(os.environ, PLAIN)
-    log_to_stderr(verbose=verbose, level=level, lines=lines)
-    terminal = Terminal(quiet=quiet)
-    return EARLY.run(lambda: main(terminal), loop_factory=loop_factory(loop))
-
-
-def _run_role(main: Callable[[Terminal, Health], Coroutine[Any, Any, int]], options: RoleOptions) -> int:
-    """Run a role, and answer its probes. A parent process prefixes the lines of its children."""
-    from adam_async.cli.health import with_health
-
-    lines = None if options.supervised else JsonLine() if options.log_json else RoleLine()
-    return _run(
-        lambda terminal: with_health(options.health, lambda health: main(terminal, health)),
-        loop=options.loop,
-        verbose=options.verbose,
-        level=options.log_level,
-        lines=lines,
-    )
-
-
 @app.command
 def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
     """Train a model, in this process or in a cluster of roles started by hand."""
@@ -164,82 +126,15 @@ def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
     else:
         from adam_async.cli.train import run_training as work
 
-    return _run(
-        lambda terminal: work(options, os.environ, terminal),
-        loop=options.loop,
-        verbose=options.verbose,
-        quiet=options.quiet,
-        level=options.log_level,
-        lines=JsonLine("driver") if options.log_json else None,
-    )
+    return run_driver(lambda terminal: work(options, os.environ, terminal), options)
 
 
-@launch_commands.command(name="ssh")
-def launch_ssh(
-    hosts: Path,
-    file: Path | None = None,
-    /,
-    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
-) -> int:
-    """Train with the roles on hosts, over SSH, and the driver in this process; needs the extra `ssh`.
+@app.command(show=False)
+def agent() -> int:
+    """Run the roles of one node of a Slurm job; `launch slurm` starts it."""
+    from adam_async.cli.launch_batch import serve_agent
 
-    Parameters
-    ----------
-    hosts
-        TOML file with the hosts (docs/how-to/launch-ssh.md).
-    file
-        TOML file with options, as for `train --config`.
-    """
-    from adam_async.cli.launch import launch_over_ssh
-
-    return _run(
-        lambda terminal: launch_over_ssh(hosts, file, options, os.environ, terminal),
-        loop=options.loop,
-        verbose=options.verbose,
-        quiet=options.quiet,
-        level=options.log_level,
-        lines=JsonLine("driver") if options.log_json else None,
-    )
-
-
-@launch_commands.command(name="k8s")
-def launch_kubernetes(file: Path, /, options: KubernetesOptions) -> int:
-    """Write the manifests of a run on Kubernetes, for `kubectl apply -f FOLDER`.
-
-    Parameters
-    ----------
-    file
-        TOML file with options, as for `train --config`.
-    """
-    from adam_async.cli.launch_kubernetes import write_manifests
-
-    return _run(lambda _: write_manifests(file, options), loop=options.loop)
-
-
-@launch_commands.command(name="ray")
-def launch_ray(
-    file: Path | None = None,
-    /,
-    ray: RayOptions = RayOptions(),  # noqa: B008 - frozen
-    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
-) -> int:
-    """Train with the roles as actors of Ray, and the driver in this process; needs the extra `ray`.
-
-    Parameters
-    ----------
-    file
-        TOML file with options, as for `train --config`.
-    """
-    from adam_async.cli.launch import launch_on_ray
-
-    return _run(
-        lambda terminal: launch_on_ray(ray, file, options, os.environ, terminal),
-        loop=options.loop,
-        verbose=options.verbose,
-        quiet=options.quiet,
-        level=options.log_level,
-        lines=JsonLine("driver") if options.log_json else None,
-    )
+    return run_in_loop(lambda terminal: serve_agent(os.environ, terminal), loop="uvloop")
 
 
 @app.command
@@ -268,7 +163,7 @@ def evaluate(
     """
     from adam_async.cli.inspect import run_evaluation
 
-    return _run(
+    return run_in_loop(
         lambda terminal: run_evaluation(model, data, damaged, threads, os.environ, terminal), loop=loop
     )
 
@@ -290,7 +185,7 @@ def predict(
     """
     from adam_async.cli.predict import run_prediction
 
-    return _run(lambda terminal: run_prediction(model, images, options, terminal), loop=options.loop)
+    return run_in_loop(lambda terminal: run_prediction(model, images, options, terminal), loop=options.loop)
 
 
 @app.command
@@ -308,7 +203,7 @@ def report(*files: Path, plot: Path | None = None, loop: LoopName = "uvloop") ->
     """
     from adam_async.cli.report import run_report
 
-    return _run(lambda terminal: run_report(files, plot, terminal), loop=loop)
+    return run_in_loop(lambda terminal: run_report(files, plot, terminal), loop=loop)
 
 
 @app.command
@@ -316,7 +211,7 @@ def plan(options: PlanOptions = PlanOptions()) -> int:  # noqa: B008 - frozen
     """Predict the rate of a model cut over several workers, and recommend a cut."""
     from adam_async.cli.plan.command import run_plan
 
-    return _run(lambda terminal: run_plan(options, os.environ, terminal), loop=options.loop)
+    return run_in_loop(lambda terminal: run_plan(options, os.environ, terminal), loop=options.loop)
 
 
 @app.command
@@ -334,7 +229,7 @@ def doctor(*, model: str = "mnist-adam", images_per_group: int = 16, loop: LoopN
     """
     from adam_async.cli.inspect import run_doctor
 
-    return _run(lambda terminal: run_doctor(model, images_per_group, os.environ, terminal), loop=loop)
+    return run_in_loop(lambda terminal: run_doctor(model, images_per_group, os.environ, terminal), loop=loop)
 
 
 @app.command
@@ -344,7 +239,7 @@ def simulate(options: SimulateOptions = SimulateOptions()) -> int:  # noqa: B008
 
     if options.supervised:
         return serve()
-    return _run(lambda terminal: run_simulation(options, terminal), loop=options.loop)
+    return run_in_loop(lambda terminal: run_simulation(options, terminal), loop=options.loop)
 
 
 @app.command
@@ -356,7 +251,7 @@ def drill(options: DrillOptions = DrillOptions()) -> int:  # noqa: B008 - frozen
     """
     from adam_async.cli.drill import run_drill
 
-    return _run(
+    return run_in_loop(
         lambda terminal: run_drill(options, os.environ, terminal), loop=options.loop, verbose=options.verbose
     )
 
@@ -370,7 +265,7 @@ def controller(options: ControllerOptions = ControllerOptions()) -> int:  # noqa
     """
     from adam_async.cli.roles import serve_controller
 
-    return _run_role(lambda _, health: serve_controller(options, os.environ, health), options)
+    return run_role(lambda _, health: serve_controller(options, os.environ, health), options)
 
 
 @app.command
@@ -378,7 +273,7 @@ def ps(options: MemberOptions) -> int:
     """Run a parameter server, which stores shards of the model and applies updates to them."""
     from adam_async.cli.roles import serve_ps
 
-    return _run_role(lambda _, health: serve_ps(options, os.environ, health), options)
+    return run_role(lambda _, health: serve_ps(options, os.environ, health), options)
 
 
 @data_commands.default
@@ -405,7 +300,7 @@ def data(
     """
     from adam_async.cli.staging import serve_staged
 
-    return _run_role(
+    return run_role(
         lambda terminal, health: serve_staged(
             options, stage, data, damaged, os.environ, terminal, health, size=size
         ),
@@ -424,7 +319,9 @@ def inspect_data(source: str = "auto", /, options: InspectOptions = InspectOptio
     """
     from adam_async.cli.data_inspect import run_inspection
 
-    return _run(lambda terminal: run_inspection(source, options, os.environ, terminal), loop=options.loop)
+    return run_in_loop(
+        lambda terminal: run_inspection(source, options, os.environ, terminal), loop=options.loop
+    )
 
 
 @app.command
@@ -447,7 +344,7 @@ def worker(
     """
     from adam_async.cli.roles import serve_worker
 
-    return _run_role(lambda _, health: serve_worker(options, threads, in_flight, os.environ, health), options)
+    return run_role(lambda _, health: serve_worker(options, threads, in_flight, os.environ, health), options)
 
 
 @app.command
@@ -465,12 +362,12 @@ def role(options: FromEnvironmentOptions = FromEnvironmentOptions()) -> int:  # 
         found.append(await find_roles(options, os.environ))
         return show(found[0]) if options.print else 0
 
-    code = _run(find, loop=options.loop, verbose=options.verbose)
+    code = run_in_loop(find, loop=options.loop, verbose=options.verbose)
     if code or options.print:
         return code
     if len(found[0].assignment.roles) == 1:
         return run_command(found[0].command(options))
-    return _run(
+    return run_in_loop(
         lambda terminal: supervise(found[0], options, os.environ, terminal),
         loop=options.loop,
         verbose=options.verbose,
@@ -500,7 +397,7 @@ def store(
     """
     from adam_async.cli.store import run_store
 
-    return _run(
+    return run_in_loop(
         lambda terminal: run_store(action, name, file, options, os.environ, terminal),
         loop=options.loop,
         verbose=options.verbose,
@@ -512,7 +409,7 @@ def status(*, options: StatusOptions) -> int:
     """Show the roles of a cluster: machines, progress, lags, versions and copies."""
     from adam_async.cli.operation import show_status
 
-    return _run(
+    return run_in_loop(
         lambda terminal: show_status(options, os.environ, terminal),
         loop=options.loop,
         verbose=options.verbose,
@@ -552,7 +449,7 @@ def stop(*, options: OperatorOptions) -> int:
 def _ask(action: Literal["logs", "scale", "stop"], options: OperatorOptions, **details: Any) -> int:
     from adam_async.cli.operation import send_request
 
-    return _run(
+    return run_in_loop(
         lambda terminal: send_request(action, options, os.environ, terminal, **details),
         loop=options.loop,
         verbose=options.verbose,
@@ -572,7 +469,7 @@ def token_new(*, out: Path | None = None, loop: LoopName = "uvloop") -> int:
     """
     from adam_async.cli.token import new_token
 
-    return _run(lambda _: new_token(out), loop=loop)
+    return run_in_loop(lambda _: new_token(out), loop=loop)
 
 
 @token_commands.command(name="derive")
@@ -598,4 +495,4 @@ def token_derive(
     """
     from adam_async.cli.token import derive_token
 
-    return _run(lambda _: derive_token(role, token_file, out, os.environ), loop=loop)
+    return run_in_loop(lambda _: derive_token(role, token_file, out, os.environ), loop=loop)

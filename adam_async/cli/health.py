@@ -27,7 +27,7 @@ async def with_health(address: str | None, work: Callable[[Health], Awaitable[in
             cause = first_cause(error)
             if isinstance(cause, OSError):
                 why = (cause.strerror or str(cause)).split("): ")[-1]
-                raise BindFailed(address, why, option="--health") from None
+                raise BindFailed(address, why, remedy="choose another with --health") from None
             raise
         return await work(health)
 

@@ -26,7 +26,7 @@ async def launch_over_ssh(
         ConfigError: The file is wrong, a host cannot be used, or an option is not for this command.
         RoleUnreachable: A host does not answer.
     """
-    options = _of_launch(file, options)
+    options = launched(options, file)
     async with Disk() as disk:
         found = read_hosts(await read_file(hosts, "the file of hosts", disk), source=str(hosts))
     async with SshLauncher(found, entropy=system_entropy) as launcher:
@@ -47,12 +47,12 @@ async def launch_on_ray(
         RoleUnreachable: The Ray cluster does not answer.
         DeadlineExceeded: Ray has no room for the roles.
     """
-    options = _of_launch(file, options)
+    options = launched(options, file)
     async with RayLauncher(ray.settings(), entropy=system_entropy) as launcher:
         return await run_training(options, environment, terminal, launcher)
 
 
-def _of_launch(file: Path | None, options: TrainOptions) -> TrainOptions:
+def launched(options: TrainOptions, file: Path | None) -> TrainOptions:
     """Return the options of `train` for roles that a launcher starts.
 
     Raises:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from adam_async.cli.options import OperatorOptions, StatusOptions
+from adam_async.cli.operation_options import OperatorOptions, StatusOptions
 from adam_async.cli.printable import printable
 from adam_async.cli.roles import waits_at_start
 from adam_async.cli.tables import new_table, print_json

@@ -269,12 +269,12 @@ class TrainOptions:
     replace: Annotated[bool, ONLY_ON] = False
     """Begin a new run in place of a run that waits for a driver; the weights of that run are lost."""
     token_file: Path | None = None
-    """File with the token (or the keys for role driver) of that cluster, or of the data servers at --data; by
-    default ADAM_TOKEN."""
+    """File with the token (or the keys for role driver) of that cluster, of the data servers at --data, or of
+    the agents of `launch torchrun`; by default ADAM_TOKEN."""
     quiet: Annotated[bool, ONLY_ON] = False
     """Print only the last line, and errors."""
     wait: Wait = WAIT
-    """Maximum wait for the controller at --controller, such as 60s or 5m."""
+    """Maximum wait for the controller at --controller, or for the agents of `launch`, such as 60s or 5m."""
     log_level: LogLevel | None = None
     """Lowest level of log lines; by default warning, or info with --verbose."""
     log_json: Annotated[bool, ONLY_ON] = False
@@ -450,32 +450,6 @@ class StoreOptions:
     """Log the actions of the command."""
     loop: LoopName = "uvloop"
     """The event loop."""
-
-
-@options
-class OperatorOptions:
-    """Options of `logs`, `scale` and `stop`."""
-
-    controller: str
-    """tcp://HOST:PORT of the controller, or of several with commas between them."""
-    token_file: Path | None = None
-    """File with the cluster's token, or the keys of role driver; by default ADAM_TOKEN."""
-    wait: Wait = WAIT
-    """Maximum wait for a controller, such as 60s or 5m."""
-    verbose: Annotated[bool, ONLY_ON] = False
-    """Log the actions of the command."""
-    loop: LoopName = "uvloop"
-    """The event loop."""
-
-
-@options
-class StatusOptions(OperatorOptions):
-    """Options of `status`. The keys of role reader suffice for the cluster map alone."""
-
-    all: Annotated[bool, ONLY_ON] = False
-    """Show roles that have left or were lost, too."""
-    json: Annotated[bool, ONLY_ON] = False
-    """Print the result as one JSON object."""
 
 
 @options

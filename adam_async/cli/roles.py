@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -31,7 +32,7 @@ from adam_async.cli.options import (
 from adam_async.cli.printable import printable
 from adam_async.cli.token import read_token
 from adam_async.cluster.networks import LOOPBACK, address_towards, cluster_network, memory_budget, slowed
-from adam_async.cluster.parent_pipe import Parent, die_with_parent
+from adam_async.cluster.parent_pipe import Orders, Parent, die_with_parent
 from adam_async.cluster.roles import (
     Place,
     Role,
@@ -221,9 +222,11 @@ async def _serve(
         return 0
     die_with_parent()
     async with Parent() as parent:
-        orders = await parent.orders()
+        orders = await parent.orders(Orders)
         if orders is None:
             return 0
+        if orders.ignores_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         async with asyncio.TaskGroup() as group:
             work = group.create_task(
                 _stay(

@@ -406,11 +406,11 @@ async def configure(
     if options.controller is None and not launched:
         config.threads_per_worker(usable_cores())
     config.weights_in(one_process=not config.processes and options.controller is None)
-    _check_links(options, config)
+    _check_links(options, config, launched=launched)
     return config
 
 
-def _check_links(options: TrainOptions, config: Config) -> None:
+def _check_links(options: TrainOptions, config: Config, *, launched: bool) -> None:
     """Refuse options of roles and of links that this command does not start."""
     if options.controller is not None and config.processes:
         raise ConfigError("--processes starts roles and --controller joins roles that run: give one of them")

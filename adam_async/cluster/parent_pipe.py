@@ -15,6 +15,7 @@ import ctypes
 import logging
 import signal
 import sys
+from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +23,8 @@ from adam_async.errors import ConfigError
 from adam_async.run.config import Waits
 
 logger = logging.getLogger(__name__)
+
+_Orders = TypeVar("_Orders", bound=msgspec.Struct)
 
 PR_SET_PDEATHSIG = 1
 """Option of `prctl` from linux/prctl.h: the signal at the death of the parent."""
@@ -40,6 +43,9 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of events of a profile; 0: no profile."""
     silence_s: float = 0.0
     """Time without a byte on the pipe after which the parent counts as lost, in seconds; 0: no limit."""
+    ignores_sigterm: bool = False
+    """Whether SIGTERM has no effect. An engine may send it to all processes of a job, and the parent, which
+    gets it too, needs this process to end the run in order."""
 
 
 def die_with_parent() -> None:
@@ -62,8 +68,11 @@ class Parent:
     async def __aexit__(self, *exc: object) -> None:
         self._pipe.close()
 
-    async def orders(self) -> Orders | None:
+    async def orders(self, kind: type[_Orders]) -> _Orders | None:
         """Read the first line; None if the parent closed the pipe without one.
+
+        Args:
+            kind: Type of the orders.
 
         Raises:
             ConfigError: The line did not arrive in `ORDERS_S`, or is invalid.
@@ -71,7 +80,7 @@ class Parent:
         try:
             async with asyncio.timeout(ORDERS_S):
                 line = await self._reader.readline()
-                return msgspec.json.decode(line, type=Orders) if line else None
+                return msgspec.json.decode(line, type=kind) if line else None
         except (TimeoutError, msgspec.DecodeError) as error:
             raise ConfigError(f"--supervised is for child processes: no orders on stdin ({error})") from None
 

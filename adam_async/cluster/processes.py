@@ -68,8 +68,8 @@ class ProcessCluster:
         dataset: The images, which data servers in this process serve; None: the images of `config.data`.
         data: Addresses of standalone data servers, ``tcp://host:port``, which the cluster invites; empty: the
             addresses in `config.data`. If `config.data` names a data set, the cluster starts data servers.
-        token: Token of the cluster, and of its standalone data servers; None: a random one, so only the roles
-            of this cluster can join it.
+        token: Token of the cluster, its standalone data servers and the agents of `launcher`; None: a random
+            one, so only the roles of this cluster can join it.
         layers: Further kinds of layers for its models, by import path: ``{"mine": "package.module:Mine"}``.
             Python has to find the module in `environment`.
         environment: Environment of the children; None: the environment of this process.

@@ -111,8 +111,8 @@ def _roles(environment: Mapping[str, str], layout: Layout) -> tuple[tuple[tuple[
         return (_named(role, environment.get("ADAM_NODE", ""), layout),), "ADAM_ROLE"
     for variable, size in RANKS:
         if variable in environment:
-            ranks = _number(environment, size, 1, MOST_RANKS)
-            rank = _number(environment, variable, 0, ranks - 1)
+            ranks = number_in(environment, size, 1, MOST_RANKS)
+            rank = number_in(environment, variable, 0, ranks - 1)
             return _roles_of_rank(rank, ranks, layout), variable
     if pod := environment.get("POD_NAME", ""):
         return (_role_of_pod(pod, layout),), "POD_NAME"
@@ -164,11 +164,11 @@ def _controllers(environment: Mapping[str, str], engine: str) -> tuple[str, ...]
         return tuple(check_addresses(named, "ADAM_CONTROLLER").split(","))
     if engine == "RANK" and environment.get("MASTER_ADDR"):
         # The port itself belongs to the rendezvous of torchrun.
-        port = _number(environment, "MASTER_PORT", 1, 65534) + 1
-        return (check_addresses(_address(environment["MASTER_ADDR"], port), "MASTER_ADDR"),)
+        port = number_in(environment, "MASTER_PORT", 1, 65534) + 1
+        return (check_addresses(address_at(environment["MASTER_ADDR"], port), "MASTER_ADDR"),)
     if engine == "SLURM_PROCID" and environment.get("SLURM_JOB_NODELIST"):
         first = _first_host(environment["SLURM_JOB_NODELIST"])
-        return (check_addresses(_address(first, PORT), "SLURM_JOB_NODELIST"),)
+        return (check_addresses(address_at(first, PORT), "SLURM_JOB_NODELIST"),)
     raise ConfigError(
         f"{engine} names the role, and no variable the controller: set ADAM_CONTROLLER=tcp://HOST:{PORT}"
     )
@@ -184,7 +184,8 @@ def _pod_address(environment: Mapping[str, str]) -> str:
         ) from None
 
 
-def _address(host: str, port: int) -> str:
+def address_at(host: str, port: int) -> str:
+    """Return ``tcp://host:port``; an IPv6 host gets brackets."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
@@ -199,7 +200,12 @@ def _first_host(names: str) -> str:
     return first
 
 
-def _number(environment: Mapping[str, str], variable: str, least: int, most: int) -> int:
+def number_in(environment: Mapping[str, str], variable: str, least: int, most: int) -> int:
+    """Return the whole number in a variable.
+
+    Raises:
+        ConfigError: The variable has no whole number within the bounds.
+    """
     text = environment.get(variable, "")
     if not re.fullmatch(r"\d{1,9}", text) or not least <= int(text) <= most:
         raise ConfigError(

@@ -29,6 +29,8 @@ ROLES = ("controller", "data", "ps", "worker")
 
 PORTS = range(20000, 30000)
 """Ports of several controllers, which need each other's addresses before they listen."""
+HEAVY = ("ps", "worker")
+"""Roles that need cores and memory."""
 
 MOST_HOSTS = 1000
 """Maximum number of hosts of a file."""
@@ -153,6 +155,23 @@ class Placement:
         self._of[node] = (role, host)
         return host
 
+    def controller_addresses(self, nodes: Sequence[str], entropy: Callable[[int], bytes]) -> list[str]:
+        """Return an address for each controller: with port 0 for one, with ports drawn for several.
+
+        Args:
+            nodes: Node ids of the controllers.
+            entropy: Random bytes.
+        """
+        several = len(nodes) > 1
+        addresses: list[str] = []
+        for node in nodes:
+            host = self.place("controller", node)
+            address = host.listens_on(random_port(entropy) if several else 0)
+            while address in addresses:
+                address = host.listens_on(random_port(entropy))
+            addresses.append(address)
+        return addresses
+
     def workers_on(self, host: Host) -> int:
         """Return the number of workers that are placed on a host."""
         return sum(role == "worker" and one.name == host.name for role, one in self._of.values())
@@ -165,11 +184,15 @@ class Placement:
             self._silent.add(host.name)
 
     def _load(self, role: str) -> Callable[[Host], tuple[int, int]]:
-        """Return a function that counts the roles of a host: first those of this kind, then all."""
+        """Return a function that counts the roles of a host: first those of this kind, then all.
+
+        Controllers and data servers need little of a host, and a run may have only one. Their number of all
+        roles is 0, so the first one is on the first host.
+        """
         placed = list(self._of.values())
 
         def load(host: Host) -> tuple[int, int]:
             here = [kind for kind, one in placed if one.name == host.name]
-            return here.count(role), len(here)
+            return here.count(role), len(here) if role in HEAVY else 0
 
         return load

@@ -326,9 +326,9 @@ class RayRole(RemoteRole):
                 self._host = text
                 self._placed.set()
             elif kind == "address":
-                self._listens_on(text)
+                self.note_address(text)
             else:
-                self._take_line(text.removeprefix(f"{self.node} | "))
+                self.note_line(text.removeprefix(f"{self.node} | "))
 
     async def _notice_wait(self) -> None:
         """Write a notice if the role waits for a node."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from adam_async.cluster.launcher import RoleSpec
 from adam_async.errors import AdamError, ConfigError, RoleUnreachable, first_cause
-from adam_async.launch.hosts import Host, Hosts, Placement, random_port
+from adam_async.launch.hosts import Host, Hosts, Placement
 from adam_async.run.config import Config
 from adam_async.runtime.role_handle import CUT_OFF, RemoteRole
 from transport import Identity, Network
@@ -102,15 +102,7 @@ class SshLauncher:
         self, nodes: Sequence[str], network: Network, driver: Identity
     ) -> list[str]:
         """Return addresses on the controllers' hosts, with ports drawn at random for several."""
-        several = len(nodes) > 1
-        addresses: list[str] = []
-        for node in nodes:
-            host = self.placement.place("controller", node)
-            address = host.listens_on(random_port(self._entropy) if several else 0)
-            while address in addresses:
-                address = host.listens_on(random_port(self._entropy))
-            addresses.append(address)
-        return addresses
+        return self.placement.controller_addresses(nodes, self._entropy)
 
     @asynccontextmanager
     async def state_folder(self, name: str) -> AsyncIterator[str]:

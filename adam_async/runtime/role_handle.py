@@ -115,21 +115,20 @@ class RoleHandle(ABC):
 
     async def _read_stdout(self, stream: ByteStream) -> None:
         async for line in _lines(stream):
-            if address := address_in(line):
-                self._listens_on(address)
+            self.note_address(address_in(line))
 
     async def _read_stderr(self, stream: ByteStream) -> None:
         async for line in _lines(stream):
-            self._take_line(line)
+            self.note_line(line)
 
-    def _listens_on(self, address: str) -> None:
-        """Note the address of the role."""
-        if not self.address.done():
+    def note_address(self, address: str) -> None:
+        """Note the address of the role; an empty or second one has no effect."""
+        if address and not self.address.done():
             self._listens_at = asyncio.get_running_loop().time()
             self.address.set_result(address)
 
-    def _take_line(self, line: str) -> None:
-        """Keep and forward a line of stderr."""
+    def note_line(self, line: str) -> None:
+        """Note a line of stderr."""
         self.last_lines.append(line)
         self._on_line(f"{self.node} | {line}")
 

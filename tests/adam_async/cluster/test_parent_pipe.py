@@ -27,7 +27,7 @@ async def test_orders_are_the_first_line_and_the_end_of_the_pipe_is_the_end_of_t
     orders = Orders(token="", waits=Waits(), silence_s=30.0)
     os.write(stdin, msgspec.json.encode(orders) + b"\n\n\n")
     async with Parent() as parent:
-        assert await parent.orders() == orders
+        assert await parent.orders(Orders) == orders
         os.close(stdin)
         await parent.gone(orders.silence_s)
 
@@ -75,10 +75,10 @@ async def test_an_invalid_line_is_no_orders(stdin: int, line: bytes) -> None:
     os.close(stdin)
     async with Parent() as parent:
         with pytest.raises(ConfigError, match="--supervised is for child processes: no orders on stdin"):
-            await parent.orders()
+            await parent.orders(Orders)
 
 
 async def test_a_closed_pipe_has_no_orders(stdin: int) -> None:
     os.close(stdin)
     async with Parent() as parent:
-        assert await parent.orders() is None
+        assert await parent.orders(Orders) is None

@@ -11,6 +11,7 @@ from adam_async.data_server.ledger import Entry
 from adam_async.data_server.ledger_replication import Part as LedgerPart
 from adam_async.data_server.ledger_service import Entering
 from adam_async.data_server.state import GroupsReported, LeaseAsked, TimePassed
+from adam_async.launch.agent_messages import ROWS as AGENT_ROWS
 from adam_async.messages import (
     TABLE,
     Enter,
@@ -62,7 +63,7 @@ def unbounded(type_, path):
     return [path]
 
 
-@pytest.mark.parametrize("kind", sorted(TABLE, key=lambda each: each.__name__))
+@pytest.mark.parametrize("kind", sorted({**TABLE, **AGENT_ROWS}, key=lambda each: each.__name__))
 def test_every_field_of_a_message_is_bounded(kind):
     assert unbounded(inspect.type_info(kind), kind.__name__) == []
 

@@ -1,0 +1,110 @@
+"""The commands of `adam-async launch`. Like `commands.py`, this file imports only modules for `--help`."""
+
+import os
+from pathlib import Path
+
+from cyclopts import App
+
+from adam_async.cli.kubernetes_options import KubernetesOptions
+from adam_async.cli.launch_options import RayOptions, SlurmOptions
+from adam_async.cli.options import TrainOptions
+from adam_async.cli.running import run_driver, run_in_loop
+
+launch_commands = App(name="launch", help="Train with roles on other machines, or write the files for that.")
+
+
+@launch_commands.command(name="ssh")
+def launch_ssh(
+    hosts: Path,
+    file: Path | None = None,
+    /,
+    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Train with the roles on hosts, over SSH, and the driver in this process; needs the extra `ssh`.
+
+    Parameters
+    ----------
+    hosts
+        TOML file with the hosts (docs/how-to/launch-ssh.md).
+    file
+        TOML file with options, as for `train --config`.
+    """
+    from adam_async.cli.launch import launch_over_ssh
+
+    return run_driver(lambda terminal: launch_over_ssh(hosts, file, options, os.environ, terminal), options)
+
+
+@launch_commands.command(name="torchrun")
+def launch_torchrun(
+    file: Path | None = None,
+    /,
+    *,
+    port: int = 0,
+    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Train in the ranks that torchrun starts (docs/how-to/launch-torchrun.md); rank 0 is the driver.
+
+    Parameters
+    ----------
+    file
+        TOML file with options, as for `train --config`.
+    port
+        Port of rank 0 for the other ranks; by default from 20000 to 29999, by MASTER_PORT.
+    """
+    from adam_async.cli.launch_batch import launch_with_torchrun
+
+    return run_driver(
+        lambda terminal: launch_with_torchrun(port, file, options, os.environ, terminal), options
+    )
+
+
+@launch_commands.command(name="k8s")
+def launch_kubernetes(file: Path, /, options: KubernetesOptions) -> int:
+    """Write the manifests of a run on Kubernetes, for `kubectl apply -f FOLDER`.
+
+    Parameters
+    ----------
+    file
+        TOML file with options, as for `train --config`.
+    """
+    from adam_async.cli.launch_kubernetes import write_manifests
+
+    return run_in_loop(lambda _: write_manifests(file, options), loop=options.loop)
+
+
+@launch_commands.command(name="ray")
+def launch_ray(
+    file: Path | None = None,
+    /,
+    ray: RayOptions = RayOptions(),  # noqa: B008 - frozen
+    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Train with the roles as actors of Ray, and the driver in this process; needs the extra `ray`.
+
+    Parameters
+    ----------
+    file
+        TOML file with options, as for `train --config`.
+    """
+    from adam_async.cli.launch import launch_on_ray
+
+    return run_driver(lambda terminal: launch_on_ray(ray, file, options, os.environ, terminal), options)
+
+
+@launch_commands.command(name="slurm")
+def launch_slurm(
+    file: Path | None = None,
+    /,
+    slurm: SlurmOptions = SlurmOptions(),  # noqa: B008 - frozen
+    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Print or submit the script of a Slurm job that trains on its nodes (docs/how-to/launch-slurm.md).
+
+    Parameters
+    ----------
+    file
+        TOML file with options, as for `train --config`.
+    """
+    from adam_async.cli.launch_batch import launch_on_slurm
+
+    return run_driver(lambda terminal: launch_on_slurm(file, options, slurm, os.environ, terminal), options)

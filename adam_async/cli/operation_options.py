@@ -1,0 +1,32 @@
+"""The options of `status`, `logs`, `scale` and `stop`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from adam_async.cli.options import ONLY_ON, WAIT, LoopName, Wait, options
+
+
+@options
+class OperatorOptions:
+    """Options of `logs`, `scale` and `stop`."""
+
+    controller: str
+    """tcp://HOST:PORT of the controller, or of several with commas between them."""
+    token_file: Path | None = None
+    """File with the cluster's token, or the keys of role driver; by default ADAM_TOKEN."""
+    wait: Wait = WAIT
+    """Maximum wait for a controller, such as 60s or 5m."""
+    verbose: Annotated[bool, ONLY_ON] = False
+    """Log the actions of the command."""
+    loop: LoopName = "uvloop"
+    """The event loop."""
+
+
+@options
+class StatusOptions(OperatorOptions):
+    """Options of `status`. The keys of role reader suffice for the cluster map alone."""
+
+    all: Annotated[bool, ONLY_ON] = False
+    """Show roles that have left or were lost, too."""
+    json: Annotated[bool, ONLY_ON] = False
+    """Print the result as one JSON object."""

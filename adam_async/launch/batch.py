@@ -1,0 +1,136 @@
+"""Pure: a batch job of torchrun or Slurm, from the variables of its engine, and the script of a Slurm job."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from adam_async.errors import ConfigError
+from adam_async.launch.environment import MOST_RANKS, address_at, number_in
+from adam_async.run.addresses import check_address
+
+TORCHRUN = "torchrun --nnodes 2 --nproc-per-node 1 ... --no-python adam-async launch torchrun adam.toml"
+"""Command line in errors."""
+
+PORTS = range(20000, 30000)
+"""Ports of the driver of a torchrun job."""
+
+SIGNAL_S = 60
+"""Seconds before its time limit at which Slurm ends a job in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One rank of torchrun.
+
+    Attributes:
+        number: Its rank.
+        ranks: Number of all ranks.
+        local_ranks: Number of ranks on its node.
+        driver: Address of the driver, in rank 0.
+        restarts: Number of restarts of all ranks.
+    """
+
+    number: int
+    ranks: int
+    local_ranks: int
+    driver: str
+    restarts: int
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str], port: int) -> "Rank":
+        """Read the variables of torchrun.
+
+        Args:
+            port: Port of the driver; 0: one of `PORTS` by MASTER_PORT, such as 29501 for 29500.
+
+        Raises:
+            ConfigError: A variable is missing or wrong.
+        """
+        if "RANK" not in environment or not environment.get("MASTER_ADDR"):
+            raise ConfigError(
+                f"torchrun sets RANK and MASTER_ADDR, and one is missing: start with {TORCHRUN}"
+            )
+        ranks = number_in(environment, "WORLD_SIZE", 1, MOST_RANKS)
+        # torchrun itself listens on MASTER_PORT; the system gives higher ports to any connection.
+        port = port or PORTS[(number_in(environment, "MASTER_PORT", 1, 65535) + 1) % len(PORTS)]
+        return cls(
+            number=number_in(environment, "RANK", 0, ranks - 1),
+            ranks=ranks,
+            local_ranks=number_in(environment, "LOCAL_WORLD_SIZE", 1, ranks),
+            driver=check_address(address_at(environment["MASTER_ADDR"], port), "MASTER_ADDR"),
+            restarts=restarts_in(environment, "TORCHELASTIC_RESTART_COUNT"),
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of its agent."""
+        return f"rank-{self.number}"
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all agents; neighbours are on different nodes, so that roles are spread."""
+        order = sorted(range(self.ranks), key=lambda rank: (rank % self.local_ranks, rank))
+        return tuple(f"rank-{rank}" for rank in order)
+
+    def bind(self) -> str:
+        """Return the address on which the driver listens: every interface if there are other nodes."""
+        if self.ranks == self.local_ranks:
+            return self.driver
+        host, _, port = self.driver.rpartition(":")
+        return f"tcp://{'[::]' if '[' in host else '0.0.0.0'}:{port}"
+
+
+def restarts_in(environment: Mapping[str, str], variable: str) -> int:
+    """Return the number of restarts of a job; without the variable 0.
+
+    Raises:
+        ConfigError: The variable has another value.
+    """
+    return number_in(environment, variable, 0, 10**9) if environment.get(variable) else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Size of a Slurm job; an empty text leaves the choice to Slurm.
+
+    Attributes:
+        nodes: Number of nodes.
+        cpus: CPUs of each node; 0: whole nodes.
+        time: Time limit, as ``sbatch --time`` takes it.
+        partition: Partition.
+        name: Name of the job.
+    """
+
+    nodes: int
+    cpus: int
+    time: str
+    partition: str
+    name: str
+
+
+def job_script(job: Job, command: Sequence[str]) -> str:
+    """Return the sbatch script that runs a command on the first node of a job.
+
+    Raises:
+        ConfigError: A value of the job is invalid.
+    """
+    for option, value, least in (("--nodes", job.nodes, 1), ("--cpus", job.cpus, 0)):
+        if not least <= value <= MOST_RANKS:
+            raise ConfigError(f"{option} must be within {least} and {MOST_RANKS}, not {value}")
+    for option, text in (("--time", job.time), ("--partition", job.partition), ("--job-name", job.name)):
+        if any(not (character.isalnum() or character in "-_:.,+") for character in text):
+            raise ConfigError(f"{option} {text[:80]!r} has a character that no such value of sbatch has")
+    options = [
+        f"job-name={job.name}",
+        f"nodes={job.nodes}",
+        "ntasks-per-node=1",
+        f"cpus-per-task={job.cpus}" if job.cpus else "exclusive",
+        *([f"time={job.time}"] if job.time else ()),
+        *([f"partition={job.partition}"] if job.partition else ()),
+        "no-kill",
+        "requeue",
+        f"signal=B:TERM@{SIGNAL_S}",
+        "open-mode=append",
+        f"output={job.name}-%j.out",
+    ]
+    lines = ["#!/bin/bash", *(f"#SBATCH --{option}" for option in options), f"exec {shlex.join(command)}"]
+    return "".join(f"{line}\n" for line in lines)
