@@ -27,9 +27,9 @@ kernels = "numpy"
 """
 
 
-def written(folder: Path) -> list[Manifest]:
+def written(folder: Path, options: str) -> list[Manifest]:
     """Write the manifests by the command; return their objects."""
-    (folder / "adam.toml").write_text(OPTIONS)
+    (folder / "adam.toml").write_text(options)
     out = folder / "manifests"
     code, output = run(
         "launch", "k8s", str(folder / "adam.toml"), "--out", str(out), "--image", "adam-async:0.1.0"
@@ -41,7 +41,7 @@ def written(folder: Path) -> list[Manifest]:
 
 def test_containers_train_as_written_outlive_a_server_and_a_drained_driver(tmp_path: Path) -> None:
     skip_without_namespaces()
-    cluster = Cluster(written(tmp_path), tmp_path)
+    cluster = Cluster(written(tmp_path, OPTIONS), tmp_path)
     controllers = cluster.pods("StatefulSet", "adam-controller")
     servers = cluster.pods("StatefulSet", "adam-ps")
     others = cluster.pods("StatefulSet", "adam-data") + cluster.pods("Deployment", "adam-worker")
@@ -84,6 +84,44 @@ def test_containers_train_as_written_outlive_a_server_and_a_drained_driver(tmp_p
     results = cluster.volume("", "results", {"persistentVolumeClaim": {}})
     assert (results / "model" / "model.safetensors").stat().st_size > 0
     assert any((results / "checkpoints").iterdir())
+
+
+def test_without_copies_the_next_driver_resumes_and_a_controller_returns_with_its_volume(
+    tmp_path: Path,
+) -> None:
+    skip_without_namespaces()
+    options = 'data = "digits"\nepochs = 40\nconsistency = "bsp"\nkernels = "numpy"\n'
+    cluster = Cluster(written(tmp_path, options), tmp_path)
+    kinds = {"controller": "StatefulSet", "ps": "StatefulSet", "data": "StatefulSet", "worker": "Deployment"}
+    pods = {role: cluster.pods(kind, f"adam-{role}")[0] for role, kind in kinds.items()}
+    (driver,) = cluster.pods("Job", "adam-driver")
+    final = cluster.object("Job", "adam-driver")["spec"]["podFailurePolicy"]["rules"][0]["onExitCodes"]
+    with ExitStack() as stack:
+
+        def start(pod: Pod) -> Command:
+            return stack.enter_context(pod.start())
+
+        def restart(role: str) -> None:
+            running[role].signal(signal.SIGKILL)
+            assert running[role].finish() == -signal.SIGKILL
+            running[role] = start(pods[role])
+
+        running = {role: start(pod) for role, pod in pods.items()}
+        for pod in pods.values():
+            wait_until_ready(pod)
+        first = start(driver)
+        first.wait_for("epoch 2/40")
+        restart("controller")
+        wait_until_ready(pods["controller"])
+        first.wait_for("epoch 4/40")
+        restart("ps")
+        assert first.finish(seconds=60) == 4, first.output
+        assert 4 not in final["values"]  # so the Job starts another driver
+
+        second = start(driver)
+        assert second.finish(seconds=RUN_S) == 0, second.output
+    assert "resumed from " in second.output
+    assert "after 40 epochs" in second.output
 
 
 def wait_until_ready(pod: Pod) -> None:
