@@ -15,7 +15,7 @@ All results depend on the map alone, so all controllers and servers compute the 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -228,7 +228,7 @@ def free_bytes(cluster: ClusterMap, used: Counter[str]) -> dict[str, int]:
 
 
 def next_member(
-    cluster: ClusterMap, store: str, home: str, without: Set[Member] = frozenset()
+    cluster: ClusterMap, store: str, home: str, may_join: Callable[[Member], bool]
 ) -> Member | None:
     """Return the server that a bundle's primary should invite next; None if there is none.
 
@@ -237,7 +237,7 @@ def next_member(
 
     Args:
         store: Id of the store.
-        without: Servers that are not to be invited now.
+        may_join: Whether a server may be invited now.
     """
     name, record = next(
         ((name, record) for name, record in cluster.stores.items() if record.id == store), ("", None)
@@ -254,7 +254,7 @@ def next_member(
         server
         for server, free in free_bytes(cluster, used).items()
         if server not in members and free >= need and (server == home or not is_full)
-        if (server, nodes[server].incarnation) not in without
+        if may_join((server, nodes[server].incarnation))
     ]
     numerics = nodes[bundle.primary[0]].info.get(NUMERICS)
 

@@ -9,7 +9,7 @@ leader change within the group needs no action.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence, Set
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
@@ -314,9 +314,9 @@ class Membership:
 
         await self.update(store_key(name), deleted)
 
-    def next_member(self, store: str, home: str, without: Set[Member]) -> Member | None:
+    def next_member(self, store: str, home: str, may_join: Callable[[Member], bool]) -> Member | None:
         """Return the server that the primary of a bundle should invite, or None; see the function."""
-        return next_member(self.map, store, home, without)
+        return next_member(self.map, store, home, may_join)
 
     def unready_copy(self) -> str:
         """Return the home of a bundle of which this server lacks its copy; empty if there is none."""

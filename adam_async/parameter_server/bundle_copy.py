@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import msgspec
 from numpy.typing import NDArray
 
+from adam_async.controller.client import Confirmation
 from adam_async.messages import Body
 from adam_async.messages.replication import Copy, PieceCopy
 from adam_async.parameter_server.bundle import Bundle
@@ -79,7 +80,7 @@ LOG_BYTES = 256 << 20
 """Size of the log above which a primary strikes out the members that it keeps the entries for, in bytes."""
 
 BACK_OFF_S = 0.2
-"""Pause before a proposal without an outcome is repeated, in seconds."""
+"""Pause after a proposal without an outcome or with a conflict, in seconds."""
 
 STUCK_TICKS = 10
 """Number of heartbeats without a commit after which the primary refuses questions and names the reason."""
@@ -148,9 +149,8 @@ class CopyHost:
         now: Returns the time of the loop's clock, in seconds.
         call_soon: Calls a function in the next iteration of the loop.
         spawn: Starts a task of the server, by name.
-        set_record: Sets the bundle's record in the cluster map if it has the expected version still; returns
-            False without an outcome.
-        next_member: Returns the server to invite, without some members; None if there is none.
+        set_record: Sets the bundle's record in the cluster map if it has the expected version still.
+        next_member: Returns the server to invite, of those that may join; None if there is none.
         is_live: Whether a server is live in the cluster map.
         notice: Reports a text to the operator: the controllers log it, and it is an event of a run.
         observe: Called before a committed entry is applied, with its copy, the entry and its parts.
@@ -160,8 +160,8 @@ class CopyHost:
     now: Callable[[], float]
     call_soon: Callable[[Callable[[], None]], object]
     spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-    set_record: Callable[[BundleRecord, int], Coroutine[Any, Any, bool]]
-    next_member: Callable[[Set[Member]], Member | None]
+    set_record: Callable[[BundleRecord, int], Coroutine[Any, Any, Confirmation]]
+    next_member: Callable[[Callable[[Member], bool]], Member | None]
     is_live: Callable[[Member], bool]
     notice: Callable[[str], None]
     observe: "Observe | None" = None
@@ -218,9 +218,7 @@ class BundleCopy:
         self._stuck_ticks = 0
         """Number of ticks since entries wait and none was committed."""
         self._proposing: asyncio.Task[None] | None = None
-        self._incarnations = dict(record.members)
-        """Last incarnation of each node that has been a member."""
-        self._joining = JoiningMembers()
+        self._joining = JoiningMembers(record.members)
         self._struck_out: set[Member] = set()
         """Members that this primary has asked the controllers to strike out."""
         self._lacks_since: float | None = None
@@ -305,7 +303,6 @@ class BundleCopy:
         for member in {*record.members} - {*before.members}:
             self._host.links.expect(member)
         self._core.record_changed(record)
-        self._incarnations.update(record.members)
         self._parts = {sender: parts for sender, parts in self._parts.items() if sender in record.members}
         self._run()
 
@@ -424,20 +421,22 @@ class BundleCopy:
 
     def _invite(self) -> None:
         """Invite another server if the bundle has lacked a member for a while."""
-        now = self._host.now()
-        if len(self._core.record.members) >= self._copies:
+        now, record = self._host.now(), self._core.record
+        if len(record.members) >= self._copies:
             self._lacks_since = None
         elif self._lacks_since is None:
             self._lacks_since = now
         elif now - self._lacks_since > RETURN_S:
-            member = self._host.next_member(self._joining.barred(now, self._host.links.answers))
-            # A member that was started again or answers again is invited at once, and another server only
-            # after a while: the map may still name a lost one.
-            if member is not None and (
-                member in self._joining.away
-                or self._incarnations.get(member[0], member[1]) != member[1]
-                or now - self._lacks_since > INVITE_S
-            ):
+            barred = self._joining.barred(now, self._host.links.answers)
+            # A server that was lost returns at once. Another one is invited after a while, because it would
+            # keep the place of the lost one, or at once if pushes wait for it.
+            takes_all = now - self._lacks_since > INVITE_S or len(record.in_sync) < self._facts.min_in_sync
+
+            def may_join(server: Member) -> bool:
+                return server not in barred and (takes_all or self._joining.is_back(server))
+
+            member = self._host.next_member(may_join)
+            if member is not None:
                 self._lacks_since = now
                 self._core.invite(member)
 
@@ -529,9 +528,10 @@ class BundleCopy:
             links.send(effect.to, message, as_primary=as_primary)
 
     async def _set_record(self, record: BundleRecord, expected: int) -> None:
-        if not await self._host.set_record(record, expected):
+        outcome = await self._host.set_record(record, expected)
+        if outcome != "confirmed":
             await asyncio.sleep(BACK_OFF_S)
-            self._core.outcome_unknown()
+            self._core.outcome_unknown() if outcome == "unknown" else self._core.conflicted(expected)
             self._run()
 
     # --- applying ----------------------------------------------------------------------------

@@ -27,9 +27,13 @@ UNSTEADY_S = 5.0
 
 
 class JoiningMembers:
-    """The joining members of one bundle, and the pauses of those that could not join."""
+    """The joining members of one bundle, and the pauses of those that could not join.
 
-    def __init__(self) -> None:
+    Args:
+        members: The first members of the bundle.
+    """
+
+    def __init__(self, members: Iterable[Member]) -> None:
         self._progress: dict[Member, tuple[int, float]] = {}
         """By joining member: the largest number of pieces that it had, and the time of the last one."""
         self._paused: dict[Member, float] = {}
@@ -38,6 +42,8 @@ class JoiningMembers:
         """By member: the time of its last silence, for `STEADY_S`."""
         self._silent: set[Member] = set()
         """Members that are to be struck out for their silence."""
+        self._incarnations = dict(members)
+        """Last incarnation of each server that has been a member."""
         self.away: set[Member] = set()
         """Members that were struck out for their silence and have not been invited since."""
 
@@ -74,6 +80,7 @@ class JoiningMembers:
     def members_changed(self, members: Set[Member], now: float) -> Set[Member]:
         """Follow the members of the bundle. Pause and return those that have left it for their silence."""
         nodes = {node for node, _ in members}
+        self._incarnations.update(members)
         left = self._silent - members
         # A member is no longer away, nor is an earlier incarnation of its server.
         self.away = {member for member in self.away | left if member[0] not in nodes}
@@ -84,6 +91,11 @@ class JoiningMembers:
         self._silences = {member: at for member, at in self._silences.items() if now - at < STEADY_S}
         self._silent &= members
         return left
+
+    def is_back(self, server: Member) -> bool:
+        """Whether a server was a member, and was started again or fell silent since."""
+        node, incarnation = server
+        return server in self.away or self._incarnations.get(node, incarnation) != incarnation
 
     def barred(self, now: float, answers: Callable[[Member], bool]) -> Set[Member]:
         """Return the servers that the primary must not invite now: in a pause, or away without an answer."""

@@ -187,6 +187,11 @@ class ServerLinks:
                 peer.failed_dials += 1
                 await peer.beats.pause()
                 continue
+            if link.peer.incarnation != peer.member[1]:  # the address is that of the next incarnation
+                peer.failed_dials += 1
+                peer.beats.drop()
+                await peer.beats.pause()
+                continue
             peer.failed_dials = 0
             peer.beats.progressed()
             try:

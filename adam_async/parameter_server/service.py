@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from adam_async.controller.client import Confirmation
 from adam_async.controller.role import Role, RoleSettings
 from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed
 from adam_async.messages import (
@@ -269,7 +270,7 @@ class ParameterServer(Role):
                 break
             left = tuple(member for member in record.joining if member != self._me)
             new = msgspec.structs.replace(record, joining=left)
-            if not await self._set_bundle(home, new, record.changed):
+            if await self._set_bundle(home, new, record.changed) == "unknown":
                 await asyncio.sleep(BACK_OFF_S)
         self._declined.discard((store, home))
 
@@ -286,16 +287,13 @@ class ParameterServer(Role):
 
     # --- copies --------------------------------------------------------------------------------
 
-    async def _set_bundle(self, home: str, record: BundleRecord, expected: int) -> bool:
-        """Change the record of a bundle. Returns whether the map has the outcome."""
+    async def _set_bundle(self, home: str, record: BundleRecord, expected: int) -> Confirmation:
+        """Change the record of a bundle."""
         try:
-            outcome = await self._membership.update_bundle(
-                home, expected, record, timeout_s=self._waits.call_s
-            )
+            return await self._membership.update_bundle(home, expected, record, timeout_s=self._waits.call_s)
         except RunFailed as error:
             logger.error("%s cannot change bundle %s: %s", self._identity.node, home, error)
-            return False
-        return outcome != "unknown"
+            return "unknown"
 
     def _on_message(self, sender: Member, message: ReplicationMessage, tensors: Sequence[Any]) -> None:
         served = self.served.get((message.store, message.home))

@@ -140,6 +140,16 @@ class BundleMember:
         """Repeat the proposal: the controllers gave no outcome, and the map no newer record."""
         self._copy.repeat_proposal()
 
+    def conflicted(self, expected: int) -> None:
+        """Drop a proposal that never takes effect, although the record has the expected version still.
+
+        An invited server is lost, or the store has failed.
+        """
+        if self._copy.proposed is not None and self._copy.record.changed == expected:
+            self._copy.proposed = None
+            if self._primary is not None:
+                self._primary.drop_invites()
+
     def take_over(self) -> None:
         """Propose to become the primary, in place of the silent one."""
         if self._primary is None:

@@ -293,6 +293,11 @@ class Primary:
             self._invites.append(member)
             self.advance()
 
+    def drop_invites(self) -> None:
+        """Invite none of the servers that are not joining yet."""
+        self._invites.clear()
+        self.advance()
+
     def hand_over(self, member: Member) -> None:
         """Let a member in sync become the primary. Ordering pauses until then."""
         if member in self._copy.record.in_sync[1:]:

@@ -30,7 +30,7 @@ def silenced(members, member, now):
 
 
 def test_a_member_without_a_new_piece_is_stalled_also_if_it_begins_again_and_again():
-    members = JoiningMembers()
+    members = JoiningMembers([FIRST, SECOND])
     assert members.stalled({FIRST: 0, SECOND: 0}, WHOLE, 0.0) == []
     assert members.stalled({FIRST: 2, SECOND: 0}, WHOLE, JOIN_S) == []
     assert members.stalled({FIRST: 0, SECOND: 0}, WHOLE, JOIN_S + 1) == [SECOND]
@@ -39,13 +39,13 @@ def test_a_member_without_a_new_piece_is_stalled_also_if_it_begins_again_and_aga
 
 
 def test_a_member_with_all_pieces_may_wait_for_entries():
-    members = JoiningMembers()
+    members = JoiningMembers([FIRST, SECOND])
     assert members.stalled({FIRST: WHOLE}, WHOLE, 0.0) == []
     assert members.stalled({FIRST: WHOLE}, WHOLE, 10 * JOIN_S) == []
 
 
 def test_a_stalled_member_and_one_that_left_have_a_pause_that_ends():
-    members = JoiningMembers()
+    members = JoiningMembers([FIRST, SECOND])
     members.stalled({FIRST: 0}, WHOLE, 0.0)
     members.stalled({FIRST: 0}, WHOLE, JOIN_S + 1)
     members.pause([SECOND], JOIN_S + 2)
@@ -55,7 +55,7 @@ def test_a_stalled_member_and_one_that_left_have_a_pause_that_ends():
 
 
 def test_a_member_that_was_invited_again_has_the_whole_time():
-    members = JoiningMembers()
+    members = JoiningMembers([FIRST, SECOND])
     members.stalled({FIRST: 0}, WHOLE, 0.0)
     members.stalled({}, WHOLE, 1.0)
     members.stalled({FIRST: 0}, WHOLE, JOIN_S)
@@ -63,9 +63,10 @@ def test_a_member_that_was_invited_again_has_the_whole_time():
 
 
 def test_a_silent_member_is_barred_until_it_answers():
-    members = JoiningMembers()
+    members = JoiningMembers([FIRST, SECOND])
     assert silenced(members, FIRST, 0.0) == {FIRST}
     assert members.away == {FIRST}
+    assert members.is_back(FIRST)
     assert members.barred(1.0, is_down) == {FIRST}
     assert members.barred(1.0, is_up) == set()
     assert members.members_changed({FIRST, SECOND}, 2.0) == set()
@@ -74,20 +75,26 @@ def test_a_silent_member_is_barred_until_it_answers():
 
 
 def test_a_member_that_leaves_without_a_silence_is_not_away():
-    members = JoiningMembers()
+    members = JoiningMembers([FIRST, SECOND])
     assert members.members_changed({SECOND}, 0.0) == set()
     assert members.away == set()
 
 
 def test_the_next_incarnation_of_a_server_takes_the_place_of_the_one_that_is_away():
-    members = JoiningMembers()
+    members = JoiningMembers([FIRST, SECOND])
     silenced(members, FIRST, 0.0)
+    assert members.is_back(("ps-1", 2))
     members.members_changed({("ps-1", 2), SECOND}, 1.0)
     assert members.away == set()
+    assert not members.is_back(("ps-1", 2))
+
+
+def test_a_server_that_was_never_a_member_is_not_back():
+    assert not JoiningMembers([FIRST]).is_back(SECOND)
 
 
 def test_a_member_that_falls_silent_again_and_again_returns_once_in_each_pause():
-    members = JoiningMembers()
+    members = JoiningMembers([FIRST, SECOND])
     now, returns = 0.0, []
     while now < 60.0:
         silenced(members, FIRST, now)
@@ -101,7 +108,7 @@ def test_a_member_that_falls_silent_again_and_again_returns_once_in_each_pause()
 
 
 def test_a_member_that_was_steady_returns_at_once_from_the_next_silence():
-    members = JoiningMembers()
+    members = JoiningMembers([FIRST, SECOND])
     silenced(members, FIRST, 0.0)
     silenced(members, FIRST, STEADY_S)
     assert members.barred(STEADY_S, is_up) == set()

@@ -118,6 +118,36 @@ def test_after_two_successive_losses_an_acknowledged_entry_is_there():
     assert bundle.applied[C] == ["x"]
 
 
+def test_an_invited_server_that_is_lost_before_it_joins_blocks_no_later_change():
+    bundle = SmallBundle(A, B)
+    bundle[A].invite(C)
+    bundle.carry_out(A)
+    bundle[A].strike_out(B)
+    bundle.carry_out(A)
+    assert bundle.proposals(A)[-1].record.joining == (C,)
+
+    bundle[A].conflicted(bundle.record.changed)
+    bundle.carry_out(A)
+
+    last = bundle.proposals(A)[-1].record
+    assert (last.in_sync, last.joining) == ((A,), ())
+
+
+def test_a_conflict_with_a_newer_record_changes_nothing():
+    bundle = SmallBundle(A, B)
+    bundle.change(lost=("c",))
+    bundle[A].invite(C)
+    bundle.carry_out(A)
+    before = len(bundle.proposals(A))
+
+    bundle[A].conflicted(bundle.record.changed - 1)
+    bundle.carry_out(A)
+
+    assert len(bundle.proposals(A)) == before
+    bundle.accept(A)
+    assert bundle.record.joining == (C,)
+
+
 @pytest.mark.parametrize("change", ["link_up", "link_lost"])
 def test_a_session_that_waits_for_the_record_begins_though_a_link_in_the_other_direction_changes(change):
     bundle = SmallBundle(A, B, C)

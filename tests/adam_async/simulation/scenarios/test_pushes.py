@@ -122,13 +122,31 @@ def histories_of(case: Case, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[
     return histories
 
 
-@pytest.mark.parametrize("lasts_s", [1.2, 2.0, 3.5])
-@pytest.mark.parametrize("copies", [2, 3])
-def test_a_frozen_server_is_in_sync_again_soon_after_it_wakes(
-    copies: int, lasts_s: float, monkeypatch: pytest.MonkeyPatch
+def test_pushes_that_lack_copies_wait_for_no_lost_server_while_another_is_live(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    freeze = Fault(at_s=3.0, kind="freeze", targets=("ps-1",), lasts_s=lasts_s)
-    histories = histories_of(case_of(freeze, copies=copies), monkeypatch)
+    histories = histories_of(
+        case_of(Fault(at_s=3.0, kind="kill", targets=("ps-1",), lasts_s=9.0), copies=2), monkeypatch
+    )
+
+    left = 0
+    for history in histories.values():
+        lost = [at for (at, names), (_, before) in pairwise(reversed(history)) if before - names == {"ps-1"}]
+        left += len(lost)
+        if lost:
+            assert next(at for at, names in history if at > lost[0] and len(names) == 2) < lost[0] + 1.0
+    assert left > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "lasts_s", "silence_s"),
+    [("freeze", 1.2, 1.0), ("freeze", 2.0, 1.0), ("freeze", 3.5, 1.0), ("kill", 0.8, 0.0)],
+)
+def test_a_lost_server_is_in_sync_again_soon_after_it_is_back(
+    kind: str, lasts_s: float, silence_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = Fault(at_s=3.0, kind=kind, targets=("ps-1",), lasts_s=lasts_s)
+    histories = histories_of(case_of(fault), monkeypatch)
 
     left = 0
     for history in histories.values():
@@ -137,7 +155,7 @@ def test_a_frozen_server_is_in_sync_again_soon_after_it_wakes(
         left += len(lost)
         if lost:
             returned = [at for at, names in history if at > lost[0] and "ps-1" in names]
-            assert 3.0 + 1.0 <= lost[0] < 3.0 + 1.5
+            assert silence_s <= lost[0] - 3.0 < silence_s + 0.6
             assert returned[0] < 3.0 + lasts_s + 0.8
     assert left > 0
 
