@@ -57,6 +57,7 @@ EXTRAS = (
     ("cyclopts", "cli", "the command line needs it"),
     ("rich", "cli", "the command line needs it, and the live table"),
     ("asyncssh", "ssh", "`launch ssh` needs it"),
+    ("ray", "ray", "`launch ray` needs it"),
 )
 """Package, its extra, and its purpose."""
 
