@@ -134,7 +134,7 @@ def agent() -> int:
     """Run the roles of one node of a Slurm job; `launch slurm` starts it."""
     from adam_async.cli.launch_batch import serve_agent
 
-    return run_in_loop(lambda terminal: serve_agent(os.environ, terminal), loop="uvloop")
+    return run_in_loop(lambda _: serve_agent(os.environ), loop="uvloop")
 
 
 @app.command

@@ -181,7 +181,7 @@ async def _train_in_job(options: TrainOptions, environment: Mapping[str, str], t
             terminal.notice(await requeue(job))
 
 
-async def serve_agent(environment: Mapping[str, str], terminal: Terminal) -> int:
+async def serve_agent(environment: Mapping[str, str]) -> int:
     """Run the agent of one node of a Slurm job until the driver ends it.
 
     If the driver is lost with its node, the job goes back into the queue.
@@ -217,10 +217,10 @@ async def serve_agent(environment: Mapping[str, str], terminal: Terminal) -> int
     )
     try:
         return await _until_the_driver_ends(agent)
-    except DriverLost as error:
-        terminal.error(str(error))
-        terminal.notice(await requeue_if_driver_lost(await job_of(environment), name))
-        return error.exit_code
+    except DriverLost:
+        # Before any output: srun, which would print it, is lost with the driver.
+        await requeue_if_driver_lost(await job_of(environment), name)
+        raise
 
 
 async def _until_the_driver_ends(agent: Agent) -> int:

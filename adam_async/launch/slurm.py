@@ -110,8 +110,8 @@ async def requeue(job: SlurmJob) -> str:
     return f"job {job.id} goes back into the queue, and continues from its checkpoint"
 
 
-async def requeue_if_driver_lost(job: SlurmJob, own: str) -> str:
-    """Put a job back into the queue if its first node is lost, which had the driver; returns a line about it.
+async def requeue_if_driver_lost(job: SlurmJob, own: str) -> None:
+    """Put a job back into the queue if its first node is lost, which had the driver.
 
     Slurm leaves a job with `--no-kill` running without its script. It removes the lost node after its
     `SlurmdTimeout`; a job whose script has ended is over before.
@@ -128,14 +128,14 @@ async def requeue_if_driver_lost(job: SlurmJob, own: str) -> str:
             answer = await _output(("squeue", "--noheader", "--format=%T %N", f"--jobs={job.id}"), None)
             state, _, nodes = answer.strip().partition(" ")
             if state != "RUNNING":
-                return f"job {job.id} is {state.lower() or 'over'}"
+                return
             left = (await _output(("scontrol", "show", "hostnames", nodes), None)).split()
         except RunFailed as error:
-            logger.warning("%s", error)
+            logger.debug("%s", error)  # slurmctld may answer the next time
             continue
         if job.nodes[0] not in left:
-            return await requeue(job)
-    return f"job {job.id} still has its first node {job.nodes[0]}, and no driver: scancel {job.id} ends it"
+            await requeue(job)
+            return
 
 
 async def run_step(
