@@ -120,6 +120,7 @@ class PushClients:
     async def _run(self, node: Node) -> None:
         dice = self._dice.fork(f"{node.name}/{node.incarnation}")
         self.pending.forget(node.name)
+        self._working.discard(node.name)  # a killed incarnation leaves its name
         while self.are_going_on:
             self._working.add(node.name)
             try:
