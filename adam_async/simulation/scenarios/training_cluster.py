@@ -80,8 +80,9 @@ LATE = "worker-2"
 CHECK_S = 0.2
 """Interval between two checks, in seconds."""
 
-APPLY_S = 5.0
-"""Maximum time until a new primary has applied all acknowledged pushes, in seconds."""
+APPLY_S = 15.0
+"""Maximum time until a new primary has applied all acknowledged pushes, in seconds. Below `min_in_sync` it
+first waits for the end of the fault, for 3 s at most, and for a new member, which it invites after 5 s."""
 
 DAMAGE_S = 6.0
 """Maximum time that a connection stays open after damage on it, in seconds."""
