@@ -75,17 +75,13 @@ class SlurmCluster:
     def __enter__(self) -> "SlurmCluster":
         self._start("slurmctld", "slurmctld", "-D")
         for name in self.names:
-            self.start(name)
+            self._start(name, "slurmd", "-D", "-N", name)
         until(
             lambda: self.run("sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * len(self.names),
             "idle nodes",
             seconds=START_S,
         )
         return self
-
-    def start(self, name: str) -> None:
-        """Start the daemon of a node, also again."""
-        self._start(name, "slurmd", "-D", "-N", name)
 
     def _start(self, name: str, *words: str) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
