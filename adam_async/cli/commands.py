@@ -418,7 +418,7 @@ def status(*, options: StatusOptions) -> int:
 
 @app.command
 def logs(node: str, /, *, options: OperatorOptions) -> int:
-    """Print the last lines of a role's log, also after its end.
+    """Print the last lines of a role's log, also after its loss.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ from transport.sockets import parse_tcp_address
 
 
 async def with_health(address: str | None, work: Callable[[Health], Awaitable[int]]) -> int:
-    """Run a command; at `address` probes are answered until it has ended. Returns its exit code.
+    """Run a command, answer probes at `address` until it ends, and return its exit code.
 
     Raises:
         BindFailed: The address is not available.

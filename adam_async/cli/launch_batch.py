@@ -60,7 +60,7 @@ async def launch_with_torchrun(
     if not 0 <= port <= 65535:
         raise ConfigError(f"--port must be within 0 and 65535, not {port}")
     rank = Rank.of(environment, port)
-    die_with_parent()  # torchrun, if killed, leaves its ranks
+    die_with_parent()  # a killed torchrun leaves its ranks
     token = await read_token(options.token_file, environment)
     if token is None:
         raise ConfigError(
@@ -91,7 +91,7 @@ async def launch_with_torchrun(
         wait_s=wait_s,
         remedy="start torchrun with the same command on each node, and with the same token; --wait sets the "
         "deadline",
-        port_remedy="choose another with --port, on all nodes, or another --master-port of torchrun",
+        port_remedy="choose another with --port on all nodes, or change --master-port of torchrun",
     )
     try:
         async with asyncio.TaskGroup() as group:
@@ -197,7 +197,9 @@ async def serve_agent(environment: Mapping[str, str]) -> int:
     name = environment.get("SLURMD_NODENAME", "")
     host = environment.get("SLURM_LAUNCH_NODE_IPADDR", "")
     if not name or not host:
-        raise ConfigError("agent is started by launch slurm, within a step of its job")
+        raise ConfigError(
+            "launch slurm starts the command agent, within a step of its job: start launch slurm instead"
+        )
     cores = usable_cores()
     if environment.get("SLURM_CPUS_PER_TASK"):
         cores = min(cores, number_in(environment, "SLURM_CPUS_PER_TASK", 1, 10**6))

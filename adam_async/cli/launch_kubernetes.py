@@ -52,7 +52,7 @@ async def write_manifests(file: Path, options: KubernetesOptions) -> int:
             for name, text in texts.items():
                 path = options.out / name
                 await disk.make_folder(path.parent)
-                # One of them has the keys.
+                # The file of the Secret has the keys.
                 await disk.write_private(path, text.encode())
         except OSError as error:
             why = error.strerror or error

@@ -14,8 +14,8 @@ class RayOptions:
     """Options of `launch ray`."""
 
     address: str = "auto"
-    """HOST:PORT of the Ray cluster; auto, that of RAY_ADDRESS or of this machine; or local, a Ray of this
-    command's own."""
+    """HOST:PORT of the Ray cluster; auto, the cluster of RAY_ADDRESS or of this machine; or local, a cluster
+    that the command starts on this machine."""
     ask: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     """Resources that each role of a kind asks of Ray, ROLE:RESOURCE=AMOUNT such as worker:CPU=4; roles are
     ps, data, worker and controller. By default servers and data servers ask for one CPU, and workers share
@@ -47,7 +47,7 @@ class SlurmOptions:
     """Options of a Slurm job."""
 
     submit: Annotated[bool, Parameter(negative="")] = False
-    """Submit the job; by default its script is printed."""
+    """Submit the job; by default the command prints its script."""
     here: Annotated[bool, Parameter(negative="")] = False
     """Train on the nodes of this job: for the script, or in a shell of salloc."""
     nodes: int = 1
@@ -55,7 +55,8 @@ class SlurmOptions:
     cpus: int = 0
     """CPUs of each node; by default whole nodes."""
     time: str = ""
-    """Time limit, such as 8:00:00; the job ends in order 60 s before, and goes back into the queue."""
+    """Time limit, such as 8:00:00; the job ends in order 60 s before, and returns into the queue
+    if it has a new checkpoint."""
     partition: str = ""
     """Partition of the nodes."""
     job_name: str = "adam-async"

@@ -42,7 +42,9 @@ async def show_status(options: StatusOptions, environment: Mapping[str, str], te
     else:
         _print(status, terminal)
         if is_reader:
-            terminal.notice("the keys of a reader show the cluster map alone: those of a driver show counts")
+            terminal.notice(
+                "the keys of a reader show the cluster map alone: give the keys of a driver for counts"
+            )
     return 0
 
 

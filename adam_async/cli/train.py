@@ -104,7 +104,7 @@ async def run_training(
     terminal: Terminal,
     launcher: Launcher | None = None,
 ) -> int:
-    """Train a model, and write the results that the options name; meanwhile probes are answered.
+    """Train a model, answer probes, and write the results that the options name.
 
     Args:
         launcher: Starts the processes of the roles; None: as the options say.

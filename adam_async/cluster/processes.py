@@ -372,7 +372,7 @@ class ProcessCluster:
             await self._release(old)
         parts = (("started", new), ("ended", old))
         changes = "; ".join(f"{what} {', '.join(nodes)}" for what, nodes in parts if nodes)
-        return f"{workers} workers: {changes or 'as before'}"
+        return f"{workers} worker{'' if workers == 1 else 's'}: {changes or 'as before'}"
 
     async def _release(self, nodes: Sequence[str]) -> None:
         async with asyncio.TaskGroup() as group:

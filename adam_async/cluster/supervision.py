@@ -140,7 +140,7 @@ class Supervisor:
         finally:
             process.kill()
         if self.driver is not None:
-            await self.driver.report_death(node)  # of a killed one; one that left has no live record
+            await self.driver.report_death(node)  # a role that left has no live record
 
     async def stop(self) -> None:
         """End all processes in order within `drain_s`, then kill the rest."""

@@ -319,7 +319,7 @@ class Membership:
         return next_member(self.map, store, home, may_join)
 
     def unready_copy(self) -> str:
-        """Return the home of a bundle of which this server lacks its copy; empty if there is none."""
+        """Return the home of a bundle if this server lacks its copy; empty if there is none."""
         return unready_copy(self.map, self.member)
 
     async def update_bundle(

@@ -24,7 +24,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class WorkerPushes(msgspec.Struct, frozen=True):
-    """Pushes of one worker, by its own count."""
+    """Pushes of one worker, by its count."""
 
     numbers: dict[str, Count]
     """Number of the last push, by shard."""
@@ -48,7 +48,7 @@ class WorkerSlots:
         self.replicas: dict[str, int] = {}
         """Replica of each worker."""
         self.replaced: list[str] = []
-        """Workers that had a second session, whose first numbers are gone."""
+        """Workers with a second session; the numbers of their first one are lost."""
         self._run = ""
         self._sessions: dict[str, tuple[int, int]] = {}
 

@@ -2,8 +2,8 @@
 
 The operator joins the cluster with the keys of a driver, and puts a request into the `info` of its own node
 record. The run's driver sees it in the cluster map, acts, and puts the answer into its own `info`. So the
-driver needs no listener, the controllers need no further kind of key, and the permission to set a node
-record decides who may ask. Both leave the map with the operator's node.
+driver needs no listener, the controllers need no further kind of key, and only members with the permission to
+set such a record may ask. The controllers remove request and answer with the operator's node.
 
 The driver answers one request after the other, and keeps the answers of at most `MOST_ANSWERS` operators;
 further operators wait.
@@ -39,7 +39,7 @@ MOST_WORKERS = MOST["replicas"] * MOST["partitions"]
 """Maximum number of workers that an operator may ask for."""
 
 Action = Literal["logs", "scale", "stop"]
-"""Work that an operator may ask for."""
+"""Action that an operator may ask for."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     lines: tuple[str, ...] = ()
     refusal: str = ""
-    """Why the driver did not act; empty if it did."""
+    """Reason why the driver did not act; empty if it did."""
 
 
 class Operations(Protocol):
@@ -125,7 +125,7 @@ class OperatorRequests:
         if self.operations is None:
             return Answer(
                 refusal="the driver did not start the roles of this run: read their lines, and start or end "
-                "workers, where they run"
+                "workers, on their machines"
             )
         try:
             if request.action == "logs":

@@ -1,8 +1,8 @@
 """The agent of one node of a batch job: it starts roles as its children, as the driver orders.
 
 The agent dials the driver, and lasts as long as that link. It forwards the lines and the ends of its roles.
-At the end of the link, for any reason, it kills the roles that are left: the driver ends its roles in order
-before it ends its agents, so only a lost driver leaves some.
+At the end of the link, for any reason, it kills the remaining roles: the driver ends its roles in order
+before it ends its agents, so only a lost driver leaves roles.
 """
 
 import asyncio
@@ -121,7 +121,7 @@ class Agent:
             return await self._serve(link, state)
 
     async def _serve(self, link: Link, state: str) -> int:
-        """Follow the orders of the driver until its last message, then kill the roles that are left."""
+        """Follow the orders of the driver until its last message, then kill the remaining roles."""
         settings = self._settings
         finish, why = None, ""
         async with asyncio.TaskGroup() as group:
@@ -156,7 +156,7 @@ class Agent:
             case StartRole.__name__:
                 self._start(unpack(message, StartRole), link, state, group)
             case EndRole.__name__:
-                # A role that has ended meanwhile needs no order.
+                # An ended role needs no order.
                 if child := self._children.get(unpack(message, EndRole).number):
                     child.end()
             case KillRole.__name__:

@@ -23,7 +23,7 @@ MOST_CONFIG_BYTES = 1_000_000
 """Maximum size of adam.toml and the files that it names; a ConfigMap holds 1 MiB."""
 
 LONGEST_NAME = 30
-"""Maximum length of the name of a run. Names of pods add a role and a suffix, and have at most 63 letters."""
+"""Maximum length of the name of a run. Names of pods add a role and a suffix, and have 63 letters at most."""
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
@@ -129,7 +129,7 @@ def read_resources(words: Sequence[str]) -> dict[str, Resources]:
     """Read ``--resources ROLE=CPU,MEMORY``, such as ``worker=4,8Gi``, over the defaults.
 
     Raises:
-        ConfigError: A word has another form, an unknown role, or a quantity that is zero or none.
+        ConfigError: A word has another form, an unknown role, or an invalid or zero quantity.
     """
     found = dict(DEFAULTS)
     for word in words:
@@ -160,7 +160,7 @@ def check_quantity(text: str, what: str, example: str, *, thousandths: bool = Fa
     if found is None or (found[2] == "m") > thousandths or (thousandths and found[2] not in (None, "m")):
         raise ConfigError(f"{what} {text[:40]!r} is no quantity of Kubernetes: give one {example}")
     if not Decimal(found[1]):
-        raise ConfigError(f"{what} {text} is nothing, and no pod could start: give one {example}")
+        raise ConfigError(f"{what} {text} is zero, and no pod could start: give one {example}")
 
 
 def cores(cpu: str) -> int:
@@ -172,8 +172,8 @@ def check(run: KubernetesRun) -> None:
     """Check what the manifests will name.
 
     Raises:
-        ConfigError: A name is none of Kubernetes, a size is none, the options do not suit pods, or the files
-            are too large.
+        ConfigError: A name or size is invalid in Kubernetes, the options do not suit pods, or the files are
+            too large.
     """
     if not _LABEL.fullmatch(run.name) or len(run.name) > LONGEST_NAME:
         raise ConfigError(

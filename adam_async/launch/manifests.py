@@ -1,7 +1,7 @@
 """Pure: the manifests of a run on Kubernetes, as JSON, which `kubectl apply -f FOLDER` reads like YAML.
 
 StatefulSets run controllers, parameter servers and data servers; a Deployment runs workers, and a Job the
-driver. Pods learn their role from their name (`environment.py`). The same description makes the same text.
+driver. Pods take their role from their name (`environment.py`). Equal descriptions make equal text.
 """
 
 import json
@@ -36,7 +36,7 @@ RETRIES = 20
 """Maximum number of failed drivers. Evicted ones do not count."""
 
 FINAL_CODES = (2, 3, 6, 9)
-"""Exit codes of a driver that another attempt cannot change: options, data, keys, and a run that diverges."""
+"""Exit codes of a driver that another attempt would repeat: options, data, keys, and a run that diverges."""
 
 
 def text_of(manifest: Manifest) -> str:

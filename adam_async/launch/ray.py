@@ -4,7 +4,7 @@ Ray places the actors: each kind of role has a placement group, and each role a 
 the command of its role as a child process (`launch/ray_actor.py`). Ray never restarts an actor, because only
 the supervisor of the cluster knows whether a role may come back (docs/decisions/0036-roles-as-ray-actors.md).
 A restarted role is a new actor in the same bundle. Ray moves the bundles of a lost node to other nodes as
-soon as these have room, so a role waits for a new node, and the run goes on meanwhile if it can.
+soon as these have room. A role waits for a node, and the run continues without it if it can.
 
 The actors end with the launching process: Ray kills the actors of an ended driver.
 """
@@ -40,10 +40,10 @@ from transport import Identity, Network
 logger = logging.getLogger(__name__)
 
 CHECK_S = 60.0
-"""Deadline of a look at the package of a node, in seconds; the node may have to start a process for it."""
+"""Deadline of the check of a node's package, in seconds; the node may have to start a process for it."""
 
 POLL_S = 1
-"""Longest wait of one question whether a placement group has room, in whole seconds, as Ray wants it."""
+"""Maximum wait of one call of Ray for the room of a placement group, in whole seconds."""
 
 PENDING_S = 15.0
 """Seconds after which a notice names a role that waits for a node."""
@@ -182,21 +182,21 @@ class RayLauncher:
         number = spec.node.rpartition("-")[2]
         group = self._groups.get(spec.role)
         if node := self._controllers.get(spec.node):
-            # The others know its address.
+            # The other roles have its address.
             strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
         elif group is not None and number.isdecimal() and int(number) < group.bundle_count:
             strategy = PlacementGroupSchedulingStrategy(group, int(number))
         options = actor_options(self.ask_of(spec.role))
         made = require_ray().remote(RoleActor)
         made = made.options(scheduling_strategy=strategy, max_restarts=0, max_task_retries=0, **options)
-        return await self._ray.call(f"Ray to take the actor of {spec.node}", made.remote)
+        return await self._ray.call(f"Ray to accept the actor of {spec.node}", made.remote)
 
     def ask_of(self, role: str) -> dict[str, float]:
         """Return the resources of a role."""
         return self.asks.get(role) or dict(self.settings.asks.get(role, {}))
 
     async def _live_nodes(self) -> list[Node]:
-        """Return the nodes of the cluster, its head node first: the cluster ends with that one."""
+        """Return the nodes of the cluster, its head node first: the cluster ends with that node."""
         found = await self._ray.call("Ray to name its nodes", require_ray().nodes)
         live = [node for node in found if node["Alive"]]
         live.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeID"]))
@@ -263,7 +263,7 @@ class RayLauncher:
         deadline = clock() + settings.wait_s
         try:
             group = self._groups[role] = await self._ray.call(
-                f"Ray to take the placement of {role}",
+                f"Ray to accept the placement of {role}",
                 placement_group,
                 [ask] * count,
                 strategy=settings.strategies[role],
@@ -337,7 +337,7 @@ class RayRole(RemoteRole):
                 await self._placed.wait()
         except TimeoutError:
             ask = ask_text(self._launcher.ask_of(self._spec.role)) or "its node"
-            self._on_line(f"{self.node} waits for room on Ray: {ask}; it starts when a node has that")
+            self._on_line(f"{self.node} waits for room on Ray: {ask}; it starts once a node has these")
 
     def end(self) -> None:
         """Close the stdin of the role; a role without a place ends at once."""

@@ -1,6 +1,6 @@
 """The actor of a role on a node of Ray: it runs the role's command as its child, and relays its output.
 
-The child ends with the actor, however that ends (see `cluster/parent_pipe.py`). Ray keeps the lines that the
+The child ends with the actor after any end of it (see `cluster/parent_pipe.py`). Ray keeps the lines that the
 actor writes to stderr in its logs.
 """
 
@@ -17,14 +17,14 @@ from adam_async.run.option_sources import for_children
 from adam_async.runtime.child_process import ChildProcess
 
 NODE_ADDRESS = "tcp://RAY-NODE:0"
-"""Word of a command for any free port of the actor's node, which the launcher does not know."""
+"""Word of a command for any free port of the actor's node, which the launcher cannot name."""
 
 Event = tuple[str, str]
 """``("placed", host)``, ``("address", address of the role)`` or ``("line", line of its stderr)``."""
 
 
 class RoleActor:
-    """One role. `run` lasts as long as the role; `events` yields what happens meanwhile."""
+    """One role. `run` lasts as long as the role, and `events` yields its events."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -83,7 +83,7 @@ class RoleActor:
             self._child.end()
 
     async def _report_address(self, child: ChildProcess) -> None:
-        with suppress(RoleDied):  # the exit code says the same
+        with suppress(RoleDied):  # the exit code reports it, too
             self._events.put_nowait(("address", await child.address))
 
     def _forward(self, line: str) -> None:
@@ -110,7 +110,7 @@ def check_version(package: str, host: str) -> None:
     """Check that this node has the launcher's version of the package.
 
     Raises:
-        ConfigError: It has another one.
+        ConfigError: It has another version.
     """
     if (own := version("adam-async")) != package:
         raise ConfigError(

@@ -32,9 +32,9 @@ class RayResult:
     Attributes:
         metrics: Metrics of the last finished epoch, such as `train_loss`, `test_accuracy`, `images_per_s` and
             `training_iteration`, the number of finished epochs; empty before the first.
-        history: The same of each epoch.
+        history: Metrics of each epoch, in order.
         checkpoint: Folder of checkpoints for `resume`, if it has one; None without checkpoints.
-        error: The error that ended the training; None for a whole one.
+        error: The error that ended the training; None for a complete training.
     """
 
     metrics: Mapping[str, Any]

@@ -88,7 +88,7 @@ class RayConnection:
             raise DeadlineExceeded(what, timeout_s) from None
 
     async def _open(self) -> None:
-        if "ray" not in sys.modules:  # it reads these at its import
+        if "ray" not in sys.modules:  # Ray reads these at its import
             for name, value in self._variables().items():
                 os.environ.setdefault(name, value)
         ray = await self.call("the import of Ray", require_ray)

@@ -23,7 +23,7 @@ ANSWER_S = 60.0
 """Deadline of an answer of Slurm, in seconds."""
 
 POLL_S = 10.0
-"""Seconds between two questions of the second node about a job without a driver; others ask less often."""
+"""Seconds between two queries of the second node about a job without a driver; others query less often."""
 
 LOST_S = 900.0
 """Seconds in which Slurm notices the loss of a node; its default is 300."""
@@ -98,7 +98,7 @@ async def submit(script: str, environment: Mapping[str, str]) -> str:
 async def requeue(job: SlurmJob) -> str:
     """Put a running job back into the queue; returns a line about it.
 
-    A job that is cancelled, or that Slurm itself returns, is not running any more.
+    A cancelled job, or one that Slurm itself returns, no longer runs.
     """
     try:
         state = await _output(("squeue", "--noheader", "--format=%T", f"--jobs={job.id}"), None)
@@ -114,13 +114,13 @@ async def requeue_if_driver_lost(job: SlurmJob, own: str) -> None:
     """Put a job back into the queue if its first node is lost, which had the driver.
 
     Slurm leaves a job with `--no-kill` running without its script. It removes the lost node after its
-    `SlurmdTimeout`; a job whose script has ended is over before.
+    `SlurmdTimeout`; a job is over as soon as its script ends.
 
     Args:
         job: The job.
         own: Name of the agent's node.
     """
-    # The second node asks first, so that the nodes do not ask all at once.
+    # The second node queries first, so the nodes do not query all at once.
     pause_s = POLL_S * max(1, job.nodes.index(own) if own in job.nodes else len(job.nodes))
     for _ in range(max(1, round(LOST_S / pause_s))):
         await asyncio.sleep(pause_s)
@@ -131,7 +131,7 @@ async def requeue_if_driver_lost(job: SlurmJob, own: str) -> None:
                 return
             left = (await _output(("scontrol", "show", "hostnames", nodes), None)).split()
         except RunFailed as error:
-            logger.debug("%s", error)  # slurmctld may answer the next time
+            logger.debug("%s", error)  # slurmctld may answer the next query
             continue
         if job.nodes[0] not in left:
             await requeue(job)
@@ -170,7 +170,7 @@ async def run_step(
     assert process.stdout is not None
     splitter = LineSplitter()
     try:
-        with suppress(OSError, RuntimeError):  # srun has ended, which its output explains
+        with suppress(OSError, RuntimeError):  # srun has ended, and its output has the reason
             process.stdin.write(msgspec.json.encode(orders) + b"\n")
         while data := await process.stdout.read(READ_BYTES):
             for line in splitter.feed(data):

@@ -1,6 +1,6 @@
-"""The endpoint of `--health`: whether a process lives and serves, over HTTP, for the probes of an engine.
+"""The endpoint of `--health`: the state of a process and its role over HTTP, for the probes of an engine.
 
-    GET /healthz      200 while the loop of the process turns
+    GET /healthz      200 while the event loop of the process runs
     GET /readyz       200 while its role serves; else 503
 
 Each answer has one line with the reason. The endpoint needs no key, so an answer has no other content, and a
@@ -45,14 +45,14 @@ class Health:
         """Return status and line for the head of a request."""
         words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return 400, "no request of HTTP/1"
+            return 400, "not an HTTP/1 request"
         method, path = words[0], words[1].partition("?")[0]
         if path not in PATHS:
             return 404, f"no such path; paths are {' and '.join(PATHS)}"
         if method != "GET":
-            return 405, "only GET is answered"
+            return 405, "the only method is GET"
         if path == "/healthz":
-            return 200, "lives"
+            return 200, "runs"
         reason = self.unready()
         return (503, reason) if reason else (200, "serves")
 

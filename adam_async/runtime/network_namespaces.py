@@ -99,7 +99,7 @@ class NamespaceNetwork:
             subnet = SUBNET.format(number)
             address = (f"{subnet}.1/24", "dev", self._bridge)
             await _ip("addr", "add", *address)
-            # Of two processes that claim one subnet at a time, the later one sees both addresses here.
+            # If two processes claim one subnet at a time, the later one finds both addresses here.
             if (await _subnets()).count(number) == 1:
                 return subnet
             await _ip("addr", "del", *address)

@@ -142,7 +142,7 @@ def test_a_port_in_use_is_named_and_the_other_rank_ends(file: Path) -> None:
             assert node.finish(seconds=60) != 0
             all_end(PATIENCE_S)
     assert f"cannot listen on tcp://127.0.0.1:{port}: " in node.output
-    assert "choose another with --port, on all nodes" in node.output
+    assert "choose another with --port on all nodes" in node.output
 
 
 def test_a_missing_rank_is_named_with_the_remedy(file: Path) -> None:

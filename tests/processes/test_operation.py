@@ -48,7 +48,7 @@ def test_another_shell_sees_scales_and_ends_a_run() -> None:
             code, text = asked("status", *there)
             assert code == 0
             assert re.search(r"worker-2 +replica 2", text), text
-            assert asked("scale", "1", *there) == (0, "1 workers: ended worker-1, worker-2\n")
+            assert asked("scale", "1", *there) == (0, "1 worker: ended worker-1, worker-2\n")
             train.wait_for("worker-2 left")
             code, text = asked("scale", "0", *there)
             assert (code, "0 workers are too few" in text) == (2, True), text

@@ -47,7 +47,7 @@ def test_files_that_the_options_name_travel_with_them(tmp_path: Path) -> None:
     ("words", "options", "claim"),
     [
         (("--name", "My_Run"), "", "--name 'My_Run' is no name for Kubernetes"),
-        (("--resources", "worker=0,8Gi"), "", "worker: processor 0 is nothing, and no pod could start"),
+        (("--resources", "worker=0,8Gi"), "", "worker: processor 0 is zero, and no pod could start"),
         ((), "servers = 1\ncopies = 2\n", "copies=2 need as many servers, and there are 1: raise servers"),
         ((), "controllers = 2\n", "controllers must be 1, 3 or 5"),
         ((), 'model = "missing.toml"\n', "cannot be read: No such file or directory"),

@@ -37,7 +37,7 @@ def test_resources_override_the_defaults_of_their_role() -> None:
     [
         ("worker=4", "is not of the form ROLE=CPU,MEMORY, such as worker=4,8Gi"),
         ("gpu=4,8Gi", "roles are controller, ps, data, worker, driver"),
-        ("ps=0,2Gi", "--resources ps: processor 0 is nothing, and no pod could start"),
+        ("ps=0,2Gi", "--resources ps: processor 0 is zero, and no pod could start"),
         ("ps=1,0Gi", "--resources ps: memory 0Gi is nothing"),
         ("ps=1,2Gb", "--resources ps: memory '2Gb' is no quantity of Kubernetes: give one such as 2Gi"),
         ("ps=1Gi,2Gi", "--resources ps: processor '1Gi' is no quantity"),

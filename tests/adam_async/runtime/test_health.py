@@ -37,24 +37,24 @@ async def test_a_process_lives_before_its_role_serves_and_while_it_ends() -> Non
         async def probes() -> tuple[tuple[int, str], tuple[int, str]]:
             return await answer(port, PROBE % b"/healthz"), await answer(port, PROBE % b"/readyz")
 
-        assert await probes() == ((200, "lives"), (503, "starts"))
+        assert await probes() == ((200, "runs"), (503, "starts"))
         health.follow(lambda: "ps-0 is no member\r\nof the cluster")
-        assert await probes() == ((200, "lives"), (503, "ps-0 is no member of the cluster"))
+        assert await probes() == ((200, "runs"), (503, "ps-0 is no member of the cluster"))
         health.follow(lambda: "")
-        assert await probes() == ((200, "lives"), (200, "serves"))
+        assert await probes() == ((200, "runs"), (200, "serves"))
         health.drain()
-        assert await probes() == ((200, "lives"), (503, "ends"))
+        assert await probes() == ((200, "runs"), (503, "ends"))
 
 
 @pytest.mark.parametrize(
     ("request_", "status", "line"),
     [
-        (b"POST /healthz HTTP/1.1\r\n\r\n", 405, "only GET is answered"),
+        (b"POST /healthz HTTP/1.1\r\n\r\n", 405, "the only method is GET"),
         (b"GET / HTTP/1.1\r\n\r\n", 404, "no such path; paths are /healthz and /readyz"),
-        (b"GET /healthz?verbose HTTP/1.0\r\n\r\n", 200, "lives"),
-        (b"GET  /healthz HTTP/1.1\r\n\r\n", 400, "no request of HTTP/1"),
-        (b"\xff\x00\r\n\r\n", 400, "no request of HTTP/1"),
-        (b"GET /healthz SMTP\r\n\r\n", 400, "no request of HTTP/1"),
+        (b"GET /healthz?verbose HTTP/1.0\r\n\r\n", 200, "runs"),
+        (b"GET  /healthz HTTP/1.1\r\n\r\n", 400, "not an HTTP/1 request"),
+        (b"\xff\x00\r\n\r\n", 400, "not an HTTP/1 request"),
+        (b"GET /healthz SMTP\r\n\r\n", 400, "not an HTTP/1 request"),
         (b"x" * (MOST_HEAD_BYTES * 2), 400, f"the head is longer than {MOST_HEAD_BYTES} bytes"),
     ],
 )
@@ -68,7 +68,7 @@ async def test_slow_clients_do_not_keep_a_probe_out() -> None:
         slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MOST_CLIENTS + 4)]
         for _, writer in slow:
             writer.write(b"GET /healthz")
-        assert await answer(port, PROBE % b"/healthz") == (200, "lives")
+        assert await answer(port, PROBE % b"/healthz") == (200, "runs")
         for reader, _ in slow[:5]:  # the oldest, one for the probe
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await reader.readexactly(1)
