@@ -249,6 +249,8 @@ def next_member(
         return None
     is_full = len(bundle.members) >= record.copies
     members = {node for node, _ in bundle.members}
+    if is_full and home in members:
+        return None
     nodes, used, need = cluster.nodes, used_bytes(cluster), bytes_of_bundles(record, record.buckets)[home]
     servers = [
         server
@@ -274,7 +276,10 @@ def unready_copy(cluster: ClusterMap, member: Member) -> str:
         home = key.rpartition("/")[2]
         if member in bundle.joining:
             return home
-        if member not in bundle.in_sync and next_member(cluster, bundle.store, home) == member:
+        if (
+            member not in bundle.in_sync
+            and next_member(cluster, bundle.store, home, lambda _: True) == member
+        ):
             return home
     return ""
 

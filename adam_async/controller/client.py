@@ -97,6 +97,8 @@ class Membership:
         )
         self._group = ""
         self.map = ClusterMap()
+        self._unready: tuple[ClusterMap, str] | None = None
+        """The last map for which `unready_copy` was asked, and the answer."""
         self._changed = asyncio.Condition()
 
     @property
@@ -320,7 +322,10 @@ class Membership:
 
     def unready_copy(self) -> str:
         """Return the home of a bundle if this server lacks its copy; empty if there is none."""
-        return unready_copy(self.map, self.member)
+        if self._unready is None or self._unready[0] is not self.map:
+            # Kept for the map, because any client of a health endpoint may ask, and as often as it likes.
+            self._unready = self.map, unready_copy(self.map, self.member)
+        return self._unready[1]
 
     async def update_bundle(
         self, home: str, expected: int, record: BundleRecord, *, timeout_s: float

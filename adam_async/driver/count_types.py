@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from adam_async.errors import RunFailed
-from adam_async.messages.bounds import Count, Epoch, Seconds
+from adam_async.messages.bounds import Count, Epoch, Name, Seconds
 from transport import RemoteProtocolError
 
 Histogram = dict[Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")], Count]
@@ -48,9 +48,9 @@ class LinkCounts(msgspec.Struct, frozen=True):
 class ProcessCounts(msgspec.Struct, frozen=True):
     """The process of a role."""
 
-    host: str
-    pid: int
-    peak_rss_mb: float
+    host: Name
+    pid: Count
+    peak_rss_mb: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 
 
 class KernelCounts(msgspec.Struct, frozen=True):

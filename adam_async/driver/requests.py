@@ -35,6 +35,9 @@ MOST_ANSWERS = 3
 MOST_ANSWER_BYTES = 8 << 10
 """Maximum size of an answer as JSON text, in bytes; a longer one loses its first lines."""
 
+MOST_REFUSAL = 1000
+"""Maximum length of the reason of a refusal, in characters."""
+
 MOST_WORKERS = MOST["replicas"] * MOST["partitions"]
 """Maximum number of workers that an operator may ask for."""
 
@@ -132,7 +135,7 @@ class OperatorRequests:
                 return Answer(lines=_fitting(self.operations.last_lines(request.node)))
             return Answer(lines=(await self.operations.scale(request.workers),))
         except AdamError as error:
-            return Answer(refusal=str(error)[:1000])
+            return Answer(refusal=str(error)[:MOST_REFUSAL])
 
     async def _publish(self) -> None:
         """Put the answers into the driver's record; after an error the next map brings another attempt."""
@@ -187,7 +190,8 @@ def requests_in(cluster: ClusterMap, driver: Member) -> Mapping[Member, Request 
         try:
             found[member] = msgspec.convert(node.info[REQUEST], Request)
         except msgspec.ValidationError as error:
-            found[member] = f"the driver cannot read the request: {error}"
+            # The error may quote a value of any length, and a record that is too large would hold no answer.
+            found[member] = f"the driver cannot read the request: {str(error)[:MOST_REFUSAL]}"
     return found
 
 

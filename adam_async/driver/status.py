@@ -225,5 +225,5 @@ def _run(cluster: ClusterMap, facts: Mapping[str, _Facts]) -> RunStatus | None:
         epochs=epochs if isinstance(epochs, int) else 0,
         finished=leader.finished if leader is not None else 0,
         groups=epoch.groups if is_now and epoch is not None else 0,
-        test_accuracy=accuracy if isinstance(accuracy, float) else None,
+        test_accuracy=accuracy if isinstance(accuracy, float) and 0 <= accuracy <= 1 else None,
     )

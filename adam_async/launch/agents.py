@@ -6,6 +6,7 @@ counts as the loss of its node: its roles are dead, and their next processes are
 """
 
 import asyncio
+import ipaddress
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,6 +23,7 @@ from adam_async.cluster.parent_pipe import Orders
 from adam_async.errors import AdamError, BindFailed, ConfigError, DeadlineExceeded, RunFailed, listed
 from adam_async.launch.agent_messages import (
     DRIVER,
+    LINE_CHARACTERS,
     EndRole,
     Finish,
     Hello,
@@ -245,11 +247,14 @@ class AgentLauncher:
         try:
             async with asyncio.timeout(HELLO_S):
                 hello = unpack(await link.receive(), Hello)
+            ipaddress.ip_address(hello.host)
         except TimeoutError:
             return
+        except ValueError as error:
+            raise RemoteProtocolError("message", f"host of an agent: {error}") from None
         name = link.peer.node
         if refusal := self._refusal_of(name, hello):
-            await link.send(pack(Finish(code=ConfigError.exit_code, reason=refusal)))
+            await link.send(pack(Finish(code=ConfigError.exit_code, reason=refusal[:LINE_CHARACTERS])))
             return
         agent = self._agents[name] = _Agent(hello, link)
         if len(self._agents) == len(self._gathering.names) and not self._all_arrived.done():

@@ -19,6 +19,9 @@ from adam_async.runtime.child_process import ChildProcess
 NODE_ADDRESS = "tcp://RAY-NODE:0"
 """Word of a command for any free port of the actor's node, which the launcher cannot name."""
 
+MOST_EVENTS = 1000
+"""Maximum number of events that wait for the launching process; further lines of the role are left out."""
+
 Event = tuple[str, str]
 """``("placed", host)``, ``("address", address of the role)`` or ``("line", line of its stderr)``."""
 
@@ -28,6 +31,7 @@ class RoleActor:
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._left_out = 0
         self._child: ChildProcess | None = None
         self._ends = False
 
@@ -87,7 +91,14 @@ class RoleActor:
             self._events.put_nowait(("address", await child.address))
 
     def _forward(self, line: str) -> None:
+        """Forward a line; leave it out if the launching process does not read as fast as the role writes."""
         sys.stderr.write(f"{line}\n")
+        if self._events.qsize() >= MOST_EVENTS:
+            self._left_out += 1
+            return
+        if self._left_out:
+            self._events.put_nowait(("line", f"{self._left_out} lines are left out"))
+            self._left_out = 0
         self._events.put_nowait(("line", line))
 
 

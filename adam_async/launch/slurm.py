@@ -6,6 +6,7 @@ file, argument or variable has the token.
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -219,9 +220,8 @@ async def _started(
     words: Sequence[str], environment: Mapping[str, str] | None, *, stderr: int
 ) -> asyncio.subprocess.Process:
     """Start a command of Slurm, with the variables of this process by default, and without the token."""
-    kept = None
-    if environment is not None:
-        kept = child_environment({name: text for name, text in environment.items() if name != "ADAM_TOKEN"})
+    found = os.environ if environment is None else environment
+    kept = child_environment({name: text for name, text in found.items() if name != "ADAM_TOKEN"})
     try:
         return await asyncio.create_subprocess_exec(
             *words,

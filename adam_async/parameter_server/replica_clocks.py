@@ -13,11 +13,14 @@ generation.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from adam_async.messages import Push, Tick
-from adam_async.parameter_server.replica_generations import EndedGenerations
+from adam_async.messages.bounds import Clock, Count, DrawnId, ReplicaNumber
+from adam_async.parameter_server.replica_generations import OVER_KEPT, REMEMBERED, EndedGenerations
 from adam_async.parameter_server.shard import Shard, ShardTables
 from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.run.ids import Replica
@@ -26,14 +29,14 @@ from adam_async.run.ids import Replica
 class ClocksState(msgspec.Struct, frozen=True, array_like=True):
     """The state of `ReplicaClocks`, for another server."""
 
-    live: dict[int, int]
-    known: dict[int, int]
-    first_clock: int
-    over: list[tuple[int, int]]
+    live: dict[ReplicaNumber, DrawnId]
+    known: dict[ReplicaNumber, DrawnId]
+    first_clock: Clock
+    over: Annotated[list[tuple[ReplicaNumber, DrawnId]], Meta(max_length=OVER_KEPT)]
     """Ended generations, oldest first."""
-    newest: dict[int, list[int]]
+    newest: dict[ReplicaNumber, Annotated[list[DrawnId], Meta(max_length=REMEMBERED)]]
     """By replica: the ended generations whose push numbers the server keeps."""
-    forgotten: int
+    forgotten: Count
 
 
 class ReplicaClocks:

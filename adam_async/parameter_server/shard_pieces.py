@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from adam_async.messages import Part as PushedPart
 from adam_async.messages import check_tensor
-from adam_async.messages.bounds import Clock, Count, DrawnId, PushNumber, ReplicaNumber
+from adam_async.messages.bounds import Clock, Count, DrawnId, Epoch, PushNumber, ReplicaNumber, ShardNumber
 from adam_async.messages.bounds import Version as VersionNumber
 from adam_async.parameter_server.bsp_barrier import Contribution
 from adam_async.parameter_server.bundle import Bundle
@@ -93,7 +93,7 @@ class ContributionState(msgspec.Struct, frozen=True, array_like=True):
 class ShardDetails(msgspec.Struct, frozen=True, array_like=True):
     """One shard of a piece."""
 
-    shard: int
+    shard: ShardNumber
     tables: Count
     """Index of its tables in the piece."""
     reached: Clock = 0
@@ -112,7 +112,7 @@ class ShardsState(msgspec.Struct, frozen=True, array_like=True):
 class ReplicasState(msgspec.Struct, frozen=True, array_like=True):
     """Details of piece 0."""
 
-    epoch: int
+    epoch: Epoch
     clocks: ClocksState
 
 
@@ -196,7 +196,11 @@ def read_piece(
     """
     try:
         if not specs:
-            return Piece(_replicas.decode(tensors[0].tobytes()))
+            replicas = _replicas.decode(tensors[0].tobytes())
+            clocks = replicas.clocks
+            if {replica for replica, _ in clocks.over} - clocks.newest.keys():
+                raise RemoteProtocolError("piece", "it has ended generations of a replica without the newest")
+            return Piece(replicas)
         details = _shards.decode(tensors[0].tobytes())
     except (msgspec.DecodeError, IndexError) as error:
         raise RemoteProtocolError("piece", f"its details: {error}") from None

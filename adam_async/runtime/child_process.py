@@ -9,6 +9,7 @@ import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from adam_async.errors import RoleDied
 from adam_async.runtime.role_handle import RoleHandle
 
 logger = logging.getLogger(__name__)
@@ -59,14 +60,19 @@ class ChildProcess(RoleHandle):
 
         Cancelling kills the child and waits for its end.
         """
-        process = self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=child_environment(self._environment),
-            start_new_session=True,
-        )
+        try:
+            process = self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=child_environment(self._environment),
+                start_new_session=True,
+            )
+        except OSError as error:  # such as the limit of the user's processes: the other roles go on
+            self.note_line(f"adam-async: the process cannot start: {error.strerror or error}")
+            self._finish(RoleDied.exit_code)
+            return RoleDied.exit_code
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None

@@ -4,11 +4,12 @@
     GET /readyz       200 while its role serves; else 503
 
 Each answer has one line with the reason. The endpoint needs no key, so an answer has no other content, and a
-client costs little: a short head, one answer, a deadline. Above `MOST_CLIENTS` connections the oldest one
-ends, so slow clients cannot keep a probe out.
+client costs little: a short head, one answer, a deadline. Above `MOST_CLIENTS` connections the oldest one of
+the host with the most ends, so slow clients cannot keep a probe out, and a host only its own.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -84,7 +85,7 @@ async def health_endpoint(
     Raises:
         OSError: The address is not available.
     """
-    clients: dict[asyncio.Task[None], None] = {}
+    clients: dict[asyncio.Task[None], str] = {}  # the host of each, oldest first
     ending = False
     async with asyncio.TaskGroup() as group:
 
@@ -92,12 +93,14 @@ async def health_endpoint(
             if ending:
                 writer.transport.abort()
                 return
+            client = (writer.get_extra_info("peername") or ("",))[0]  # without one, it has left already
             if len(clients) >= MOST_CLIENTS:
-                oldest = next(iter(clients))
+                counts = Counter((*clients.values(), client))
+                oldest = max(clients, key=lambda task: counts[clients[task]])
                 del clients[oldest]
                 oldest.cancel()
             task = group.create_task(_serve(reader, writer, health, client_s), name="health/client")
-            clients[task] = None
+            clients[task] = client
 
             def on_done(task: asyncio.Task[None]) -> None:
                 clients.pop(task, None)

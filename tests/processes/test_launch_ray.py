@@ -116,10 +116,10 @@ def test_a_run_outlives_a_worker_and_a_node_and_leaves_nothing(nodes: RayNodes, 
 @pytest.mark.skipif(not MNIST, reason="ADAM_DATA_DIR names no folder with MNIST")
 def test_mnist_is_learnt_to_98_5_percent_without_a_worker_and_a_node(nodes: RayNodes, file: Path) -> None:
     variable = ("--env", f"ADAM_DATA_DIR={MNIST}")
-    with launch(nodes, file, "--data", "mnist", "--epochs", "4", *COPIES, *variable) as command:
+    with launch(nodes, file, "--data", "mnist", "--epochs", "8", *COPIES, *variable) as command:
         outlives_a_worker_and_a_node(nodes, command)
 
-    found = re.search(r"test accuracy (\d+\.\d+)% after 4 epochs", command.output)
+    found = re.search(r"test accuracy (\d+\.\d+)% after 8 epochs", command.output)
     assert found is not None, command.output
     assert float(found[1]) >= 98.5, command.output
 

@@ -388,6 +388,16 @@ def test_a_command_beside_many_bundles_takes_a_moment():
     assert {store.lost for store in cluster.map.stores.values()} == {"ps-7"}
 
 
+def test_a_probe_beside_many_bundles_takes_a_moment():
+    cluster = Cluster()
+    cluster.join("client-0", *(f"ps-{number}" for number in range(64)))
+    for number in range(16):
+        cluster.open(f"s{number}", store_record(f"id-{number}", copies=2))
+    begin = time.process_time()
+    assert unready_copy(cluster.map, FIRST) == ""
+    assert time.process_time() - begin < 0.1
+
+
 # --- random commands -----------------------------------------------------------------------------
 
 

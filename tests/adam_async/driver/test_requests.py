@@ -134,8 +134,15 @@ async def test_operators_at_the_same_time_all_get_their_answers() -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [7, {}, {"run": 1, "action": "stop"}, {"run": "run-1", "action": "explode"}, {"run": "r" * 9999}],
-    ids=str,
+    [
+        7,
+        {},
+        {"run": 1, "action": "stop"},
+        {"run": "run-1", "action": "explode"},
+        {"run": "run-1", "action": "x" * 32_500},
+        {"run": "r" * 9999},
+    ],
+    ids=lambda request: str(request)[:40],
 )
 async def test_an_unreadable_request_is_refused_and_the_next_one_is_answered(request_: Any) -> None:
     operations = Cluster()

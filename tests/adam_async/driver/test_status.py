@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import pytest
 
 from adam_async.driver.status import status_of
 from adam_async.run.cluster_map import NOTICE, ClusterMap, EpochRecord, LedgerRecord
@@ -82,6 +83,23 @@ def test_an_invalid_report_counts_as_no_answer() -> None:
     assert by_node["worker-0"].host == ""
     assert by_node["worker-0"].lag is None
     assert msgspec.json.decode(msgspec.json.encode(status))["run"]["id"] == "run-1"
+
+
+@pytest.mark.parametrize("field", [{"host": "m" * 161}, {"pid": 1 << 53}, {"peak_rss_mb": 1e300}], ids=str)
+def test_a_report_of_an_endless_process_counts_as_no_answer(field: dict[str, Any]) -> None:
+    bad = reports()
+    bad["worker-0"]["process"] = {**PROCESS, **field}
+    status = status_of(cluster(), bad, leading="controller", with_ended=False)
+
+    assert [role.host for role in status.roles if role.node in ("data-0", "worker-0")] == ["machine", ""]
+
+
+def test_an_accuracy_beyond_one_is_none() -> None:
+    run = msgspec.structs.replace(run_record("run-1", phase="finished"), result={"test_accuracy": 1e300})
+    status = status_of(ClusterMap(run=run), {}, leading="", with_ended=False)
+
+    assert status.run is not None
+    assert status.run.test_accuracy is None
 
 
 def test_a_cluster_without_a_run_has_a_status() -> None:

@@ -121,6 +121,25 @@ async def test_an_unexpected_agent_is_refused_and_the_expected_ones_are_awaited(
             await driver.gathered()
 
 
+async def test_an_agent_whose_address_is_none_loses_its_link_only() -> None:
+    async with launcher() as driver, by_hand(driver, "a"):
+        for host in ("", "10.0.0.1,tcp://10.0.0.2", "::1]:1/"):
+            async with by_hand(driver, "b", host=host) as link:
+                await link.wait_closed()
+        async with by_hand(driver, "b"):
+            await driver.gathered()
+
+
+async def test_a_refusal_with_a_long_folder_reaches_the_agent() -> None:
+    folder = "/" + "é" * 4000
+    async with launcher(replace(TWO, folder="/work")) as driver:
+        async with by_hand(driver, "a", folder=folder) as link:
+            finish = unpack(await link.receive(), Finish)
+        with pytest.raises(ConfigError, match="works in /é"):
+            await driver.gathered()
+    assert finish.reason.startswith("a on m works in /é")
+
+
 async def test_the_wait_ends_if_no_agent_can_arrive() -> None:
     async with launcher() as driver:
         driver.give_up("srun ended with exit code 1")

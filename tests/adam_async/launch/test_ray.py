@@ -9,7 +9,7 @@ import pytest
 
 from adam_async.errors import ConfigError
 from adam_async.launch.ray import last_line
-from adam_async.launch.ray_actor import NODE_ADDRESS, check_version, own_words
+from adam_async.launch.ray_actor import MOST_EVENTS, NODE_ADDRESS, RoleActor, check_version, own_words
 from adam_async.launch.ray_cluster import RayCluster, metrics_of
 from adam_async.launch.ray_connection import check_ray, refusal_text, require_ray
 from adam_async.run.config import Config
@@ -89,3 +89,16 @@ def test_metrics_have_the_names_of_ray_train() -> None:
     assert metrics["training_iteration"] == 3
     assert metrics["test_accuracy"] == 0.9
     assert metrics["images_per_s"] == 50.0
+
+
+async def test_an_actor_keeps_few_lines_that_its_launcher_does_not_read() -> None:
+    actor = RoleActor()
+    events = actor.events()
+    for number in range(3 * MOST_EVENTS):
+        actor._forward(f"ps-0 | line {number}")
+    read = [await anext(events) for _ in range(MOST_EVENTS)]
+    actor._forward("ps-0 | last")
+
+    assert read[-1] == ("line", f"ps-0 | line {MOST_EVENTS - 1}")
+    assert await anext(events) == ("line", f"{2 * MOST_EVENTS} lines are left out")
+    assert await anext(events) == ("line", "ps-0 | last")

@@ -7,6 +7,7 @@ import pytest
 from adam_async.model.rules import Adam, Sgd
 from adam_async.parameter_server import shard_pieces
 from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.replica_generations import OVER_KEPT, REMEMBERED
 from adam_async.parameter_server.shard import EARLY_KEPT, EXACT, MOST_REFUSALS, ShardTables
 from adam_async.parameter_server.shard_pieces import (
     MOST_ENTRIES,
@@ -184,6 +185,31 @@ def test_an_invalid_piece_is_refused_and_changes_nothing(spoil, text):
     before, tensors = other.digest(), copied(primary.bundle, HERE[:2])
     with pytest.raises(RemoteProtocolError, match=text):
         read_piece(other.bundle, HERE[:2], TABLE, spoil(tensors))
+    assert other.digest() == before
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"live": {1 << 20: 1}}, "its details"),
+        ({"known": {0: 1 << 56}}, "its details"),
+        ({"first_clock": 1 << 48}, "its details"),
+        ({"over": [(0, n) for n in range(OVER_KEPT + 1)], "newest": {0: []}}, "length"),
+        ({"newest": {0: [1] * (REMEMBERED + 1)}}, "length"),
+        ({"over": [(7, 1)], "newest": {}}, "ended generations of a replica without the newest"),
+        ({"forgotten": -1}, "its details"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_an_invalid_state_of_the_replicas_is_refused_before_it_changes_any(fields, text):
+    bundle = busy_primary(Sgd(), **BSP).bundle
+    (tensor,) = copied(bundle, ())
+    state = shard_pieces._replicas.decode(tensor.tobytes())
+    state = msgspec.structs.replace(state, clocks=msgspec.structs.replace(state.clocks, **fields))
+    other = Copy(Sgd(), **BSP)
+    before = other.digest()
+    with pytest.raises(RemoteProtocolError, match=text):
+        read_piece(other.bundle, (), TABLE, [np.frombuffer(msgspec.msgpack.encode(state), np.uint8)])
     assert other.digest() == before
 
 

@@ -101,3 +101,17 @@ async def test_a_frozen_child_does_nothing_until_it_wakes(tmp_path: Path) -> Non
 
         assert await running == 5
     child.wake()  # which does nothing after the end
+
+
+async def test_a_child_that_the_system_refuses_to_start_ends_its_role_only(tmp_path: Path) -> None:
+    printed: list[str] = []
+    child = ChildProcess(
+        "ps-0", (), orders=b"{}\n", environment={}, on_line=printed.append, within=(str(tmp_path / "absent"),)
+    )
+
+    assert await child.run() == RoleDied.exit_code
+
+    assert child.ended.is_set()
+    assert printed == ["ps-0 | adam-async: the process cannot start: No such file or directory"]
+    with pytest.raises(RoleDied, match="the process cannot start: No such file"):
+        await child.address

@@ -76,6 +76,20 @@ async def test_slow_clients_do_not_keep_a_probe_out() -> None:
             writer.transport.abort()
 
 
+async def test_many_clients_of_one_host_do_not_end_the_connection_of_another_host() -> None:
+    async with health_endpoint("127.0.0.1", 0, Health()) as port:
+        reader, probe = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+        probe.write(b"GET /healthz HTTP/1.1\r\n")
+        many = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MOST_CLIENTS)]
+        ended, _ = many[0]
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await ended.readexactly(1)
+        probe.write(b"\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+        for _, writer in (*many, (reader, probe)):
+            writer.transport.abort()
+
+
 async def test_a_client_that_sends_no_whole_request_is_cut_off_after_its_deadline() -> None:
     async with health_endpoint("127.0.0.1", 0, Health(), client_s=0.05) as port:
         async with client(port) as (reader, writer):
