@@ -149,7 +149,7 @@ class CopyHost:
         now: Returns the time of the loop's clock, in seconds.
         call_soon: Calls a function in the next iteration of the loop.
         spawn: Starts a task of the server, by name.
-        set_record: Sets the bundle's record in the cluster map if it has the expected version still.
+        set_record: Sets the bundle's record in the map if it has the expected version still; None at the end.
         next_member: Returns the server to invite, of those that may join; None if there is none.
         is_live: Whether a server is live in the cluster map.
         notice: Reports a text to the operator: the controllers log it, and it is an event of a run.
@@ -160,7 +160,7 @@ class CopyHost:
     now: Callable[[], float]
     call_soon: Callable[[Callable[[], None]], object]
     spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-    set_record: Callable[[BundleRecord, int], Coroutine[Any, Any, Confirmation]]
+    set_record: Callable[[BundleRecord, int], Coroutine[Any, Any, Confirmation | None]]
     next_member: Callable[[Callable[[Member], bool]], Member | None]
     is_live: Callable[[Member], bool]
     notice: Callable[[str], None]
@@ -529,7 +529,7 @@ class BundleCopy:
 
     async def _set_record(self, record: BundleRecord, expected: int) -> None:
         outcome = await self._host.set_record(record, expected)
-        if outcome != "confirmed":
+        if outcome in ("unknown", "conflict"):
             await asyncio.sleep(BACK_OFF_S)
             self._core.outcome_unknown() if outcome == "unknown" else self._core.conflicted(expected)
             self._run()

@@ -43,7 +43,7 @@ from adam_async.run.cluster_map import MOST_REASON, NOTICE, NUMERICS, ClusterMap
 from adam_async.run.store_record import StoreRecord, joined_arrays, served_word
 from adam_async.runtime.clock import Timer
 from dataflow import MakePool
-from transport import BufferPool, Link, Request
+from transport import BufferPool, Link, LinkClosed, Request
 
 logger = logging.getLogger(__name__)
 
@@ -270,7 +270,10 @@ class ParameterServer(Role):
                 break
             left = tuple(member for member in record.joining if member != self._me)
             new = msgspec.structs.replace(record, joining=left)
-            if await self._set_bundle(home, new, record.changed) == "unknown":
+            outcome = await self._set_bundle(home, new, record.changed)
+            if outcome is None:
+                return
+            if outcome == "unknown":
                 await asyncio.sleep(BACK_OFF_S)
         self._declined.discard((store, home))
 
@@ -287,13 +290,15 @@ class ParameterServer(Role):
 
     # --- copies --------------------------------------------------------------------------------
 
-    async def _set_bundle(self, home: str, record: BundleRecord, expected: int) -> Confirmation:
-        """Change the record of a bundle."""
+    async def _set_bundle(self, home: str, record: BundleRecord, expected: int) -> Confirmation | None:
+        """Change the record of a bundle. Returns None if this server ends."""
         try:
             return await self._membership.update_bundle(home, expected, record, timeout_s=self._waits.call_s)
         except RunFailed as error:
             logger.error("%s cannot change bundle %s: %s", self._identity.node, home, error)
             return "unknown"
+        except LinkClosed:
+            return None
 
     def _on_message(self, sender: Member, message: ReplicationMessage, tensors: Sequence[Any]) -> None:
         served = self.served.get((message.store, message.home))

@@ -143,11 +143,13 @@ class BundleMember:
     def conflicted(self, expected: int) -> None:
         """Drop a proposal that never takes effect, although the record has the expected version still.
 
-        An invited server is lost, or the store has failed.
+        An invited server is lost, or the store has failed or was deleted: only without the invitation another
+        proposal may take effect.
         """
-        if self._copy.proposed is not None and self._copy.record.changed == expected:
+        proposed, record = self._copy.proposed, self._copy.record
+        if proposed is not None and record.changed == expected:
             self._copy.proposed = None
-            if self._primary is not None:
+            if self._primary is not None and not {*proposed.joining} <= {*record.members}:
                 self._primary.drop_invites()
 
     def take_over(self) -> None:

@@ -133,6 +133,17 @@ def test_an_invited_server_that_is_lost_before_it_joins_blocks_no_later_change()
     assert (last.in_sync, last.joining) == ((A,), ())
 
 
+def test_a_change_of_a_deleted_store_is_not_proposed_again():
+    bundle = SmallBundle(A, B)
+    bundle[A].strike_out(B)
+    bundle.carry_out(A)
+
+    bundle[A].conflicted(bundle.record.changed)
+    bundle.carry_out(A)
+
+    assert len(bundle.proposals(A)) == 1
+
+
 def test_a_conflict_with_a_newer_record_changes_nothing():
     bundle = SmallBundle(A, B)
     bundle.change(lost=("c",))
