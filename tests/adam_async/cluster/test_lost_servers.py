@@ -16,7 +16,7 @@ from tests.adam_async.cluster.test_local import QUICK, config_of
 from tests.adam_async.runs import NETWORKS, address_of, cluster_of, entropy_of, tiny_dataset, until
 from transport import Identity
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 IMAGES = 60
 NODES = ("ps-0", "ps-1", "ps-2")
