@@ -157,7 +157,7 @@ PORTS = (
         "processes system",
         "starts and watches one child; its environment",
     ),
-    port("adam_async/launch/slurm.py", "processes system", "runs the commands of Slurm, without the token"),
+    port("adam_async/launch/slurm.py", "processes", "runs the commands of Slurm"),
     port("adam_async/runtime/network_namespaces.py", "processes system", "runs `ip`; process ids in names"),
     port("adam_async/worker/kernel_change.py", "files processes system threads", "a child compiles"),
     port("adam_async/simulation/process_pool.py", "processes system", "child processes that run simulations"),

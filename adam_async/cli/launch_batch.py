@@ -178,7 +178,7 @@ async def _train_in_job(options: TrainOptions, environment: Mapping[str, str], t
     finally:
         newest = await _newest_checkpoint(options)
         if EARLY.first == signal.SIGTERM and newest != begun:
-            terminal.notice(await requeue(job))
+            terminal.notice(await requeue(job, environment))
 
 
 async def serve_agent(environment: Mapping[str, str]) -> int:
@@ -221,7 +221,7 @@ async def serve_agent(environment: Mapping[str, str]) -> int:
         return await _until_the_driver_ends(agent)
     except DriverLost:
         # Before any output: srun, which would print it, is lost with the driver.
-        await requeue_if_driver_lost(await job_of(environment), name)
+        await requeue_if_driver_lost(await job_of(environment), name, environment)
         raise
 
 

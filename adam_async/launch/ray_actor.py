@@ -8,7 +8,7 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 
@@ -75,7 +75,7 @@ class RoleActor:
         finally:
             self._events.put_nowait(None)
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncGenerator[Event, None]:
         """Yield the events of the role until its end."""
         while (event := await self._events.get()) is not None:
             yield event

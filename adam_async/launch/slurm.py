@@ -6,7 +6,6 @@ file, argument or variable has the token.
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -96,22 +95,22 @@ async def submit(script: str, environment: Mapping[str, str]) -> str:
     return answer.strip().partition(";")[0]
 
 
-async def requeue(job: SlurmJob) -> str:
+async def requeue(job: SlurmJob, environment: Mapping[str, str]) -> str:
     """Put a running job back into the queue; returns a line about it.
 
     A cancelled job, or one that Slurm itself returns, no longer runs.
     """
     try:
-        state = await _output(("squeue", "--noheader", "--format=%T", f"--jobs={job.id}"), None)
+        state = await _output(("squeue", "--noheader", "--format=%T", f"--jobs={job.id}"), environment)
         if state.strip() != "RUNNING":
             return f"job {job.id} is {state.strip().lower() or 'over'}"
-        await _output(("scontrol", "requeue", job.id), None)
+        await _output(("scontrol", "requeue", job.id), environment)
     except (ConfigError, RunFailed) as error:
         return f"job {job.id} does not go back into the queue: {error}"
     return f"job {job.id} goes back into the queue, and continues from its checkpoint"
 
 
-async def requeue_if_driver_lost(job: SlurmJob, own: str) -> None:
+async def requeue_if_driver_lost(job: SlurmJob, own: str, environment: Mapping[str, str]) -> None:
     """Put a job back into the queue if its first node is lost, which had the driver.
 
     Slurm leaves a job with `--no-kill` running without its script. It removes the lost node after its
@@ -120,22 +119,25 @@ async def requeue_if_driver_lost(job: SlurmJob, own: str) -> None:
     Args:
         job: The job.
         own: Name of the agent's node.
+        environment: Variables of the commands.
     """
     # The second node queries first, so the nodes do not query all at once.
     pause_s = POLL_S * max(1, job.nodes.index(own) if own in job.nodes else len(job.nodes))
     for _ in range(max(1, round(LOST_S / pause_s))):
         await asyncio.sleep(pause_s)
         try:
-            answer = await _output(("squeue", "--noheader", "--format=%T %N", f"--jobs={job.id}"), None)
+            answer = await _output(
+                ("squeue", "--noheader", "--format=%T %N", f"--jobs={job.id}"), environment
+            )
             state, _, nodes = answer.strip().partition(" ")
             if state != "RUNNING":
                 return
-            left = (await _output(("scontrol", "show", "hostnames", nodes), None)).split()
+            left = (await _output(("scontrol", "show", "hostnames", nodes), environment)).split()
         except RunFailed as error:
             logger.debug("%s", error)  # slurmctld may answer the next query
             continue
         if job.nodes[0] not in left:
-            await requeue(job)
+            await requeue(job, environment)
             return
 
 
@@ -193,7 +195,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
                 await process.wait()
 
 
-async def _output(words: Sequence[str], environment: Mapping[str, str] | None, given: str = "") -> str:
+async def _output(words: Sequence[str], environment: Mapping[str, str], given: str = "") -> str:
     """Run a command of Slurm; returns its output.
 
     Raises:
@@ -217,11 +219,10 @@ async def _output(words: Sequence[str], environment: Mapping[str, str] | None, g
 
 
 async def _started(
-    words: Sequence[str], environment: Mapping[str, str] | None, *, stderr: int
+    words: Sequence[str], environment: Mapping[str, str], *, stderr: int
 ) -> asyncio.subprocess.Process:
-    """Start a command of Slurm, with the variables of this process by default, and without the token."""
-    found = os.environ if environment is None else environment
-    kept = child_environment({name: text for name, text in found.items() if name != "ADAM_TOKEN"})
+    """Start a command of Slurm, with these variables except the token."""
+    kept = child_environment({name: text for name, text in environment.items() if name != "ADAM_TOKEN"})
     try:
         return await asyncio.create_subprocess_exec(
             *words,

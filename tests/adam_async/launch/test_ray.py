@@ -102,3 +102,4 @@ async def test_an_actor_keeps_few_lines_that_its_launcher_does_not_read() -> Non
     assert read[-1] == ("line", f"ps-0 | line {MOST_EVENTS - 1}")
     assert await anext(events) == ("line", f"{2 * MOST_EVENTS} lines are left out")
     assert await anext(events) == ("line", "ps-0 | last")
+    await events.aclose()

@@ -3,6 +3,7 @@
 tests/processes/test_launch_slurm.py runs jobs on a real cluster of Slurm.
 """
 
+import os
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,9 @@ async def test_a_command_of_slurm_does_not_inherit_the_token(
         command.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("ADAM_TOKEN", "a token that nobody guesses")
-    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    environment = {**os.environ, "SLURM_CONF": "/etc/slurm.conf"}
 
-    assert (await requeue(JOB)).startswith("job 7 goes back into the queue")
+    assert (await requeue(JOB, environment)).startswith("job 7 goes back into the queue")
 
     for name in ("squeue", "scontrol"):
         text = (tmp_path / f"{name}.env").read_text()
