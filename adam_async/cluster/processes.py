@@ -55,6 +55,9 @@ logger = logging.getLogger(__name__)
 CHILDREN = ("controller", "data", "ps", "worker")
 """Roles of child processes."""
 
+STARTED_AT_ONCE = 64
+"""Maximum number of workers that one `scale` starts: a mistyped number must not overload the machine."""
+
 PORT_CHOICES = 3
 """Maximum number of choices of ports for controllers; another process may take a chosen port."""
 
@@ -337,7 +340,8 @@ class ProcessCluster:
         New workers take part in the run at once; the groups of ended ones go to the others.
 
         Raises:
-            ConfigError: The run keeps its workers, or would have no complete replica.
+            ConfigError: The run keeps its workers, would have no complete replica, or would get more than
+                `STARTED_AT_ONCE` new workers.
             DeadlineExceeded: A new worker did not listen within `prepare_s`.
             RoleDied: A new worker could not start.
             RunFailed: The cluster's block was not entered, or has ended.
@@ -358,7 +362,12 @@ class ProcessCluster:
         async with self._scaling:
             there = sorted((node for node in self.children if node.startswith("worker-")), key=_number)
             free = (f"worker-{n}" for n in itertools.count() if f"worker-{n}" not in there)
-            new = list(itertools.islice(free, max(workers - len(there), 0)))
+            missing = max(workers - len(there), 0)
+            if missing > STARTED_AT_ONCE:
+                raise ConfigError(
+                    f"{missing} workers would start at once; {STARTED_AT_ONCE} are the most: scale in steps"
+                )
+            new = list(itertools.islice(free, missing))
             started = [
                 self._roles.start("worker", node, *self._worker, threads=self._threads) for node in new
             ]

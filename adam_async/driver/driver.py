@@ -6,11 +6,11 @@ many hosts.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import msgspec
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from adam_async.driver.preparation import (
     prepare_model,
     prepare_plan,
     store_of,
+    unless_stopped,
 )
 from adam_async.driver.progress_poll import ProgressPoll
 from adam_async.driver.readiness import Readiness, raise_failure
@@ -67,8 +68,6 @@ from adam_async.run.stragglers import describe
 from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import CommonStatistics, Traffic
-
-_Result = TypeVar("_Result")
 
 OUTSIDE = "the cluster is not running: train within its block, `async with cluster: await cluster.train()`"
 """Error of a cluster that is asked to train outside its block."""
@@ -295,35 +294,15 @@ class Driver:
         if not self._inputs.replace:
             check_none_waits(self.map)
         prepared = await self._prepare_run(data)
-        in_flight = await self._unless_stopped(self._readiness.wait_for_workers())
+        in_flight = await unless_stopped(self._readiness.wait_for_workers(), self._stopping)
         try:
-            program, cluster = await self._unless_stopped(self._begin(prepared, in_flight))
+            program, cluster = await unless_stopped(self._begin(prepared, in_flight), self._stopping)
             first = program.resumed.epoch if program.resumed is not None else 1
             notes = self._notes_of(prepared)
             training = self._training_run_of(program, prepared, first=first, notes=notes)
             return await training.train(cluster, on_epoch)
         finally:
             await self._end_run()
-
-    async def _unless_stopped(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Do a part of the preparation.
-
-        Raises:
-            RunFailed: The run was stopped meanwhile.
-        """
-        try:
-            async with asyncio.TaskGroup() as group:
-                doing = group.create_task(work, name=f"{self._identity.node}/preparation")
-                stop = group.create_task(self._stopping.wait(), name=f"{self._identity.node}/stop")
-                await asyncio.wait((doing, stop), return_when=asyncio.FIRST_COMPLETED)
-                stop.cancel()
-                doing.cancel()
-        except ExceptionGroup as errors:
-            cause = first_cause(errors)
-            raise cause from cause.__cause__
-        if doing.cancelled():
-            raise RunFailed("the run was stopped before its first epoch")
-        return doing.result()
 
     async def _attach(
         self, run: ProgramRecord, attach: Attach, data: dict[str, Any], on_epoch: OnEpoch | None

@@ -1,7 +1,7 @@
 """Preparation of a run: the checks of its data and model, the network, and the plan of its partitions."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from adam_async.driver.takeover import (
     joined_results,
     read_notes,
 )
-from adam_async.errors import ConfigError, DeadlineExceeded
+from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed, first_cause
 from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
@@ -40,7 +40,7 @@ from adam_async.run.training_program import TrainingProgram, read_training
 from dataflow import ComputePool
 from transport import LinkConfig
 
-_Opened = TypeVar("_Opened")
+_Done = TypeVar("_Done")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -252,7 +252,7 @@ async def _attached_model(
     return spec, await pool.run(new_model, cost="model")
 
 
-async def in_time(folder: CheckpointFolder, opening: Awaitable[_Opened], waits: Waits) -> _Opened:
+async def in_time(folder: CheckpointFolder, opening: Awaitable[_Done], waits: Waits) -> _Done:
     """Await the preparation of a folder.
 
     Raises:
@@ -264,6 +264,30 @@ async def in_time(folder: CheckpointFolder, opening: Awaitable[_Opened], waits: 
     except TimeoutError:
         what = f"the disk to make {folder.path} ready for checkpoints"
         raise DeadlineExceeded(what, waits.checkpoint_s) from None
+
+
+async def unless_stopped(work: Coroutine[Any, Any, _Done], stopping: asyncio.Event) -> _Done:
+    """Do a part of the preparation of a run.
+
+    Args:
+        stopping: Set when the run is to end; the work is then cancelled.
+
+    Raises:
+        RunFailed: The run was stopped.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            doing = group.create_task(work, name="driver/preparation")
+            stop = group.create_task(stopping.wait(), name="driver/stop")
+            await asyncio.wait((doing, stop), return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+            doing.cancel()
+    except ExceptionGroup as errors:
+        cause = first_cause(errors)
+        raise cause from cause.__cause__
+    if doing.cancelled():
+        raise RunFailed("the run was stopped before its first epoch")
+    return doing.result()
 
 
 async def prepare_plan(

@@ -50,6 +50,8 @@ def test_another_shell_sees_scales_and_ends_a_run() -> None:
             assert re.search(r"worker-2 +replica 2", text), text
             assert asked("scale", "1", *there) == (0, "1 worker: ended worker-1, worker-2\n")
             train.wait_for("worker-2 left")
+            code, text = asked("scale", "1000", *there)
+            assert (code, "scale in steps" in text) == (2, True), text
             code, text = asked("scale", "0", *there)
             assert (code, "0 workers are too few" in text) == (2, True), text
 
