@@ -157,6 +157,7 @@ class StoreLink:
         self._spawn("follow", self._follow(session))
         if self.slack is not None and not wish.reader:
             await self.pull(None, None)  # a late client begins at the clock of the others
+            self._level()
 
     def _spawn(self, name: str, work: Any) -> None:
         self.tasks.append(self._group.create_task(work, name=f"{self._identity.node}/{name}"))
@@ -419,6 +420,16 @@ class StoreLink:
             sent.result()
         else:
             await self._unless_failed(asyncio.shield(sent))
+
+    def _level(self) -> None:
+        """End the steps up to the own clock on all shards.
+
+        A late client begins on each shard at the slowest clock that its server has of the others, and takes
+        the highest of these as its own. Its first pull would otherwise wait for steps of this client itself.
+        """
+        if self.clock:
+            for message in self.layout.everything:
+                self._client.tick(message.server, message.shards, self.clock, epoch=1)
 
     def _send_ticks(self, sent: "asyncio.Future[None]", after: Collector | None) -> None:
         if after is not None and after.done.done():

@@ -13,6 +13,7 @@ from adam_async.errors import DeadlineExceeded
 from adam_async.run.config import Waits
 from adam_async.store.rules import Adam, Sgd
 from adam_async.store.store import ParameterStore
+from tests.adam_async.runs import until
 from tests.adam_async.store.servers import store_servers
 
 CLIENTS = 3
@@ -190,3 +191,37 @@ async def test_in_bsp_a_client_that_joins_late_or_leaves_counts_in_the_steps_bet
     assert max(map(len, contributions.values())) == CLIENTS
     assert min(map(len, contributions.values())) == 1
     np.testing.assert_allclose(values["w"], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("consistency", ["ssp:0", "bsp"])
+async def test_a_client_that_joins_amid_a_step_of_another_waits_for_no_step_of_its_own(consistency):
+    waits = Waits(clock_s=5.0)
+    async with store_servers() as cluster, AsyncExitStack() as stack:
+        first = await stack.enter_async_context(
+            open_store(cluster.address, consistency, replicas=1, waits=waits)
+        )
+        await first.push_pull(marks_of(0))
+        link = first._link
+        begun, *others = link.layout.everything
+        assert others
+        link._client.tick(begun.server, begun.shards, 2, epoch=1)
+        numbers = {int(shard) for shard in begun.shards}
+
+        def reached():
+            return {
+                clock
+                for state in cluster.states()
+                for number, shard in state.shards.items()
+                if int(number) in numbers
+                for clock in shard.tables.clocks.values()
+            }
+
+        await until(lambda: reached() == {2})
+        late = await stack.enter_async_context(
+            open_store(cluster.address, consistency, replicas=1, waits=waits)
+        )
+        assert late.clock == 2
+        for message in others:
+            link._client.tick(message.server, message.shards, 2, epoch=1)
+        values = await late.pull()
+    assert counts_of(values, 0) == (1, 1)
