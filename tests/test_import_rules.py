@@ -56,6 +56,7 @@ ROOMS = (
     "cluster",
     "store",
     "sync",
+    "torch",
     "launch",
     "drill",
     "simulation",
