@@ -105,7 +105,7 @@ def draw_plan(dice: RandomStream) -> Plan:
         losses = dice.fork("losses")
         kinds = [losses.choose(LOSSES), *(losses.choose(SERVER_KINDS) for _ in range(1 + losses.below(3)))]
         faults += [_draw_fault(losses, kind) for kind in kinds]
-    faults += _draw_driver_faults(dice.fork("driver"), may_replace=not (copies or setup.get("resumed")))
+    faults += _draw_driver_faults(dice.fork("driver"), may_replace=not setup.get("resumed"))
     settings = setup | copies | draw_stores(dice.fork("stores"))
     return Plan(options=draw_options(dice, settings), faults=in_order(faults))
 
@@ -114,8 +114,7 @@ def _draw_driver_faults(dice: RandomStream, *, may_replace: bool) -> list[Fault]
     """Draw the losses of the driver, if any.
 
     Args:
-        may_replace: Whether a new driver may begin another run. With copies, the loss of a server while that
-            run's store gets values would end it; a folder of checkpoints belongs to one run.
+        may_replace: Whether a new driver may begin another run: a folder of checkpoints belongs to one run.
     """
     if not dice.chance(DRIVER_LOST):
         return []
