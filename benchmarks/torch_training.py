@@ -1,0 +1,403 @@
+"""Modules of PyTorch on MNIST: `RemoteOptimizer` beside PyTorch's Hogwild, DDP and a local optimizer.
+
+    ADAM_DATA_DIR=DIR python -m benchmarks.torch_training --case resnet --json FILE
+    ADAM_DATA_DIR=DIR python -m benchmarks.torch_training --case mlp --push-every 4
+    ADAM_DATA_DIR=DIR python -m benchmarks.torch_training --case overhead
+    ADAM_DATA_DIR=DIR python -m benchmarks.torch_training --case straggler --workers 4 --to-accuracy 0.98
+
+All modes have the same module, batch, images and float32, and one thread of PyTorch per process:
+
+- ``ours``: `--workers` processes with `RemoteOptimizer`, a controller and a parameter server as processes.
+- ``hogwild``: `--workers` processes over parameters in shared memory, each with `torch.optim.SGD`.
+- ``ddp``: `--workers` processes with DistributedDataParallel over gloo.
+- ``local``: one process with `torch.optim.SGD`. ``store``: the same with `RemoteOptimizer` and the store
+  ``local``, whose server is a thread of the process.
+
+The modes take turns for `--rounds` rounds. Processes of ``ours`` and ``hogwild`` take batches from one shared
+counter; those of ``ddp`` need equal shares. With a straggler the last of four processes waits four times the
+time of each of its steps, so it has a fifth of its speed. Seconds are those of training, without evaluations.
+
+Rows: case; ours and peer, medians of images per second, or of seconds to the accuracy; ratio (above 1 ours is
+better); unit; accuracies after the last step of all rounds; the values of all rounds.
+"""
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+import torch.multiprocessing
+from torch import nn
+
+from adam_async import Sgd, sync
+from adam_async.data_server.sources.idx import gunzip, parse_idx
+
+BATCH = 64
+WARM_UP = 5
+"""Steps of each process before the measured ones."""
+SLOW_BY = 5
+"""Factor by which the straggler is slower."""
+
+
+class Block(nn.Module):
+    """A residual block: two convolutions of 3x3 with BatchNorm, and a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm = nn.BatchNorm2d(outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm_again = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (N, inputs, H, W) to (N, outputs, H / stride, W / stride)."""
+        y = nn.functional.relu(self.norm(self.first(x)))
+        return nn.functional.relu(self.norm_again(self.second(y)) + self.shortcut(x))
+
+
+def resnet() -> nn.Module:
+    """A ResNet of 8 layers for images of one channel, 77,000 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, 1, 1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        Block(16, 16, 1),
+        Block(16, 32, 2),
+        Block(32, 64, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
+
+
+def mlp() -> nn.Module:
+    """A network of three dense layers, 2.0 million parameters."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 1060), nn.ReLU(), nn.Linear(1060, 1060), nn.ReLU(), nn.Linear(1060, 10)
+    )
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {"resnet": resnet, "mlp": mlp}
+
+
+def mnist(split: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images (N, 1, 28, 28) from 0 to 1, and labels (N,)."""
+    folder = Path(os.environ["ADAM_DATA_DIR"])
+    found = []
+    for kind, axes in (("images-idx3", 3), ("labels-idx1", 1)):
+        name = f"{split}-{kind}-ubyte.gz"
+        found.append(parse_idx(gunzip((folder / name).read_bytes(), name), name, axes=axes))
+    images, labels = found
+    return torch.from_numpy(images[:, None] / np.float32(255)), torch.from_numpy(labels.astype(np.int64))
+
+
+@torch.no_grad()
+def accuracy(module: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
+    """Share of right answers."""
+    module.eval()
+    found = torch.cat([module(part) for part in images.split(500)]).argmax(1)
+    module.train()
+    return float((found == labels).float().mean())
+
+
+class Process:
+    """One process of a run: its module, optimizer and batches.
+
+    Args:
+        rank: Number of the process.
+        options: Those of the run.
+        shared: Module in shared memory, for ``hogwild``.
+        counter: Number of the next batch, for modes without equal shares.
+        barrier: Meets all processes.
+    """
+
+    def __init__(self, rank: int, options: dict[str, Any], shared: Any, counter: Any, barrier: Any) -> None:
+        torch.set_num_threads(1)
+        self.rank, self.options, self.counter, self.barrier = rank, options, counter, barrier
+        self.mode: str = options["mode"]
+        self.images, self.labels = mnist("train")
+        random = np.random.default_rng(options["seed"])
+        self.order = torch.from_numpy(random.permutation(len(self.images)))
+        self.taken = 0
+        torch.manual_seed(options["seed"])
+        self.module = MODULES[options["module"]]() if shared is None else shared
+        self.trained = self.module
+        self.slow = rank == options["straggler"]
+        self.store: sync.ParameterStore | None = None
+        self.optimizer = self.make_optimizer()
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """Make the optimizer of the mode."""
+        options = self.options
+        rate, momentum = options["rate"], options["momentum"]
+        if self.mode in ("ours", "store"):
+            from adam_async.torch import RemoteOptimizer, parameter_arrays
+
+            self.store = sync.ParameterStore.open(
+                options["where"], parameter_arrays(self.module), rule=Sgd(rate=rate, momentum=momentum)
+            )
+            return RemoteOptimizer(
+                self.module,
+                self.store,
+                **{name: options[name] for name in ("push_every", "pull_every")},
+                **(
+                    {"max_staleness": options["max_staleness"]}
+                    if options["max_staleness"] is not None
+                    else {}
+                ),
+            )
+        if self.mode == "ddp":
+            self.trained = nn.parallel.DistributedDataParallel(self.module)
+        return torch.optim.SGD(self.module.parameters(), lr=rate, momentum=momentum)
+
+    def step(self, number: int) -> None:
+        """Train one batch."""
+        begin = time.perf_counter()
+        start = number * BATCH % (len(self.order) - BATCH + 1)
+        rows = self.order[start : start + BATCH]
+        self.optimizer.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(self.trained(self.images[rows]), self.labels[rows]).backward()
+        self.optimizer.step()
+        if self.slow:
+            time.sleep((SLOW_BY - 1) * (time.perf_counter() - begin))
+
+    def steps(self, count: int) -> float:
+        """Train this number of batches with all processes, and return the seconds."""
+        workers = self.options["workers"]
+        self.barrier.wait()
+        if self.rank == 0:
+            self.counter.value = self.taken
+        self.barrier.wait()
+        begin = time.perf_counter()
+        if self.mode == "ddp":
+            for number in range(count // workers):
+                self.step(self.taken + number * workers + self.rank)
+        else:
+            while (number := self.next_batch()) < self.taken + count:
+                self.step(number)
+        self.barrier.wait()
+        self.taken += count
+        return time.perf_counter() - begin
+
+    def next_batch(self) -> int:
+        """Take a number from the shared counter."""
+        with self.counter.get_lock():
+            number: int = self.counter.value
+            self.counter.value += 1
+        return number
+
+    def evaluated(self) -> float:
+        """Accuracy on the test images; in rank 0 with the newest values of a store."""
+        if self.rank:
+            return 0.0
+        if self.store is not None:
+            values = self.store.pull()
+            with torch.no_grad():
+                for name, parameter in self.module.named_parameters():
+                    parameter.copy_(torch.tensor(values[name]))
+        return accuracy(self.module, *mnist("t10k"))
+
+
+def run_process(
+    rank: int, options: dict[str, Any], shared: Any, counter: Any, verdict: Any, barrier: Any
+) -> None:
+    """Train as one process of a run; rank 0 prints the result."""
+    workers = options["workers"]
+    if options["mode"] == "ddp":
+        os.environ |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(options["port"]),
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=workers)
+    process = Process(rank, options, shared, counter, barrier)
+    for number in range(WARM_UP):
+        process.step(rank * WARM_UP + number)
+    result: dict[str, float]
+    if options["to_accuracy"]:
+        spent, images = 0.0, 0
+        while verdict.value < options["to_accuracy"] and images < options["images"]:
+            spent += process.steps(options["between"])
+            images += options["between"] * BATCH
+            found = process.evaluated()
+            if rank == 0:
+                verdict.value = found
+            barrier.wait()
+        result = {"seconds": spent, "accuracy": verdict.value, "images": images}
+    else:
+        seconds = process.steps(options["images"] // BATCH)
+        result = {"rate": options["images"] // BATCH * BATCH / seconds, "accuracy": process.evaluated()}
+    barrier.wait()
+    if process.store is not None:
+        process.store.close()
+    if options["mode"] == "ddp":
+        torch.distributed.destroy_process_group()
+    if rank == 0:
+        print(json.dumps(result), flush=True)
+
+
+def free_port() -> int:
+    """Return a free TCP port of this host."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@contextmanager
+def servers(count: int) -> Iterator[str]:
+    """Run a controller and parameter servers as processes; yields the address of the controller."""
+    where = f"tcp://127.0.0.1:{free_port()}"
+    program = [sys.executable, "-m", "adam_async"]
+    commands = [[*program, "controller", "--bind", where]]
+    commands += [[*program, "ps", "--controller", where]] * count
+    children = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for command in commands
+    ]
+    try:
+        yield where
+    finally:
+        for child in reversed(children):
+            child.kill()
+            child.wait()
+
+
+def run_once(options: dict[str, Any]) -> None:
+    """Run one mode, in this process and its children."""
+    context = torch.multiprocessing.get_context("spawn")
+    workers = options["workers"]
+    counter, verdict, barrier = context.Value("q", 0), context.Value("d", 0.0), context.Barrier(workers)
+    shared = None
+    if options["mode"] == "hogwild":
+        torch.manual_seed(options["seed"])
+        shared = MODULES[options["module"]]()
+        shared.share_memory()
+    options["port"] = free_port()
+    if options["mode"] in ("local", "store"):
+        options["where"] = "local"
+        run_process(0, options, None, counter, verdict, barrier)
+        return
+    with servers(options["servers"]) if options["mode"] == "ours" else no_servers() as options["where"]:
+        torch.multiprocessing.spawn(run_process, (options, shared, counter, verdict, barrier), nprocs=workers)
+
+
+@contextmanager
+def no_servers() -> Iterator[str]:
+    """Yield no address."""
+    yield ""
+
+
+def measured(options: dict[str, Any]) -> dict[str, float]:
+    """Run one mode in a process of its own, and return its result."""
+    command = [sys.executable, "-m", "benchmarks.torch_training", "--once", json.dumps(options)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not rows:
+        raise SystemExit(f"mode {options['mode']} failed: {done.stderr[-2000:]}")
+    found: dict[str, float] = rows[-1]
+    return found
+
+
+def compared(arguments: argparse.Namespace, modes: tuple[str, ...], **more: Any) -> list[dict[str, Any]]:
+    """Run the modes in turns, and compare the first one with each other one."""
+    base = {
+        "module": arguments.module,
+        "workers": 1 if "local" in modes else arguments.workers,
+        "servers": arguments.servers,
+        "images": arguments.images,
+        "between": arguments.between,
+        "momentum": arguments.momentum,
+        "push_every": arguments.push_every,
+        "pull_every": arguments.push_every,
+        "max_staleness": arguments.max_staleness,
+        "to_accuracy": arguments.to_accuracy,
+        "straggler": -1,
+        **more,
+    }
+    found: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
+    for round_ in range(arguments.rounds):
+        for mode in modes:
+            rate = arguments.peer_rate if mode == "ddp" and arguments.peer_rate else arguments.rate
+            result = measured({**base, "mode": mode, "seed": round_, "rate": rate})
+            found[mode].append(result)
+            print(json.dumps({"mode": mode, "round": round_, **result}), flush=True)
+    unit = "s" if arguments.to_accuracy else "images/s"
+    what = "seconds" if arguments.to_accuracy else "rate"
+    medians = {mode: statistics.median(each[what] for each in results) for mode, results in found.items()}
+    ours = modes[0]
+    rows = []
+    for peer in modes[1:]:
+        ratio = medians[ours] / medians[peer]
+        rows.append(
+            {
+                "case": f"{arguments.case}, push and pull every {arguments.push_every}, {ours} beside {peer}",
+                "ours": round(medians[ours], 2),
+                "peer": round(medians[peer], 2),
+                "ratio": round(1 / ratio if arguments.to_accuracy else ratio, 3),
+                "unit": unit,
+                "accuracy_ours": [each["accuracy"] for each in found[ours]],
+                "accuracy_peer": [each["accuracy"] for each in found[peer]],
+                "all_ours": [round(each[what], 2) for each in found[ours]],
+                "all_peer": [round(each[what], 2) for each in found[peer]],
+                "rate": arguments.rate,
+                "peer_rate": arguments.peer_rate or arguments.rate,
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--once", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--case", choices=["resnet", "mlp", "overhead", "straggler"], default="resnet")
+    parser.add_argument("--module", choices=[*MODULES], default="", help="by default that of the case")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--images", type=int, default=24_000, help="of a run, or at most until the accuracy")
+    parser.add_argument("--between", type=int, default=96, help="batches between two evaluations")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--push-every", type=int, default=1, help="steps of a push and of a pull")
+    parser.add_argument("--max-staleness", type=int, help="pushes in flight")
+    parser.add_argument("--rate", type=float, default=0.05)
+    parser.add_argument("--peer-rate", type=float, default=0.0, help="of DDP, if it is another one")
+    parser.add_argument("--momentum", type=float, default=0.0)
+    parser.add_argument("--to-accuracy", type=float, default=0.0)
+    parser.add_argument("--json", type=Path, help="file for the rows")
+    arguments = parser.parse_args()
+    if arguments.once is not None:
+        run_once(arguments.once)
+        return
+    arguments.module = arguments.module or ("mlp" if arguments.case == "mlp" else "resnet")
+    if arguments.case == "overhead":
+        rows = compared(arguments, ("store", "local"))
+    elif arguments.case == "straggler":
+        rows = compared(arguments, ("ours", "ddp"), straggler=arguments.workers - 1)
+    else:
+        rows = compared(arguments, ("ours", "hogwild", "ddp"))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""A small ResNet of PyTorch as a training step, on images of CIFAR's shape; servers and workers may be lost.
+
+    python examples/torch_resnet.py [--kill]   # kill -9 of a worker and of a server in the first epoch
+
+`adam-async train --step torch_resnet:resnet --step-path examples --data FOLDER` trains it on other images.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from adam_async import Config, ProcessCluster, RunResult, synthetic
+from adam_async.torch import TorchStep
+
+
+class Block(nn.Module):
+    """Two convolutions of 3x3 with BatchNorm, and a shortcut around them."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.relu(self.convolutions(x) + self.shortcut(x))
+
+
+def resnet_module() -> nn.Module:
+    blocks = [nn.Conv2d(3, 8, 3, 1, 1), Block(8, 8, 1), Block(8, 16, 2), Block(16, 32, 2)]
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+
+
+def resnet() -> TorchStep:
+    return TorchStep(resnet_module, nn.functional.cross_entropy)
+
+
+async def main(*, epochs: int = 3, kill: bool = False) -> RunResult:
+    config = Config(epochs=epochs, replicas=2, servers=3, copies=3, controllers=3, rate=0.1, processes=True)
+    images, here = synthetic(1200, shape=(3, 32, 32)), [Path(__file__).parent]
+    async with ProcessCluster(config, dataset=images, step="torch_resnet:resnet", step_path=here) as cluster:
+        async with asyncio.TaskGroup() as group:
+            training = group.create_task(cluster.train(print), name="training")
+            for name in ("worker-0", "ps-1") if kill else ():
+                await asyncio.sleep(3)
+                cluster.children[name].kill()
+    return training.result()
+
+
+if __name__ == "__main__":
+    print(f"test accuracy {asyncio.run(main(kill='--kill' in sys.argv)).test_accuracy:.1%}")
