@@ -127,6 +127,11 @@ class FactorMessage:
     index: slice | NDArray[np.intp]
     """Index of the shards, as in `ShardMessage`."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Array of each shard."""
+        return (self.name,) * len(self.shards)
+
 
 class StoreLayout:
     """The shards of a store, and their servers.
@@ -143,20 +148,20 @@ class StoreLayout:
         self.buckets = buckets
         self.unread: NDArray[np.int64] = np.full(len(table.shards), -1, np.int64)
         """Versions of unread shards."""
-        self._plans: dict[tuple[str, ...], StorePlan] = {}
+        self._plans: dict[tuple[tuple[str, ...], ...], StorePlan] = {}
         self.everything = self.plan(tuple(self.arrays)).messages
 
-    def plan(self, names: tuple[str, ...]) -> StorePlan:
-        """Return the messages for all shards of these arrays.
+    def plan(self, *groups: tuple[str, ...]) -> StorePlan:
+        """Return the messages for all shards of some arrays; no message has arrays of two groups.
 
         Raises:
             StoreError: A name is unknown; the error lists it and some names of the store.
         """
-        plan = self._plans.get(names)
+        plan = self._plans.get(groups)
         if plan is None:
+            names = [name for group in groups for name in group]
             names_in(self.arrays, names)
-            specs = [spec for name in names for spec in self.table.by_tensor.get(name, ())]
-            messages = tuple(self._cut(specs))
+            messages = tuple([message for group in groups for message in self._cut(group)])
             plan = StorePlan(
                 messages=messages,
                 wanted=tuple(
@@ -166,7 +171,7 @@ class StoreLayout:
             )
             if len(self._plans) >= PLANS_KEPT:
                 del self._plans[next(iter(self._plans))]
-            self._plans[names] = plan
+            self._plans[groups] = plan
         return plan
 
     def _answer_ranges(self, messages: Sequence[ShardMessage]) -> Mapping[str, AnswerRange]:
@@ -186,8 +191,9 @@ class StoreLayout:
         whole = len(names) > 1 and all(len(self.table.by_tensor[name]) == 1 for name in names)
         return _message(server, specs, names, whole)
 
-    def _cut(self, specs: Sequence[ShardSpec]) -> list[ShardMessage]:
-        """Cut shards into messages of one server, rule and type each; see `MESSAGE_BYTES`."""
+    def _cut(self, names: Sequence[str]) -> list[ShardMessage]:
+        """Cut the shards of arrays into messages of one server, rule and type each; see `MESSAGE_BYTES`."""
+        specs = [spec for name in names for spec in self.table.by_tensor.get(name, ())]
         open_: dict[tuple[str, int, str], list[ShardSpec]] = {}
         room: dict[tuple[str, int, str], int] = {}
         groups: list[tuple[str, list[ShardSpec]]] = []

@@ -6,12 +6,10 @@ number of pushes.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,13 +24,15 @@ from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.store.arrays import Gradient
+from adam_async.store.call_queue import CallQueue
 from adam_async.store.joining import Joining
-from adam_async.store.layout import ShardMessage, StoreLayout
+from adam_async.store.layout import ShardMessage, StoreLayout, StorePlan
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.pulling import PullCollector, pull_targets
-from adam_async.store.pushing import Collector, Outgoing, PushCollector, PushMessages
+from adam_async.store.pushing import Collector, Outgoing, PushCollector, PushMessages, Rate
+from adam_async.store.rules import Rule, rule_of
 from adam_async.store.values import PushOutcome, ReadVersions, Values
-from adam_async.store.wish import StoreWish
+from adam_async.store.wish import StoreWish, consistency_of
 from transport import Identity
 
 _T = TypeVar("_T")
@@ -76,6 +76,8 @@ class StoreLink:
         self.clock = 0
         self.slack = wish.slack
         self._is_summed = wish.is_summed
+        self.rules: Mapping[str, Rule]
+        """Rule of each array, with the rate of this client."""
         self.layout: StoreLayout
         self.store: StoreRecord
         self.session: SessionIdentity
@@ -86,9 +88,7 @@ class StoreLink:
         self._messages: PushMessages
         self._pushed: set[ShardId] = set()
         """Shards pushed in the step in progress, in bsp."""
-        self._queued: deque[_QueuedCall] = deque()
-        """Calls that wait for the servers to answer earlier pushes, in order."""
-        self._has_queued = asyncio.Event()
+        self._queue: CallQueue
         self._open: set[Collector] = set()
         """Pushes that are not answered."""
         self._settling: list[asyncio.Future[None]] = []
@@ -99,6 +99,16 @@ class StoreLink:
         self._beginning: set[asyncio.Timeout] = set()
         """Deadlines of the waits for the first step, which end with it."""
         self._deleting = False
+
+    @property
+    def consistency(self) -> str:
+        """See `ParameterStore.consistency`."""
+        return consistency_of(self.slack, is_summed=self._is_summed)
+
+    @property
+    def clients(self) -> int:
+        """See `ParameterStore.clients`."""
+        return max(len(self._membership.map.pushers(self.store)), 1)
 
     # --- failures ------------------------------------------------------------------------------
 
@@ -143,6 +153,8 @@ class StoreLink:
         for array in arrays if mine else ():  # the rates of this client, for the rules of its arrays
             rates[array.rule] = mine[array.name]
         self._messages = PushMessages(self.layout, tuple(rates), is_summed=self._is_summed)
+        rules = [rule_of(record, rate) for record, rate in zip(store.rules, rates, strict=True)]
+        self.rules = {array.name: rules[array.rule] for array in arrays}
         self._seen = np.zeros(len(table.shards), np.int64)
         session = self.session = await joining.take_place(store)
         self._client = ParameterClient(
@@ -153,7 +165,8 @@ class StoreLink:
             waits=self._waits,
         )
         self._spawn("servers", self._client.run())
-        self._spawn("queue", self._send_queued())
+        self._queue = CallQueue(self._client)
+        self._spawn("queue", self._queue.run())
         self._spawn("follow", self._follow(session))
         if self.slack is not None and not wish.reader:
             await self.pull(None, None)  # a late client begins at the clock of the others
@@ -193,7 +206,7 @@ class StoreLink:
         gradients: Mapping[str, Gradient],
         *,
         read: Values | ReadVersions | None = None,
-        rate: float | None = None,
+        rate: Rate = None,
         weight: int = 1,
         assign: bool = False,
     ) -> PushOutcome:
@@ -210,9 +223,11 @@ class StoreLink:
     async def push_pull(
         self,
         gradients: Mapping[str, Gradient],
+        names: Sequence[str] | None,
         *,
+        out: Mapping[str, NDArray[Any]] | None,
         read: Values | ReadVersions | None,
-        rate: float | None,
+        rate: Rate,
         weight: int,
     ) -> Values:
         """See `ParameterStore.push_pull`."""
@@ -220,18 +235,28 @@ class StoreLink:
             self._check()
             await self._begun()
         messages = self._checked_messages(gradients, rate, weight, assign=False)
-        if self.slack is None and all(type(each.shards) is ShardMessage for each in messages):
+        is_dense = all(type(each.shards) is ShardMessage for each in messages)
+        if self.slack is None and is_dense and names is None:
             # One message each way: the answer to a push may bring the values.
-            pull = self._pull_collector(tuple(gradients), {})
+            targets = pull_targets(self.layout.arrays, tuple(gradients), out)
+            pull = self._pull_collector(self._messages.plan(gradients, rate), targets)
             self._begin_push(messages, read, weight, pull)
             pull.prepare()
             await self._unless_failed(pull.done)
             return pull.values()
+        pulling = self._new_pull(tuple(gradients) if names is None else names, out)
         push = PushCollector(self.layout, self.note_versions, len(messages), self._ended)
+        # Without a wait between the three: the next call's push belongs to the next step.
         self._begin_push(messages, read, weight, push)
-        if self.slack is not None:
-            await self.tick(after=push)
-        values = await self.pull(tuple(gradients), None)
+        ticked = None if self.slack is None else self._begin_tick(push)
+        self._begin_pull(*pulling)
+        if ticked is not None:
+            try:
+                await self._ended_tick(ticked)
+            except BaseException:
+                pulling[0].is_wanted = False
+                raise
+        values = await self._ended_pull(*pulling)
         await self._unless_failed(push.done)
         return values
 
@@ -260,7 +285,7 @@ class StoreLink:
         self._has_begun = True
 
     def _checked_messages(
-        self, gradients: Mapping[str, Gradient], rate: float | None, weight: int, assign: bool
+        self, gradients: Mapping[str, Gradient], rate: Rate, weight: int, assign: bool
     ) -> list[Outgoing]:
         """Return the messages of a push; for errors see `ParameterStore.push`."""
         if self._error is not None:
@@ -282,12 +307,12 @@ class StoreLink:
 
         The answers to a push with a `PullCollector` bring the values, too.
         """
-        all_versions = self._versions(read)
+        all_versions, own = self._versions(read)
         # As numbers, because later answers must not count as read before this call.
         versions = [tuple(all_versions[message.shards.index].tolist()) for message in messages]
         self._open.add(collector)
-        send = partial(self._send, messages, versions, weight, assign, collector)
-        self._queue_call(send, collector.fail, is_push=True)
+        send = partial(self._send, messages, versions, own, weight, assign, collector)
+        self._queue.put(send, collector.fail, is_push=True)
 
     def _ended(self, call: Collector) -> None:
         """Take note of the end of a push or a pull."""
@@ -298,39 +323,19 @@ class StoreLink:
                     waiter.set_result(None)
             self._settling.clear()
 
-    def _queue_call(
-        self, send: Callable[[], None], fail: Callable[[Exception], None], *, is_push: bool = False
-    ) -> None:
-        """Make a call after the earlier ones; a push waits until all servers may receive one.
+    def _versions(self, read: Values | ReadVersions | None) -> tuple[NDArray[np.int64], Mapping[str, int]]:
+        """Return the read versions of a push, and `ReadVersions.own`.
 
-        A queued push is independent of its caller, so that a cancelled one keeps its place.
+        Unread shards count with the newest version seen.
         """
-        if self._queued or (is_push and not self._client.may_push):
-            self._queued.append(_QueuedCall(send=send, fail=fail, is_push=is_push))
-            self._has_queued.set()
-        else:
-            _run(send, fail)
-
-    async def _send_queued(self) -> None:
-        while True:
-            while self._queued:
-                if self._queued[0].is_push:
-                    await self._client.admit()
-                call = self._queued.popleft()
-                _run(call.send, call.fail)
-            self._has_queued.clear()
-            await self._has_queued.wait()
-
-    def _versions(self, read: Values | ReadVersions | None) -> NDArray[np.int64]:
-        """Return the read versions of a push; unread shards count with the newest version seen."""
         if read is None:
-            return self._seen
+            return self._seen, {}
         versions = read.read if isinstance(read, Values) else read
         if not isinstance(versions, ReadVersions):
             raise StoreError(f"read takes the values of a pull, or their versions, not {type(read).__name__}")
         if versions.store != self.store.id:
             raise StoreError("read holds versions of another store: pull from this one")
-        return np.where(versions.of_shards < 0, self._seen, versions.of_shards)
+        return np.where(versions.of_shards < 0, self._seen, versions.of_shards), versions.own
 
     def _note_pushed(self, messages: Sequence[Outgoing], *, assign: bool) -> None:
         """Refuse a second push of an array in a step of bsp, and an assignment behind a push."""
@@ -347,6 +352,7 @@ class StoreLink:
         self,
         messages: Sequence[Outgoing],
         versions: Sequence[tuple[int, ...]],
+        own: Mapping[str, int],
         weight: int,
         assign: bool,
         collector: PushCollector | PullCollector,
@@ -355,6 +361,7 @@ class StoreLink:
 
         Args:
             versions: Versions of all shards that the gradients were computed from, by index.
+            own: Number of own pushes that were in the values beside these versions, by array.
             weight: Weight of the gradients in the mean of a step.
             assign: Whether the values replace the values of the store.
             collector: Collects the answers, and the values that they bring.
@@ -371,7 +378,7 @@ class StoreLink:
                 shards=of.shards,
                 tensors=message.tensors,
                 versions=versions[number],
-                own_applied=(0,) * len(of.shards),
+                own_applied=tuple([own.get(name, 0) for name in of.names]) if own else (0,) * len(of.shards),
                 clock=clock,
                 weight=weight,
                 rate=message.rate,
@@ -405,8 +412,8 @@ class StoreLink:
 
     # --- clocks --------------------------------------------------------------------------------
 
-    async def tick(self, *, after: Collector | None = None) -> None:
-        """See `ParameterStore.tick`; raises the error of the push `after`, which then ends no step."""
+    async def tick(self) -> None:
+        """See `ParameterStore.tick`."""
         self._check()
         if self.slack is None:
             return
@@ -414,8 +421,16 @@ class StoreLink:
             raise StoreError("this client is a reader: it has no place in the clocks")
         await self._begun()
         await asyncio.sleep(0)  # a loop of ticks lets other tasks run
+        await self._ended_tick(self._begin_tick())
+
+    def _begin_tick(self, after: Collector | None = None) -> "asyncio.Future[None]":
+        """End the step after the earlier calls; the future has the error of the push `after`, which then ends
+        no step."""
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue_call(partial(self._send_ticks, sent, after), sent.set_exception)
+        self._queue.put(partial(self._send_ticks, sent, after), sent.set_exception)
+        return sent
+
+    async def _ended_tick(self, sent: "asyncio.Future[None]") -> None:
         if sent.done():
             sent.result()
         else:
@@ -459,16 +474,25 @@ class StoreLink:
     async def pull(self, names: Sequence[str] | None, out: Mapping[str, NDArray[Any]] | None) -> Values:
         """See `ParameterStore.pull`."""
         self._check()
-        layout = self.layout
+        pulling = self._new_pull(tuple(self.layout.arrays) if names is None else names, out)
+        self._begin_pull(*pulling)
+        return await self._ended_pull(*pulling)
+
+    def _new_pull(
+        self, names: Sequence[str], out: Mapping[str, NDArray[Any]] | None
+    ) -> tuple[PullCollector, "asyncio.Future[int]"]:
+        """Check a pull; returns its collector, and the future of the clock that its values must reach."""
         if isinstance(names, str):
             raise StoreError(f"names is a sequence of names: [{names!r}]")
-        wanted = tuple(layout.arrays) if names is None else tuple(dict.fromkeys(names))
-        layout.plan(wanted)
-        targets = pull_targets(layout.arrays, wanted, out)
-        pull = self._pull_collector(wanted, targets)
-        sent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        # After the pushes of earlier calls.
-        self._queue_call(partial(self._send_pull, pull, sent), sent.set_exception)
+        wanted = tuple(dict.fromkeys(names))
+        pull = self._pull_collector(self.layout.plan(wanted), pull_targets(self.layout.arrays, wanted, out))
+        return pull, asyncio.get_running_loop().create_future()
+
+    def _begin_pull(self, pull: PullCollector, sent: "asyncio.Future[int]") -> None:
+        """Pull after the pushes of earlier calls."""
+        self._queue.put(partial(self._send_pull, pull, sent), sent.set_exception)
+
+    async def _ended_pull(self, pull: PullCollector, sent: "asyncio.Future[int]") -> Values:
         bound = sent.result() if sent.done() else await self._unless_failed(sent)
         try:
             async with asyncio.timeout(self._waits.clock_s if bound else None):
@@ -485,8 +509,8 @@ class StoreLink:
             self.clock, self._started = max(pull.clocks, default=0), True
         return pull.values()
 
-    def _pull_collector(self, names: tuple[str, ...], targets: dict[str, NDArray[Any]]) -> PullCollector:
-        return PullCollector(self.store.id, self.layout, self.note_versions, names, targets, self._ended)
+    def _pull_collector(self, plan: StorePlan, targets: dict[str, NDArray[Any]]) -> PullCollector:
+        return PullCollector(self.store.id, self.layout, plan, self.note_versions, targets, self._ended)
 
     def _named(self, late: Sequence[int]) -> str:
         """Return the places of some clients with their nodes, as ``store show`` has them."""
@@ -549,23 +573,6 @@ class StoreLink:
         except TimeoutError:
             pass
         await self._membership.leave()
-
-
-class _QueuedCall(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A push, a tick or a pull that waits for its turn."""
-
-    send: Callable[[], None]
-    fail: Callable[[Exception], None]
-    """Takes the error of `send`."""
-    is_push: bool
-
-
-def _run(send: Callable[[], None], fail: Callable[[Exception], None]) -> None:
-    try:
-        send()
-    except Exception as error:
-        # An error beside `StoreError` is a defect; its caller must not wait for ever.
-        fail(error)
 
 
 def _pulled(pull: PullCollector, number: int, answer: ValuesMessage, flat: NDArray[Any]) -> None:

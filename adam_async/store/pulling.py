@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from adam_async.errors import StoreError
 from adam_async.messages import Values as ValuesMessage
 from adam_async.run.store_record import ArrayRecord
-from adam_async.store.layout import AnswerRange, StoreLayout
+from adam_async.store.layout import AnswerRange, StoreLayout, StorePlan
 from adam_async.store.pushing import Collector, NoteVersions
 from adam_async.store.values import ReadVersions, Values
 from transport import RemoteProtocolError
@@ -21,8 +21,8 @@ class PullCollector(Collector):
     Args:
         store: Id of the store.
         layout: Shards of the store.
+        plan: Messages for the shards of the arrays.
         note_versions: Takes the versions of each answer, with their index.
-        names: The arrays.
         targets: Flat memory to fill, by name; the collector allocates that of other arrays.
         on_end: See `Collector`.
     """
@@ -31,17 +31,17 @@ class PullCollector(Collector):
         self,
         store: str,
         layout: StoreLayout,
+        plan: StorePlan,
         note_versions: NoteVersions,
-        names: tuple[str, ...],
         targets: dict[str, NDArray[Any]],
         on_end: Callable[[Collector], None],
     ) -> None:
-        self.plan = layout.plan(names)
+        self.plan = plan
         super().__init__(len(self.plan.messages), on_end)
         self._store = store
         self._layout = layout
         self._note_versions = note_versions
-        self._names = names
+        self._names = tuple([name for name, _, _ in plan.wanted])
         self._flats: dict[int, NDArray[Any]] = {}
         """Values of messages of whole arrays, by number."""
         self._targets = targets

@@ -1,7 +1,7 @@
 """The messages of one push of a store, from gradients by name, and the collection of their answers."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -13,8 +13,8 @@ from adam_async.errors import StoreError
 from adam_async.messages import REFUSED, Pushed
 from adam_async.run.arrays import Factors
 from adam_async.run.store_record import ArrayRecord
-from adam_async.store.arrays import Gradient, flat_factors, flat_values
-from adam_async.store.layout import FactorMessage, ShardMessage, StoreLayout
+from adam_async.store.arrays import Gradient, flat_factors, flat_values, names_in
+from adam_async.store.layout import FactorMessage, ShardMessage, StoreLayout, StorePlan
 from adam_async.store.values import PushOutcome, RefusedShard
 
 MOST_RATE = 1e12
@@ -23,6 +23,9 @@ MOST_RATE = 1e12
 MOST_WEIGHT = (1 << 32) - 1
 """Largest weight of a push."""
 
+
+Rate = float | Mapping[str, float] | None
+"""Learning rate of a push, or the rates of its arrays by name; None for those of the rules."""
 
 NoteVersions = Callable[["slice | NDArray[np.intp]", Sequence[int]], None]
 """Takes note of the versions of an answer, at an index of the shards."""
@@ -51,14 +54,23 @@ class PushMessages:
         self._rates = rates
         self._is_summed = is_summed
 
+    def plan(self, names: Iterable[str], rate: Rate) -> StorePlan:
+        """Return the messages for the shards of arrays; arrays of two rates are in two messages."""
+        if not isinstance(rate, Mapping):
+            return self._layout.plan(tuple(names))
+        groups: dict[float | None, list[str]] = {}
+        for name in names:
+            groups.setdefault(rate.get(name), []).append(name)
+        return self._layout.plan(*[tuple(group) for group in groups.values()])
+
     def messages(
-        self, gradients: Mapping[str, Gradient], rate: float | None, weight: int, assign: bool
+        self, gradients: Mapping[str, Gradient], rate: Rate, weight: int, assign: bool
     ) -> list[Outgoing]:
-        """Return the messages of a push.
+        """Return the messages of a push, in the order of `plan` if no gradient is `Factors`.
 
         Args:
             gradients: Names to gradients, or to values with `assign`.
-            rate: Learning rate; None for that of each array's rule.
+            rate: Learning rate, of all arrays or by name; None, and an absent name, for that of the rule.
             weight: Weight of the gradients in the mean of a step.
             assign: Whether the values replace the values of the store.
 
@@ -67,11 +79,11 @@ class PushMessages:
         """
         if type(gradients) is not dict and not isinstance(gradients, Mapping):
             raise StoreError(f"a push takes a mapping of names to arrays, not {type(gradients).__name__}")
-        rate = None if rate is None else _checked_rate(rate)
+        rate = self._checked_rates(rate)
         if not isinstance(weight, int) or not 1 <= weight <= MOST_WEIGHT:
             raise StoreError(f"weight is a whole number from 1 to {MOST_WEIGHT}, not {weight!r}")
         layout = self._layout
-        plan = layout.plan(tuple(gradients))
+        plan = self.plan(gradients, rate)
         what = "value" if assign else "gradient"
         scaled = weight != 1 and self._is_summed
         gathered = plan.gather(gradients)
@@ -98,17 +110,30 @@ class PushMessages:
             if scaled:
                 flat[name] = flat[name] * record_type(record)(weight)
         if len(flat) < len(gradients):
-            plan = layout.plan(tuple(flat))
+            plan = self.plan(flat, rate)
         found += [self._outgoing(message, message.gather(flat), rate) for message in plan.messages]
         return found
 
-    def _outgoing(self, message: ShardMessage, values: NDArray[Any], rate: float | None) -> "Outgoing":
+    def _checked_rates(self, rate: Rate) -> Rate:
+        if rate is None:
+            return None
+        if not isinstance(rate, Mapping):
+            return _checked_rate(rate)
+        names_in(self._layout.arrays, tuple(rate))
+        return {name: _checked_rate(each) for name, each in rate.items()}
+
+    def _rate_of(self, name: str, rule: int, rate: Rate) -> float:
+        of_array = rate.get(name) if isinstance(rate, Mapping) else rate
+        return self._rates[rule] if of_array is None else of_array
+
+    def _outgoing(self, message: ShardMessage, values: NDArray[Any], rate: Rate) -> "Outgoing":
+        # The arrays of a message have one rate.
         return Outgoing(
-            shards=message, tensors=(values,), rate=self._rates[message.rule] if rate is None else rate
+            shards=message, tensors=(values,), rate=self._rate_of(message.names[0], message.rule, rate)
         )
 
     def _factors_of(
-        self, name: str, activations: NDArray[Any], errors: NDArray[Any], rate: float | None
+        self, name: str, activations: NDArray[Any], errors: NDArray[Any], rate: Rate
     ) -> list[Outgoing] | None:
         """Make messages of all activations and the errors of a server's rows; None if shards cut rows."""
         messages = self._layout.factor_messages(name)
@@ -125,7 +150,7 @@ class PushMessages:
                 Outgoing(
                     shards=message,
                     tensors=(activations, rows),
-                    rate=self._rates[message.rule] if rate is None else rate,
+                    rate=self._rate_of(name, message.rule, rate),
                 )
             )
         return found

@@ -101,6 +101,13 @@ RULES: dict[str, type[Rule]] = {"sgd": Sgd, "adagrad": Adagrad, "adam": Adam, "a
 """Rules by their names in the cluster map."""
 
 
+def rule_of(record: RuleRecord, rate: float) -> Rule:
+    """Return the rule of a record, with another default rate."""
+    rule = RULES[record.rule]
+    constants = {each.name: getattr(record, each.name) for each in fields(rule)}
+    return rule(**{**constants, "rate": rate})
+
+
 def rule_text(record: RuleRecord) -> str:
     """Return a rule in a program's notation, without its rate: ``Sgd(momentum=0.9)``."""
     rule = RULES[record.rule]

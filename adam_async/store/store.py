@@ -42,6 +42,7 @@ from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import Gradient, InitialArrays, counted, records_of
 from adam_async.store.link import StoreLink
 from adam_async.store.local_servers import ServerAccess, local_servers
+from adam_async.store.pushing import Rate
 from adam_async.store.rules import Rule, Sgd
 from adam_async.store.values import PushOutcome, ReadVersions, Values
 from adam_async.store.wish import Create, StoreWish, slack_of
@@ -148,6 +149,21 @@ class ParameterStore:
         """Number of steps that this client has ended with `tick`; 0 in a store without clocks."""
         return self._link.clock
 
+    @property
+    def rules(self) -> Mapping[str, Rule]:
+        """The rule of each array by name, with the default rate of this client."""
+        return self._link.rules
+
+    @property
+    def consistency(self) -> str:
+        """The consistency of the store, as `open` takes it."""
+        return self._link.consistency
+
+    @property
+    def clients(self) -> int:
+        """Number of live clients of the store, except readers, as this client last heard of it; 1 or more."""
+        return self._link.clients
+
     # --- values --------------------------------------------------------------------------------
 
     async def pull(
@@ -179,7 +195,7 @@ class ParameterStore:
         gradients: Mapping[str, Gradient],
         *,
         read: Values | ReadVersions | None = None,
-        rate: float | None = None,
+        rate: Rate = None,
         weight: int = 1,
     ) -> PushOutcome:
         """Push gradients of some arrays; the servers apply each exactly once, with the array's rule.
@@ -192,7 +208,8 @@ class ParameterStore:
                 activations (K, I) and errors (K, R).
             read: Values, or their versions, from which the gradients were computed; None means the newest
                 versions that this client has seen.
-            rate: Learning rate, 0 to 1e12; None for that of the array's rule.
+            rate: Learning rate, 0 to 1e12, of all arrays or by name; None, and an absent name, for that of
+                the array's rule.
             weight: With bsp, the weight of this client's gradients in the mean of the step, 1 to 2^32 - 1.
 
         Raises:
@@ -205,17 +222,24 @@ class ParameterStore:
     async def push_pull(
         self,
         gradients: Mapping[str, Gradient],
+        names: Sequence[str] | None = None,
         *,
+        out: Mapping[str, NDArray[Any]] | None = None,
         read: Values | ReadVersions | None = None,
-        rate: float | None = None,
+        rate: Rate = None,
         weight: int = 1,
     ) -> Values:
-        """Push gradients, end the step in a store with clocks, and pull the same arrays.
+        """Push gradients, end the step in a store with clocks, and pull.
 
         See `push` and `pull`. Refused parts are not reported. A cancelled call may have pushed and ended the
         step.
+
+        Args:
+            gradients: See `push`, also for `read`, `rate` and `weight`.
+            names: Arrays to pull; None for those of `gradients`.
+            out: See `pull`.
         """
-        return await self._link.push_pull(gradients, read=read, rate=rate, weight=weight)
+        return await self._link.push_pull(gradients, names, out=out, read=read, rate=rate, weight=weight)
 
     async def assign(self, arrays: Mapping[str, NDArray[Any]]) -> PushOutcome:
         """Replace the values of some arrays; exactly once, and ordered among this client's pushes.

@@ -16,7 +16,7 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +31,7 @@ from adam_async.run.config import Waits
 from adam_async.run.shard_table import SHARD_BYTES
 from adam_async.store import store as face
 from adam_async.store.arrays import Gradient, InitialArrays
+from adam_async.store.pushing import Rate
 from adam_async.store.rules import Rule, Sgd
 from adam_async.store.values import PushOutcome, ReadVersions, Values
 from adam_async.store.wish import Create
@@ -250,6 +251,21 @@ class ParameterStore:
         return self._store.clock
 
     @property
+    def rules(self) -> Mapping[str, Rule]:
+        """The rule of each array by name, with the default rate of this client."""
+        return self._store.rules
+
+    @property
+    def consistency(self) -> str:
+        """The consistency of the store, as `open` takes it."""
+        return self._store.consistency
+
+    @property
+    def clients(self) -> int:
+        """Number of live clients of the store. See `store.ParameterStore.clients`."""
+        return self._store.clients
+
+    @property
     def closed(self) -> bool:
         """Whether the store was closed."""
         return self._closed or self._store.closed
@@ -267,7 +283,7 @@ class ParameterStore:
         gradients: Mapping[str, Gradient],
         *,
         read: Values | ReadVersions | None = None,
-        rate: float | None = None,
+        rate: Rate = None,
         weight: int = 1,
     ) -> PushOutcome:
         """Push gradients of some arrays. See `store.ParameterStore.push`."""
@@ -276,13 +292,17 @@ class ParameterStore:
     def push_pull(
         self,
         gradients: Mapping[str, Gradient],
+        names: Sequence[str] | None = None,
         *,
+        out: Mapping[str, NDArray[Any]] | None = None,
         read: Values | ReadVersions | None = None,
-        rate: float | None = None,
+        rate: Rate = None,
         weight: int = 1,
     ) -> Values:
-        """Push gradients, and pull the same arrays. See `store.ParameterStore.push_pull`."""
-        return self._call(self._store.push_pull(gradients, read=read, rate=rate, weight=weight))
+        """Push gradients, and pull. See `store.ParameterStore.push_pull`."""
+        return self._call(
+            self._store.push_pull(gradients, names, out=out, read=read, rate=rate, weight=weight)
+        )
 
     def assign(self, arrays: Mapping[str, NDArray[Any]]) -> PushOutcome:
         """Replace the values of some arrays. See `store.ParameterStore.assign`."""
@@ -302,6 +322,17 @@ class ParameterStore:
     def save(self, path: str | Path) -> Path:
         """Pull all values into a file. See `store.ParameterStore.save`."""
         return self._call(self._store.save(path))
+
+    def begin(self, work: Callable[[face.ParameterStore], Coroutine[Any, Any, _T]]) -> "Call[_T]":
+        """Begin work with the asynchronous store, on its thread, and return a future of the result.
+
+        `store.begin(lambda twin: twin.push(gradients)).wait()` is `store.push(gradients)`. Works begin in the
+        order of the calls.
+
+        Args:
+            work: Takes the asynchronous store, and returns a coroutine; it runs on the caller's thread.
+        """
+        return self._begin(work(self._store))
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -325,6 +356,9 @@ class ParameterStore:
             _SHARED.leave(self._thread)
 
     def _call(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return self._begin(work).wait()
+
+    def _begin(self, work: Coroutine[Any, Any, _T]) -> "Call[_T]":
         refusal = ""
         if self._thread.forked:
             refusal = "was opened before this process was forked, and its thread is in the parent"
@@ -333,7 +367,7 @@ class ParameterStore:
         if refusal:
             work.close()
             raise StoreError(f"store {self.name!r} {refusal}: open it again")
-        return self._thread.begin(work).wait()
+        return self._thread.begin(work)
 
     def __repr__(self) -> str:
         return f"<sync {self._store!r}>"

@@ -19,6 +19,8 @@ class ReadVersions:
     """Id of the store."""
     of_shards: NDArray[np.int64]
     """Version of each shard of the store; -1 for shards that were not read."""
+    own: Mapping[str, int] = field(default_factory=dict)
+    """Number of this client's later pushes that the caller has added to its copy of the values, by array."""
 
 
 class Values(Mapping[str, NDArray[Any]]):

@@ -16,6 +16,8 @@ except ImportError as error:
         'adam_async.torch needs PyTorch, which the extra installs: pip install "adam-async[torch]"'
     ) from error
 
+from adam_async.torch.buffers import arrays_with_buffers
+from adam_async.torch.optimizer import RemoteOptimizer
 from adam_async.torch.parameters import ModuleParameters, parameter_arrays
 
-__all__ = ["ModuleParameters", "parameter_arrays"]
+__all__ = ["ModuleParameters", "RemoteOptimizer", "arrays_with_buffers", "parameter_arrays"]

@@ -16,7 +16,7 @@ def collector(names: tuple[str, ...] = ("a", "b"), shard_bytes: int = 1 << 20) -
     """Return the collector of a pull of a (2, 3) and of b (4,), both float32."""
     arrays = [ArrayRecord("a", (2, 3), "float32", 0, "auto"), ArrayRecord("b", (4,), "float32", 0, "auto")]
     layout = StoreLayout(arrays, shard_table(arrays, shard_bytes=shard_bytes), ["ps-0"] * NUM_BUCKETS)
-    return PullCollector("s", layout, lambda index, versions: None, names, {}, lambda call: None)
+    return PullCollector("s", layout, layout.plan(names), lambda index, versions: None, {}, lambda call: None)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,9 @@ def test_both_stores_have_the_same_methods_with_the_same_arguments() -> None:
             if not name.startswith("_")
         }
 
-    assert signatures(sync.ParameterStore) == signatures(ParameterStore)
+    of_threads = signatures(sync.ParameterStore)
+    del of_threads["begin"]
+    assert of_threads == signatures(ParameterStore)
 
 
 async def test_it_works_where_a_loop_already_runs() -> None:

@@ -1,0 +1,170 @@
+"""The buffers of a module, such as the statistics of BatchNorm, and their policies.
+
+`local`: each program keeps its own. `averaged`: all clients move the buffers of the store to the mean of
+theirs. `push`: the buffers of this client are those of the store; `pull`: this client takes them.
+
+Buffers in a store are arrays with the rule `Sgd(rate=1)`. A client pushes the difference between the values
+that it last pulled and its own as a gradient, so the array moves by the client's changes: divided by the
+number of clients for `averaged` (in bsp the servers take the mean), and whole for `push`. Exactly-once pushes
+hold for them too. Only floating-point buffers that `state_dict` has are in a store; whole numbers, such as
+`num_batches_tracked`, stay local.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from adam_async.errors import ConfigError, StoreError
+from adam_async.store.rules import Rule, Sgd
+from adam_async.store.sync import ParameterStore
+from adam_async.torch.parameters import DTYPES, parameter_arrays
+
+Policy = Literal["local", "averaged", "push", "pull"]
+
+POLICIES: tuple[Policy, ...] = ("local", "averaged", "push", "pull")
+
+RULE = Sgd(rate=1.0)
+"""Rule of buffers in a store: a push moves an array by its gradient."""
+
+
+def shared_buffers(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """Return the buffers that a store can hold by name: the module that owns each, and its name there."""
+    saved = module.state_dict(keep_vars=True)
+    found = {}
+    for prefix, part in module.named_modules():
+        for name, buffer in part._buffers.items():
+            full = f"{prefix}.{name}" if prefix else name
+            if buffer is not None and full in saved and buffer.dtype in DTYPES:
+                found[full] = (part, name)
+    return found
+
+
+def arrays_with_buffers(
+    module: nn.Module, rule: Rule | Mapping[str, Rule]
+) -> tuple[dict[str, NDArray[Any]], dict[str, Rule]]:
+    """Return the arrays of a module's parameters and buffers, and their rules, for `ParameterStore.open`.
+
+    Args:
+        module: The module.
+        rule: Rule of all parameters, or of each by name.
+
+    Raises:
+        ConfigError: `rule` has no rule for a parameter; or see `ModuleParameters`.
+    """
+    arrays = parameter_arrays(module)
+    rules: dict[str, Rule] = {}
+    for name in arrays:
+        mine = rule.get(name) if isinstance(rule, Mapping) else rule
+        if mine is None:
+            raise ConfigError(f"rule names no rule for parameter {name!r}: add one")
+        rules[name] = mine
+    for name, (part, attribute) in shared_buffers(module).items():
+        arrays[name] = _array(part._buffers[attribute])
+        rules[name] = RULE
+    return arrays, rules
+
+
+class Buffers:
+    """The buffers of a module that take part in a store.
+
+    Args:
+        module: The module.
+        store: The store.
+        policy: See the head of this file.
+
+    Attributes:
+        names: Their names; none with `local`.
+
+    Raises:
+        ConfigError: The policy is unknown.
+        StoreError: A buffer is absent from the store, or has another shape, type or rule there.
+    """
+
+    def __init__(self, module: nn.Module, store: ParameterStore, policy: Policy) -> None:
+        if policy not in POLICIES:
+            raise ConfigError(f"buffers is one of {', '.join(POLICIES)}, not {policy!r:.80}")
+        self._owners = shared_buffers(module) if policy != "local" else {}
+        self._store = store
+        self._policy = policy
+        self._base: dict[str, NDArray[Any]] = {}
+        """Values that this client last pulled."""
+        self.names = tuple(self._owners)
+        for name in self.names:
+            self._check(name)
+
+    def _check(self, name: str) -> None:
+        array, spec = _array(self._buffer(name)), self._store.arrays.get(name)
+        remedy = (
+            "open the store with arrays, rules = arrays_with_buffers(module, rule), or use buffers='local'"
+        )
+        if spec is None:
+            raise StoreError(f"store {self._store.name!r} has no array for buffer {name!r}: {remedy}")
+        if (spec.shape, spec.dtype) != (array.shape, array.dtype.name):
+            raise StoreError(
+                f"buffer {name!r} is {array.dtype}{list(array.shape)}, and its array in store "
+                f"{self._store.name!r} is {spec.dtype}{list(spec.shape)}: build the creator's module"
+            )
+        if (rule := self._store.rules[name]) != RULE:
+            raise StoreError(f"buffer {name!r} has the rule {rule} in the store, not {RULE}: {remedy}")
+
+    def _buffer(self, name: str) -> Tensor:
+        part, attribute = self._owners[name]
+        buffer = part._buffers[attribute]
+        if buffer is None:
+            raise StoreError(f"buffer {name!r} was removed from the module: make its optimizer anew")
+        return buffer
+
+    def load(self, values: Mapping[str, NDArray[Any]]) -> None:
+        """Take the values of the store."""
+        for name in self.names:
+            self._base[name] = np.array(values[name])
+            self._buffer(name).copy_(torch.from_numpy(self._base[name]))
+
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        """Return copies of the buffers' values, for a push.
+
+        Raises:
+            StoreError: A value is not finite.
+        """
+        found = {name: _array(self._buffer(name)) for name in self.names}
+        for name, array in found.items():
+            if not np.isfinite(array).all():
+                raise StoreError(
+                    f"buffer {name!r} has a value that is not finite: an input of its layer was not finite; "
+                    "skip such batches before the forward pass"
+                )
+        return found
+
+    def gradients(self, snapshot: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return the gradients that move the store's buffers by this client's changes."""
+        if self._policy == "pull":
+            return {}
+        return {name: self._base[name] - array for name, array in snapshot.items()}
+
+    @property
+    def rate(self) -> float:
+        """Rate of the buffers' push."""
+        if self._policy == "averaged" and self._store.consistency != "bsp":
+            return 1.0 / self._store.clients
+        return 1.0
+
+    def land(self, values: Mapping[str, NDArray[Any]], snapshot: Mapping[str, NDArray[Any]]) -> None:
+        """Take pulled values, and keep the module's changes since the snapshot."""
+        for name, array in snapshot.items():
+            buffer, new = self._buffer(name), np.array(values[name])
+            if self._policy != "pull":
+                # Before the values are replaced: steps since the push have changed the buffer.
+                new_values = new + (_array(buffer) - array)
+                buffer.copy_(torch.from_numpy(new_values))
+            else:
+                buffer.copy_(torch.from_numpy(new))
+            self._base[name] = new
+
+
+def _array(buffer: Tensor | None) -> NDArray[Any]:
+    assert buffer is not None
+    return np.array(buffer.detach().cpu().numpy(), order="C")

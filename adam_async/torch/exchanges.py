@@ -1,0 +1,103 @@
+"""The pushes of an optimizer that its store has not answered, with the pulls after them, in order."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from adam_async.errors import StoreError
+from adam_async.store import store as face
+from adam_async.store.arrays import Gradient
+from adam_async.store.pushing import Rate
+from adam_async.store.sync import Call, ParameterStore
+from adam_async.store.values import ReadVersions, Values
+from adam_async.torch.devices import Staging
+from adam_async.torch.gradients import fault_of
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Exchange:
+    """One push, and perhaps the pull after it."""
+
+    gradients: Mapping[str, Gradient]
+    rate: Rate
+    read: ReadVersions | None
+    names: tuple[str, ...] | None = None
+    """Arrays to pull; None for no pull."""
+    out: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Memory for pulled values; arrays without it come in `values`."""
+    ends_step: bool = True
+    """Whether the push is the last of its step."""
+    staging: Staging | None = None
+    """Memory of the exchange; the store's thread begins the copy of its values to the device."""
+    buffers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Values of the module's buffers at the push, by name."""
+    values: Values | None = None
+    call: "Call[None]" = field(init=False)
+
+    async def run(self, store: face.ParameterStore) -> None:
+        """Push, end the step in a store with clocks, and pull."""
+        if self.names is None:
+            await store.push(self.gradients, read=self.read, rate=self.rate)
+            if self.ends_step:
+                await store.tick()
+            return
+        # Without names the answer to the push brings the values, in one message each way.
+        names = None if tuple(self.gradients) == self.names else self.names
+        self.values = await store.push_pull(
+            self.gradients, names, out=self.out, read=self.read, rate=self.rate
+        )
+        if self.staging is not None:
+            self.staging.values.fetch()
+
+
+class Exchanges:
+    """The exchanges in flight of one optimizer.
+
+    Args:
+        store: The store.
+        on_end: Called with each exchange that has ended, in order, by the thread that calls `settle`.
+    """
+
+    def __init__(self, store: ParameterStore, on_end: Callable[[Exchange], None]) -> None:
+        self._store = store
+        self._on_end = on_end
+        self._open: deque[Exchange] = deque()
+
+    def __iter__(self) -> Iterator[Exchange]:
+        """Iterate over the exchanges in flight, the oldest first."""
+        return iter(self._open)
+
+    def begin(self, exchange: Exchange) -> None:
+        """Begin an exchange after the earlier ones."""
+        exchange.call = self._store.begin(exchange.run)
+        self._open.append(exchange)
+
+    def raise_failure(self) -> None:
+        """Raise the error of an exchange that has failed, and forget the exchange."""
+        for exchange in self._open:
+            if exchange.call.done() and exchange.call.exception() is not None:
+                self._open.remove(exchange)
+                _wait(exchange)
+
+    def settle(self, most: int) -> None:
+        """Wait until at most `most` exchanges are in flight.
+
+        Raises:
+            AdamError: The error of the first exchange that failed.
+        """
+        while self._open and (len(self._open) > most or self._open[0].call.done()):
+            exchange = self._open.popleft()
+            _wait(exchange)
+            self._on_end(exchange)
+
+
+def _wait(exchange: Exchange) -> None:
+    try:
+        exchange.call.wait()
+    except StoreError as error:
+        if fault := fault_of(exchange.gradients):
+            raise StoreError(fault) from error
+        raise

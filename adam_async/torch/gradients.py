@@ -1,0 +1,152 @@
+"""The gradients of a module's parameters at one step, checked, and their sums over several steps."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from adam_async.errors import StoreError
+from adam_async.run.arrays import Factors
+from adam_async.store.arrays import Gradient
+
+
+class Slot:
+    """One parameter of an optimizer.
+
+    Args:
+        name: Name of its array.
+        parameter: The parameter.
+        group: Index of its parameter group.
+
+    Attributes:
+        view: The parameter's own memory as an array, if it is on the CPU; else None.
+        is_direct: Whether a pull may fill `view`.
+    """
+
+    __slots__ = ("device", "group", "is_direct", "name", "parameter", "pointer", "shape", "view")
+
+    def __init__(self, name: str, parameter: nn.Parameter, group: int) -> None:
+        self.name = name
+        self.parameter = parameter
+        self.group = group
+        self.shape = parameter.shape
+        self.device = parameter.device
+        self.view: NDArray[Any] | None
+        self.look()
+
+    def look(self) -> None:
+        """Look at the parameter's memory again, after it has moved.
+
+        Raises:
+            StoreError: The parameter has another shape, or is on another device.
+        """
+        parameter = self.parameter
+        if parameter.device != self.device:
+            raise StoreError(
+                f"parameter {self.name!r} moved from {self.device} to {parameter.device}: move the module "
+                "first, and make its RemoteOptimizer then"
+            )
+        if parameter.shape != self.shape:
+            raise StoreError(
+                f"parameter {self.name!r} has shape {tuple(parameter.shape)}, and its array in the store "
+                f"{tuple(self.shape)}: a store's arrays keep their shapes; open another store for the "
+                "changed module, and make its optimizer anew"
+            )
+        self.pointer = parameter.data_ptr()
+        is_near = parameter.device.type == "cpu"
+        self.view = parameter.detach().numpy() if is_near else None
+        self.is_direct = self.view is not None and self.view.flags.c_contiguous
+
+    def gradient(self) -> Tensor | None:
+        """Return the gradient, detached; None if there is none.
+
+        Raises:
+            StoreError: The gradient is sparse, or the parameter has another shape.
+        """
+        parameter = self.parameter
+        if parameter.data_ptr() != self.pointer or parameter.shape != self.shape:
+            self.look()
+        gradient: Tensor | None = parameter.grad
+        if gradient is None:
+            return None
+        if gradient.layout is not torch.strided:
+            raise StoreError(
+                f"parameter {self.name!r} has a sparse gradient ({gradient.layout}), which a store cannot "
+                "apply: make its layer with sparse=False, or call .to_dense() on the gradient"
+            )
+        return gradient.detach() if gradient.requires_grad else gradient
+
+
+def collect(slots: Iterable[Slot], *, allow_unused: bool) -> dict[str, Tensor]:
+    """Return the gradients of the parameters that are not frozen, by name.
+
+    Raises:
+        StoreError: A parameter has no gradient although it is not frozen; or see `Slot.gradient`.
+    """
+    found: dict[str, Tensor] = {}
+    for slot in slots:
+        gradient = slot.gradient()
+        if gradient is not None and slot.parameter.requires_grad:
+            found[slot.name] = gradient
+        elif slot.parameter.requires_grad and not allow_unused:
+            raise StoreError(
+                f"parameter {slot.name!r} has no gradient: no loss.backward() reached it since zero_grad(). "
+                "Freeze it with requires_grad_(False) if the model does not use it, or give RemoteOptimizer "
+                "allow_unused=True if it is used in some steps only"
+            )
+    return found
+
+
+class Sums:
+    """Sums of gradients over several steps, on the devices of the gradients."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, Tensor] = {}
+        self._present: dict[str, None] = {}
+        self.steps = 0
+        """Number of steps in the sums."""
+
+    def add(self, gradients: Mapping[str, Tensor]) -> None:
+        """Add the gradients of one step."""
+        first = [name for name in gradients if name not in self._present]
+        later = [name for name in gradients if name in self._present]
+        for name in first:
+            memory = self._memory.get(name)
+            if memory is None or memory.device != gradients[name].device:
+                self._memory[name] = torch.empty_like(gradients[name], memory_format=torch.contiguous_format)
+        if first:
+            torch._foreach_copy_([self._memory[name] for name in first], [gradients[name] for name in first])
+        if later:
+            torch._foreach_add_([self._memory[name] for name in later], [gradients[name] for name in later])
+        self._present.update(dict.fromkeys(first))
+        self.steps += 1
+
+    def take(self, *, mean: bool) -> dict[str, Tensor]:
+        """Return the sums, or the means over the steps; the next `add` begins new sums in their memory."""
+        found = {name: self._memory[name] for name in self._present}
+        if mean and found:
+            torch._foreach_div_(list(found.values()), float(self.steps))
+        self._present, self.steps = {}, 0
+        return found
+
+
+def fault_of(gradients: Mapping[str, Gradient]) -> str:
+    """Return which gradient is not finite, with its cause and the remedy; empty if all are finite."""
+    for name, gradient in gradients.items():
+        parts: Sequence[Any] = (
+            (gradient.activations, gradient.errors) if isinstance(gradient, Factors) else (gradient,)
+        )
+        for part in parts:
+            flat = np.asarray(part).reshape(-1)
+            finite = np.isfinite(flat)
+            if not finite.all():
+                place = int(np.argmin(finite))
+                return (
+                    f"the gradient of parameter {name!r} has the value {flat[place]} at index {place} of its "
+                    "flat values: the loss of this step is not finite, or its way back overflowed. Lower the "
+                    "rate, clip gradients, or skip steps whose loss is not finite"
+                )
+    return ""

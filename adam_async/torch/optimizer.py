@@ -1,0 +1,518 @@
+"""A PyTorch optimizer whose steps are pushes to a store, for training loops that exist already.
+
+    rule = Sgd(rate=0.1, momentum=0.9)
+    with adam_async.sync.ParameterStore.open("local", parameter_arrays(model), rule=rule) as store:
+        optimizer = RemoteOptimizer(model, store)
+        for x, y in loader:
+            loss = criterion(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+Theory of operation
+-------------------
+A step is `push_every` calls of `step()`, whose gradients are summed, and one push. After each `pull_every`-th
+push come the values. In blocking mode (`max_staleness=0`) the push brings its own answer: the values land in
+the parameters' own memory, if it is contiguous memory of the CPU, and `step()` returns. Otherwise gradients
+and values pass through `Staging` memory, up to `max_staleness` exchanges stay in flight behind the next
+forward and backward passes, and `step()` copies values that have arrived into the parameters. So parameters
+never change between a forward pass and its backward pass.
+
+The rule's state (momentum, means) is on the servers. With `pull_every` above 1 the module takes a plain step
+of its own after each gradient, in parameters with the rule `Sgd`, as the workers of this package do
+(DistBelief, section 4.1; decision 10). Pulled values replace them, and the plain steps of pushes in flight
+are taken again. Pushes name the versions that their gradients were computed from, and the number of own
+pushes that plain steps have put into them.
+
+One thread uses an optimizer. The store's thread does the waiting work.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+
+from adam_async.errors import ConfigError
+from adam_async.runtime.disk import Disk
+from adam_async.store.rules import Sgd
+from adam_async.store.sync import ParameterStore
+from adam_async.store.values import ReadVersions
+from adam_async.torch.buffers import Buffers, Policy
+from adam_async.torch.devices import Staging, copy_streams
+from adam_async.torch.exchanges import Exchange, Exchanges
+from adam_async.torch.gradients import Slot, Sums, collect
+from adam_async.torch.overlap import Overlap
+from adam_async.torch.parameters import ModuleParameters
+
+Parameters = Iterable[nn.Parameter] | Iterable[str] | Iterable[Mapping[str, Any]]
+"""Parameters, their names, or groups of them with ``params`` and ``lr``."""
+
+STATE = "adam_async"
+"""Key of this optimizer's own entry in its `state_dict`."""
+
+
+class RemoteOptimizer(torch.optim.Optimizer):
+    """Pushes a module's gradients to a store, and pulls its parameters from there.
+
+    The constructor pulls all parameters of the module: a client that joins a store gets its values.
+
+    Args:
+        module: The module. Its parameters may be on any device; names are those of `named_parameters()`.
+        store: The store, synchronous, with an array for each parameter.
+        params: Parameters to train, names of these, or groups: mappings with `params`, and with an `lr` of
+            their own; None for all parameters of the module. Frozen parameters are not pushed.
+        lr: Rate of groups without one; None for the rates of the store's rules.
+        push_every: Number of steps whose gradients one push sums (n_push of Downpour); in bsp their mean.
+        pull_every: Number of pushes between two pulls (n_fetch of Downpour).
+        max_staleness: Number of pushes that may be unanswered when `step()` returns. With 0 `step()` waits
+            for the values that hold its push; None is 0, or 1 with `pull_every` above 1.
+        overlap: Whether gradients are pushed during the backward pass. Gradients must stay as they are.
+        buffers: ``local``, ``averaged``, ``push`` or ``pull``; see `adam_async.torch.buffers`.
+        allow_unused: Whether parameters without a gradient are left out of a push; otherwise they are errors.
+
+    Raises:
+        ConfigError: An argument is invalid.
+        StoreError: The store has no array for a parameter, or one of another shape or type.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        store: ParameterStore,
+        params: Parameters | None = None,
+        *,
+        lr: float | None = None,
+        push_every: int = 1,
+        pull_every: int = 1,
+        max_staleness: int | None = None,
+        overlap: bool = False,
+        buffers: Policy = "local",
+        allow_unused: bool = False,
+    ) -> None:
+        if not isinstance(store, ParameterStore):
+            raise ConfigError(
+                f"store is an adam_async.sync.ParameterStore, not {type(store).__name__}: a training loop "
+                "blocks its thread, and an asynchronous store there could not answer"
+            )
+        most = (0 if pull_every == 1 else 1) if max_staleness is None else max_staleness
+        _check_cadence(push_every, pull_every, most, store.consistency, overlap=overlap)
+        known = ModuleParameters(module)
+        known.check_store(store.arrays, store.name)
+        self._module = module
+        self._store = store
+        self._named = known.named
+        self._names = {id(parameter): name for name, parameter in known.named.items()}
+        self._lr = lr
+        self._push_every, self._pull_every, self._most = push_every, pull_every, most
+        self._allow_unused = allow_unused
+        self._overlap = Overlap(self._push_bucket) if overlap else None
+        self._slots: list[Slot] = []
+        self._steps = 0
+        self._pushes = 0
+        self._read: ReadVersions | None = None
+        self._own: dict[str, int] = {}
+        self._sums = Sums()
+        self._takes_plain_steps = pull_every > 1
+        self._plain = frozenset(name for name, rule in store.rules.items() if isinstance(rule, Sgd))
+        """Arrays whose parameters take plain steps between pulls."""
+        self._is_summed = store.consistency == "bsp"
+        self._is_begun = False
+        """Whether a push of this optimizer was answered."""
+        self._buffers = Buffers(module, store, buffers)
+        self._exchanges = Exchanges(store, self._ended)
+        self._free: list[Staging] = []
+        """Staging memory that no exchange uses."""
+        self._streams = copy_streams(list(known.named.values()))
+        super().__init__(self._groups(params), {})
+        self.pull()
+
+    # --- parameter groups ----------------------------------------------------------------------
+
+    def _groups(self, params: Parameters | None) -> list[dict[str, Any]]:
+        """Return the groups of the constructor's `params`."""
+        found: list[Any] = list(self._named.values() if params is None else params)
+        if not found:
+            raise ConfigError("params is empty: name at least one parameter, or leave params out")
+        if isinstance(found[0], Mapping):
+            return [dict(group) for group in found]
+        if self._lr is not None:
+            return [{"params": found}]
+        # The rates of the store's rules, which may differ: a group for each.
+        groups: dict[float, list[nn.Parameter]] = {}
+        for parameter in self._resolved(found):
+            rate = self._store.rules[self._names[id(parameter)]].rate
+            groups.setdefault(rate, []).append(parameter)
+        return [{"params": group, "lr": rate} for rate, group in groups.items()]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, such as of parameters that were frozen; see `torch.optim.Optimizer`.
+
+        Raises:
+            ConfigError: A parameter is not of the module, `lr` is missing for parameters with several rates,
+                or the group has a constant that belongs to the store's rule.
+        """
+        group = dict(param_group)
+        members = group["params"]
+        group["params"] = self._resolved([members] if isinstance(members, Tensor | str) else list(members))
+        names = [self._names[id(parameter)] for parameter in group["params"]]
+        for word in ("momentum", "nesterov", "weight_decay", "betas", "eps", "dampening", "lr_decay"):
+            if word in group:
+                raise ConfigError(
+                    f"a parameter group has {word}={group[word]!r}, a constant of the servers' rule: open "
+                    "the store with rule={name: Sgd(...), ...}, a rule for each array"
+                )
+        if "lr" not in group:
+            rates = {self._store.rules[name].rate for name in names} if self._lr is None else {self._lr}
+            if len(rates) > 1:
+                raise ConfigError(
+                    f"a parameter group without lr has parameters whose rules have the rates "
+                    f"{', '.join(map(str, sorted(rates)))}: give it an lr, or make a group for each rate"
+                )
+            group["lr"] = rates.pop() if rates else 0.0
+        super().add_param_group(group)
+        for name, parameter in zip(names, group["params"], strict=True):
+            slot = Slot(name, parameter, len(self.param_groups) - 1)
+            self._slots.append(slot)
+            if self._overlap is not None:
+                self._overlap.watch(slot)
+        self._all_names = tuple([slot.name for slot in self._slots])
+        self._by_name = {slot.name: slot for slot in self._slots}
+        self._free.clear()
+
+    def _resolved(self, members: Iterable[Any]) -> list[nn.Parameter]:
+        """Return parameters, or parameters by their names, each once."""
+        found = {}
+        for member in members:
+            if isinstance(member, tuple) and len(member) == 2:  # of `named_parameters()`
+                member = member[1]
+            parameter = self._named.get(member) if isinstance(member, str) else member
+            if parameter is None or id(parameter) not in self._names:
+                shown = repr(member) if isinstance(member, str) else f"of shape {tuple(member.shape)}"
+                some = ", ".join(map(repr, list(self._named)[:5]))
+                raise ConfigError(
+                    f"parameter {shown} is not of the module, which has {len(self._named)}: {some}; build "
+                    "params from this module's named_parameters()"
+                )
+            found[id(parameter)] = parameter
+        return list(found.values())
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Push the gradients, and land the values of the store, as the arguments of the optimizer say.
+
+        Args:
+            closure: Computes the loss again, and its gradients.
+
+        Returns:
+            The loss of `closure`.
+
+        Raises:
+            StoreError: A gradient is missing, sparse, not finite or of another shape, and nothing of it was
+                pushed; or see `ParameterStore.push_pull`. Errors of earlier steps in flight come here too.
+            DeadlineExceeded: A server or the slowest client did not answer in time; see `ParameterStore`.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self._step()
+        return loss
+
+    def _step(self) -> None:
+        self._exchanges.raise_failure()
+        gradients = collect(self._slots, allow_unused=self._allow_unused)
+        self._steps += 1
+        rates = [float(group["lr"]) for group in self.param_groups]
+        lands = False
+        if self._push_every == 1:
+            lands = self._push(gradients, rates)
+        else:
+            self._sums.add(gradients)
+            if self._sums.steps == self._push_every:
+                lands = self._push(self._sums.take(mean=self._is_summed), rates)
+        if self._takes_plain_steps and not (lands and self._most == 0):
+            self._step_plainly(gradients, rates)
+        # With clocks the first push waits for other clients, and the second one must not overtake it.
+        self._exchanges.settle(self._most if self._is_begun else 0)
+        if self._pushes and not self._is_begun:
+            self._is_begun = True
+            if self._overlap is not None:
+                self._overlap.is_ahead = True
+
+    def _push(self, gradients: dict[str, Tensor], rates: Sequence[float]) -> bool:
+        """Begin the push of a step, with the pull after it if one is due; return whether one is."""
+        self._pushes += 1
+        pulls = self._pushes % self._pull_every == 0
+        is_direct = self._most == 0
+        if self._overlap is not None:
+            gradients = self._overlap.rest(gradients)
+        staging = None if is_direct and not self._streams and self._is_near() else self._new_staging()
+        arrays: dict[str, NDArray[Any]]
+        if staging is None:
+            arrays = {name: gradient.numpy() for name, gradient in gradients.items()}
+        else:
+            arrays = staging.gradients.take(gradients)
+        exchange = Exchange(gradients=arrays, rate=self._rate(arrays, rates), read=self._read_now())
+        if pulls:
+            self._add_pull(exchange, arrays, rates, staging)
+        exchange.staging = staging
+        if self._takes_plain_steps:
+            self._count_own(gradients)
+        self._exchanges.begin(exchange)
+        return pulls
+
+    def _add_pull(
+        self,
+        exchange: Exchange,
+        arrays: dict[str, NDArray[Any]],
+        rates: Sequence[float],
+        staging: Staging | None,
+    ) -> None:
+        """Let an exchange pull the values of all parameters that are not frozen, and exchange buffers."""
+        # With frozen parameters, or without some gradients, the names differ from those of the push.
+        names = [slot.name for slot in self._slots if slot.parameter.requires_grad]
+        if len(names) == len(arrays):
+            names = list(arrays)
+        if staging is None:
+            exchange.out = {
+                name: view
+                for name in names
+                if (slot := self._by_name[name]).is_direct and (view := slot.view) is not None
+            }
+        else:
+            exchange.out = {name: staging.values.arrays[name] for name in names}
+        if self._buffers.names:
+            exchange.buffers = self._buffers.snapshot()
+            changes = self._buffers.gradients(exchange.buffers)
+            rate = exchange.rate if isinstance(exchange.rate, dict) else dict.fromkeys(arrays, rates[0])
+            exchange.rate = {**rate, **dict.fromkeys(changes, self._buffers.rate)}
+            exchange.gradients = {**arrays, **changes}
+            names += self._buffers.names
+        exchange.names = tuple(names)
+
+    def _rate(self, names: Iterable[str], rates: Sequence[float]) -> float | dict[str, float]:
+        if len(set(rates)) == 1:
+            return rates[0]
+        return {name: rates[self._by_name[name].group] for name in names}
+
+    def _read_now(self) -> ReadVersions | None:
+        if self._read is None or not self._own:
+            return self._read
+        return replace(self._read, own=dict(self._own))
+
+    def _push_bucket(self, bucket: Sequence[Slot]) -> None:
+        """Push the gradients of some parameters during the backward pass."""
+        rates = [float(group["lr"]) for group in self.param_groups]
+        arrays = {slot.name: slot.parameter.grad.detach().cpu().numpy() for slot in bucket}
+        self._exchanges.begin(
+            Exchange(gradients=arrays, rate=self._rate(arrays, rates), read=self._read_now(), ends_step=False)
+        )
+
+    def _step_plainly(self, gradients: Mapping[str, Tensor], rates: Sequence[float]) -> None:
+        """Subtract rate * gradient from parameters whose rule is `Sgd`, until the next pull."""
+        for index, rate in enumerate(rates):
+            mine = [
+                (self._by_name[name].parameter, gradient)
+                for name, gradient in gradients.items()
+                if self._by_name[name].group == index and name in self._plain
+            ]
+            if mine:
+                torch._foreach_add_([each for each, _ in mine], [each for _, each in mine], alpha=-rate)
+
+    def _repeat_plain_step(self, exchange: Exchange) -> None:
+        """Add a push in flight to values that lack it."""
+        assert exchange.staging is not None
+        names = [name for name in exchange.gradients if name in self._plain and name in self._by_name]
+        rate = exchange.rate
+        gradients = exchange.staging.gradients.views
+        for name in names:
+            each = rate[name] if isinstance(rate, dict) else rate
+            self._by_name[name].parameter.sub_(gradients[name], alpha=each)
+        self._count_own(names)
+
+    def _count_own(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self._plain:
+                self._own[name] = self._own.get(name, 0) + 1
+
+    # --- landing -------------------------------------------------------------------------------
+
+    def _ended(self, exchange: Exchange) -> None:
+        """Copy the values of an exchange into the module, where the exchange did not."""
+        values = exchange.values
+        if values is not None:
+            self._read = values.read
+            landing = {
+                name: self._by_name[name].parameter for name in exchange.names or () if name in self._by_name
+            }
+            if exchange.staging is not None:
+                exchange.staging.values.land(landing)
+            else:
+                for name in landing:
+                    slot = self._by_name[name]
+                    if name not in exchange.out and slot.view is not None:
+                        np.copyto(slot.view, values[name])
+                # Autograd then refuses a backward pass over values that are no longer there.
+                torch.autograd.graph.increment_version(list(landing.values()))
+            if exchange.buffers:
+                self._buffers.land(values, exchange.buffers)
+            self._own.clear()
+            for later in self._exchanges if self._takes_plain_steps else ():
+                self._repeat_plain_step(later)
+        if exchange.staging is not None:
+            self._free.append(exchange.staging)
+
+    def _is_near(self) -> bool:
+        return all(slot.view is not None for slot in self._slots)
+
+    def _new_staging(self) -> Staging:
+        if not self._free:
+            return Staging({slot.name: slot.parameter.detach() for slot in self._slots}, self._streams)
+        staging = self._free.pop()
+        staging.values.reuse()
+        return staging
+
+    def pull(self) -> None:
+        """Take the store's values of all parameters, frozen ones too, and of buffers with another policy
+        than ``local``.
+
+        Errors are those of `ParameterStore.pull`.
+        """
+        with torch.no_grad():
+            self._exchanges.settle(0)
+            values = self._store.pull([*self._named, *self._buffers.names])
+            for name, parameter in self._named.items():
+                parameter.copy_(torch.from_numpy(np.array(values[name])))
+            self._buffers.load(values)
+        self._read = values.read
+        self._own.clear()
+
+    def flush(self) -> None:
+        """Push gradients that wait for `push_every`, wait for all answers, and take the store's values.
+
+        Call it at the end of the training, or before an evaluation. Errors are those of `step`.
+        """
+        if self._sums.steps:
+            with torch.no_grad():
+                rates = [float(group["lr"]) for group in self.param_groups]
+                self._push(self._sums.take(mean=self._is_summed), rates)
+        self.pull()
+
+    # --- state ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the parameter groups and the counters.
+
+        The momentum and the means of the store's rule are not in it: they are in the memory of the servers,
+        and live as long as the store.
+        """
+        found: dict[str, Any] = super().state_dict()
+        found[STATE] = {
+            "push_every": self._push_every,
+            "pull_every": self._pull_every,
+            "steps": self._steps,
+            "pushes": self._pushes,
+        }
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the groups' rates and the counters of a `state_dict`.
+
+        Raises:
+            ConfigError: It is of another optimizer, or has another cadence.
+        """
+        own = state_dict.get(STATE)
+        if own is None:
+            raise ConfigError(
+                "the state_dict is of another optimizer, whose momentum a store cannot take: begin with "
+                "the store's rule, and load the model's values before the store is opened"
+            )
+        for name, mine in (("push_every", self._push_every), ("pull_every", self._pull_every)):
+            if own[name] != mine:
+                raise ConfigError(
+                    f"the state_dict has {name}={own[name]}, this optimizer {mine}: make it with the same"
+                )
+        super().load_state_dict({name: part for name, part in state_dict.items() if name != STATE})
+        self._steps, self._pushes = int(own["steps"]), int(own["pushes"])
+
+    def save(self, path: str | Path) -> Path:
+        """Write the module's `state_dict` with the store's values, in the safetensors format.
+
+        `module.load_state_dict(safetensors.torch.load_file(path))` reads it, also with tied parameters and
+        buffers. Buffers are those of this module. The call flushes first; the file is written whole or not
+        at all.
+
+        Returns:
+            The path.
+
+        Raises:
+            OSError: The file cannot be written.
+            ConfigError: The module's `state_dict` has an entry that is no tensor.
+        """
+        self.flush()
+        tensors = {}
+        for name, tensor in self._module.state_dict().items():
+            if not isinstance(tensor, Tensor):
+                raise ConfigError(f"the module's state has {name!r}, which is no tensor: save it apart")
+            tensors[name] = tensor.detach().cpu().clone().contiguous()
+        target, content = Path(path), save_tensors(tensors)
+
+        async def write(_: object) -> None:
+            async with Disk() as disk:
+                await disk.write_atomic(target, [content])
+
+        self._store.begin(write).wait()
+        return target
+
+    def close(self) -> None:
+        """Flush, and remove the hooks from the module. The store stays open."""
+        try:
+            self.flush()
+        finally:
+            if self._overlap is not None:
+                self._overlap.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        elif self._overlap is not None:
+            self._overlap.close()
+
+
+def _check_cadence(push_every: int, pull_every: int, most: int, consistency: str, *, overlap: bool) -> None:
+    for name, value, least in (
+        ("push_every", push_every, 1),
+        ("pull_every", pull_every, 1),
+        ("max_staleness", most, 0),
+    ):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{name} is a whole number of at least {least}, not {value!r}")
+    if consistency == "bsp" and pull_every > 1:
+        raise ConfigError(
+            f"pull_every={pull_every} excludes a store with consistency bsp, in which every step reads the "
+            "sum of the one before: leave pull_every at 1; push_every makes steps longer"
+        )
+    if consistency == "bsp" and most > 1:
+        raise ConfigError(
+            f"max_staleness={most} excludes a store with consistency bsp, whose clients may be one step "
+            "ahead: use 0 or 1"
+        )
+    if overlap and (push_every > 1 or most > 0):
+        raise ConfigError(
+            f"overlap=True pushes each gradient in its backward pass, and excludes push_every={push_every} "
+            f"with max_staleness={most}: use push_every=1 and max_staleness=0"
+        )

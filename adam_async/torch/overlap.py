@@ -1,0 +1,87 @@
+"""Pushes during the backward pass: a hook on each parameter pushes its gradient with those before it.
+
+A bucket is pushed as soon as its gradients have `BUCKET_BYTES`. The optimizer's `step` pushes the rest, after
+a check that the program has not changed a pushed gradient.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import Tensor, nn
+
+from adam_async.errors import ConfigError, StoreError
+from adam_async.torch.gradients import Slot
+
+BUCKET_BYTES = 1 << 20
+"""Bytes of gradients from which on a bucket is pushed, unless the backward pass ends before."""
+
+
+class Overlap:
+    """The hooks of an optimizer with `overlap=True`, from their registration until `close`.
+
+    Args:
+        push: Pushes the gradients of some parameters.
+
+    Attributes:
+        is_ahead: Whether hooks push; otherwise all gradients are left to `rest`.
+    """
+
+    def __init__(self, push: Callable[[Sequence[Slot]], None]) -> None:
+        self._push = push
+        self.is_ahead = False
+        self._bucket: list[Slot] = []
+        self._bytes = 0
+        self._pushed: dict[str, tuple[Tensor, int]] = {}
+        """Gradient of each parameter in the backward pass, and its version then."""
+        self._removals: list[Callable[[], None]] = []
+
+    def watch(self, slot: Slot) -> None:
+        """Push the gradients of a parameter in each backward pass from now on."""
+        if slot.parameter.requires_grad:
+            handle = slot.parameter.register_post_accumulate_grad_hook(partial(self._ready, slot))
+            self._removals.append(handle.remove)
+
+    def _ready(self, slot: Slot, parameter: nn.Parameter) -> None:
+        gradient = slot.gradient()
+        if gradient is None:
+            return
+        if slot.name in self._pushed:
+            raise ConfigError(
+                f"parameter {slot.name!r} gets a second gradient before step(): overlap=True pushes each "
+                "gradient in its backward pass. Call step() after each backward(), or use overlap=False, "
+                "with push_every=N to sum over N steps"
+            )
+        self._pushed[slot.name] = (gradient, gradient._version)
+        self._bucket.append(slot)
+        self._bytes += gradient.numel() * gradient.element_size()
+        if self._bytes >= BUCKET_BYTES and self.is_ahead:
+            self._push(self._take())
+
+    def _take(self) -> list[Slot]:
+        bucket, self._bucket, self._bytes = self._bucket, [], 0
+        return bucket
+
+    def rest(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the gradients that are not pushed yet, and begin the next step.
+
+        Raises:
+            StoreError: A gradient was changed after its push.
+        """
+        pushed, self._pushed = self._pushed, {}
+        waiting = {slot.name for slot in self._take()}
+        for name, (gradient, version) in pushed.items():
+            now = gradients.get(name)
+            if now is None or now is not gradient or now._version != version:
+                raise StoreError(
+                    f"the gradient of parameter {name!r} was changed after backward(): overlap=True has "
+                    "pushed it by then. Use overlap=False to clip, scale or replace gradients"
+                )
+        return {
+            name: gradient for name, gradient in gradients.items() if name in waiting or name not in pushed
+        }
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for remove in self._removals:
+            remove()
+        self._removals.clear()
