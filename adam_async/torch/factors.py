@@ -115,8 +115,8 @@ class LinearFactors:
         layers = linear_weights(module)
         if unknown := [name for name in names or () if name not in layers]:
             raise ConfigError(
-                f"parameter {unknown[0]!r} is not the weight of a plain nn.Linear with gradients, used by one "
-                f"layer: leave it out of the factors; {len(layers)} weights have factors"
+                f"parameter {unknown[0]!r} is not the weight of a plain nn.Linear with gradients, used by "
+                f"one layer: leave it out of the factors; {len(layers)} weights have factors"
             )
         self._captures = {
             name: _Capture(name, layer, on_captured)
@@ -191,7 +191,7 @@ class _Capture:
                 f"the layer of parameter {self.name!r} was called with {len(inputs)} positional inputs: call "
                 "it as layer(x), or leave the parameter out of the factors"
             )
-        found: Tensor = _Tap.apply(output, weight, inputs[0].detach(), self)  # type: ignore[no-untyped-call]
+        found: Tensor = _Tap.apply(output, weight, inputs[0].detach(), self)
         return found
 
     def captured(self, activations: Tensor, errors: Tensor) -> None:
@@ -231,7 +231,7 @@ class _Tap(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, errors: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, errors: Tensor) -> tuple[Tensor, None, None, None]:
         capture: _Capture = ctx.capture
         if torch.is_grad_enabled():
             raise ConfigError(
