@@ -19,13 +19,11 @@ All other tensors of `state_dict()` are no arrays, because a run has one rule, w
 Letters: N images, C channels, H rows, W columns, K classes.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from hashlib import blake2b
 from threading import Lock
 from typing import Any
 
@@ -40,8 +38,6 @@ from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.train_step import Batch, Gradients, Metrics, StepOutcome, TrainStep
 from adam_async.torch.factors import LinearFactors
 from adam_async.torch.parameters import ModuleParameters
-
-logger = logging.getLogger(__name__)
 
 SAMPLE_IMAGES = 2048
 """Default number of training images for the running statistics."""
@@ -136,7 +132,7 @@ class TorchStep(TrainStep):
         self.sample = sample if _statistics(self._module) else 0
         """Number of training images that `derived` takes."""
         self.constants = _constants(self._module, trained)
-        """Digest of the tensors that are no arrays; equal in all processes of a run."""
+        """See `TrainStep.constants`."""
         self.deterministic = False
         """Whether a repetition of `step` gives equal bits; False before `prepare`."""
         self._draws = True
@@ -378,7 +374,8 @@ class _Bench:
         self.linear.clear()
         for parameter in self.parameters.values():
             parameter.grad = None
-            parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+            placeholder = torch.empty((), dtype=parameter.dtype, device=parameter.device)
+            parameter.data = placeholder.expand(parameter.shape)
 
 
 class _Writable:
@@ -440,34 +437,40 @@ def _changed(before: Mapping[str, Tensor], module: nn.Module) -> list[str]:
     ]
 
 
-def _constants(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> str:
-    """Return a digest of the tensors of a module that are no arrays, by name, type, shape and value.
+def _constants(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[str, tuple[float, float]]:
+    """Return the fingerprints of the tensors of a module that are no arrays; see `TrainStep.constants`.
+
+    A fingerprint is the norm of a tensor, and its product with random signs, which tells two tensors of one
+    distribution apart.
 
     Raises:
         ConfigError: A tensor has no form in a model file; the error has its name.
     """
     skipped = {id(buffer) for layer in _statistics(module) for buffer in layer.buffers(recurse=False)}
-    hashed = blake2b(digest_size=8)
+    found: dict[str, tuple[float, float]] = {}
     named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
     for name, tensor in sorted(named.items()):
         if name in trained or id(tensor) in skipped:
             continue
         if tensor.dtype not in SAVED_TYPES or tensor.layout is not torch.strided:
             raise ConfigError(
-                f"buffer {name!r} has values of type {tensor.dtype} and layout {tensor.layout}, which a model "
-                "file cannot hold: keep it as dense numbers, such as float32"
+                f"buffer {name!r} has values of type {tensor.dtype} and layout {tensor.layout}, which a "
+                "model file cannot hold: keep it as dense numbers, such as float32"
             )
         if tensor.requires_grad:
             continue  # another name of an array
-        hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        hashed.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).tobytes())
-    for name, found in module.state_dict().items():
-        if not isinstance(found, Tensor):
+        values = tensor.detach().cpu().double().numpy().ravel()
+        signs = np.random.default_rng(CONSTANTS_SEED).integers(0, 2, values.size) * 2.0 - 1.0
+        with np.errstate(all="ignore"):  # a mask may have infinite values
+            known = np.nan_to_num(values, posinf=1e30, neginf=-1e30)
+            found[name] = (float(np.linalg.norm(known)), float(known @ signs))
+    for name, other in module.state_dict().items():
+        if not isinstance(other, Tensor):
             raise ConfigError(
-                f"{name!r} in state_dict() is a {type(found).__name__}, which a model file cannot hold: keep "
+                f"{name!r} in state_dict() is a {type(other).__name__}, which a model file cannot hold: keep "
                 "it out of get_extra_state, or make it a tensor"
             )
-    return hashed.hexdigest()
+    return found
 
 
 def _random_key(batch: Batch) -> int:
