@@ -380,12 +380,10 @@ class StepModel:
         found = self._number("step", "loss", loss)
         if not isfinite(found) and not self._keep_going:
             bad = next((name for name, array in values.items() if not np.isfinite(array).all()), None)
-            cause = (
-                "with finite values in all arrays" if bad is None else f"with such values in array {bad!r}"
-            )
+            cause = "all arrays are finite" if bad is None else f"array {bad!r} is not finite"
             raise self._failed(
                 "step",
-                f"the loss is {found} in group {batch.number} of epoch {batch.epoch}, {cause}: lower the "
+                f"the loss is {found} in group {batch.number} of epoch {batch.epoch}; {cause}: lower the "
                 "rate (--rate), limit the gradient (--clip 1), or train on in any case with --keep-going",
             )
         return found

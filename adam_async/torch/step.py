@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from hashlib import blake2b
 from threading import Lock
 from typing import Any
 
@@ -173,10 +174,11 @@ class TorchStep(TrainStep):
                 self._draws = not torch.equal(state, torch.get_rng_state())
             found = bench.linear.take()
             self.factors = [name for name, each in found.items() if each.rows == PROBED and each.rest is None]
-            if not self._unused:
-                for name, parameter in bench.parameters.items():
-                    if parameter.grad is None and name not in found:
-                        raise ConfigError(_without_gradient(name))
+            for name, parameter in bench.parameters.items():
+                if parameter.grad is not None:
+                    _dense(name, parameter.grad)
+                elif name not in found and not self._unused:
+                    raise ConfigError(_without_gradient(name))
             self.deterministic = not self._draws and not _changed(before, bench.module)
             self._training.clear()
             self._prepared = shape
@@ -195,7 +197,6 @@ class TorchStep(TrainStep):
             if self._draws:
                 torch.manual_seed(_random_key(batch))
             loss = self._backward(bench, batch)
-            bench.check_unchanged()
             self._fill(bench, out)
         return StepOutcome(loss, weight=len(batch))
 
@@ -293,9 +294,10 @@ class TorchStep(TrainStep):
         """Run both passes, and return the loss."""
         tensors = self._tensors(batch)
         loss = self._loss(self._forward(bench.module, tensors), tensors.labels)
+        bench.check_unchanged()
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise ValueError(f"the loss is a {what}: return a scalar tensor that depends on the parameters")
+            raise ConfigError(f"the loss is a {what}: return a scalar tensor that depends on the parameters")
         loss.backward()
         return loss.item()
 
@@ -305,7 +307,7 @@ class TorchStep(TrainStep):
             if name in found:
                 gradient = found[name]
                 if gradient.rest is not None:
-                    raise ValueError(
+                    raise ConfigError(
                         f"parameter {name!r} has a gradient outside its layer in this batch only: use it in "
                         "every batch, or in the layer only"
                     )
@@ -313,7 +315,7 @@ class TorchStep(TrainStep):
             elif parameter.grad is not None:
                 out[name] = _dense(name, parameter.grad)
             elif not self._unused:
-                raise ValueError(_without_gradient(name))
+                raise ConfigError(_without_gradient(name))
             elif name in self.factors:
                 rows, inputs = parameter.shape
                 zeros = np.zeros((1, inputs + rows), self.arrays[name].dtype)
@@ -352,19 +354,19 @@ class _Bench:
                 buffer.copy_(_tensor(values[name]))
 
     def check_unchanged(self) -> None:
-        """Check that the passes left the values of all parameters.
+        """Check that the forward pass left the values of all parameters.
 
         Raises:
-            ValueError: A parameter changed in place, or has another shape; it has the parameter.
+            ConfigError: A parameter changed in place, or has another shape; it has the parameter.
         """
         for name, parameter in self.parameters.items():
             if tuple(parameter.shape) != self._arrays[name].shape:
-                raise ValueError(
+                raise ConfigError(
                     f"parameter {name!r} changed its shape from {self._arrays[name].shape} to "
                     f"{tuple(parameter.shape)}: keep the shapes of parameters during a run"
                 )
             if parameter._version != self._loaded[name]:
-                raise ValueError(
+                raise ConfigError(
                     f"parameter {name!r} was changed in place by the module: only the servers' rule changes "
                     "parameters; use a parametrisation, or make it a buffer"
                 )
@@ -397,7 +399,7 @@ def _tensor(array: NDArray[Any]) -> Tensor:
 
 def _dense(name: str, gradient: Tensor) -> NDArray[Any]:
     if gradient.layout is not torch.strided:
-        raise ValueError(
+        raise ConfigError(
             f"parameter {name!r} has a gradient of layout {gradient.layout}, which servers cannot apply: use "
             "sparse=False where the gradient is made"
         )
@@ -474,5 +476,5 @@ def _constants(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[s
 
 
 def _random_key(batch: Batch) -> int:
-    """The seed of a batch: epoch and number, apart from the seeds that programs use."""
-    return (1 << 62) + (batch.epoch << 40) + batch.number
+    """The seed of a batch. It is a hash, because PyTorch's generator takes only 32 bits of a seed."""
+    return int.from_bytes(blake2b(f"{batch.epoch} {batch.number}".encode(), digest_size=8).digest(), "big")
