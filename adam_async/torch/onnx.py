@@ -115,7 +115,9 @@ def check_onnx(data: bytes, model: Model) -> float | None:
 
 
 def _drawn_images(count: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    drawn = Dice(0).uniform("images of the check of an export", keys=(count,), count=count * int(np.prod(shape)))
+    drawn = Dice(0).uniform(
+        "images of the check of an export", keys=(count,), count=count * int(np.prod(shape))
+    )
     return np.asarray(drawn, np.float32).reshape(count, *shape)
 
 
