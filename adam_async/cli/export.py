@@ -3,6 +3,7 @@
 This file imports PyTorch only in its functions, because other commands work without it.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError
 from adam_async.runtime.disk import Disk
 from dataflow import ComputePool
+
+NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
+"""Environment variable that keeps onnxruntime from reporting its use to Microsoft."""
 
 
 async def run_export(path: Path, options: ExportOptions, terminal: Terminal) -> int:
@@ -55,6 +59,8 @@ def _check_targets(path: Path, targets: list[Path]) -> None:
 
 def _onnx(model: Model) -> tuple[bytes, list[str]]:
     """Return the ONNX file, and lines that describe it."""
+    # Before the first import of onnxruntime, which reads it once.
+    os.environ.setdefault(NO_TELEMETRY, "1")
     with _needs_torch():
         from adam_async.torch.onnx import IMAGES, OPSET, SCORES, check_onnx, make_onnx
     data = make_onnx(model)
@@ -79,11 +85,8 @@ def _state(model: Model, file: Path) -> tuple[bytes, list[str]]:
         from adam_async.torch.convert import to_module
     module = to_module(model)
     state = module.state_dict()
-    return bytes(save(state)), [
-        f"{len(state)} tensors; module.load_state_dict(safetensors.torch.load_file({str(file)!r})) loads them "
-        "into this module:",
-        *str(module).splitlines(),
-    ]
+    load = f"module.load_state_dict(safetensors.torch.load_file({str(file)!r}))"
+    return bytes(save(state)), [f"{len(state)} tensors; load: {load}; module:", *str(module).splitlines()]
 
 
 @contextmanager
@@ -93,8 +96,8 @@ def _needs_torch() -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(
-            "export needs PyTorch: pip install 'adam-async[onnx]' for --onnx, 'adam-async[torch]' for --torch "
-            f"({error})"
+            "export needs PyTorch: pip install 'adam-async[onnx]' for --onnx, 'adam-async[torch]' for "
+            f"--torch ({error})"
         ) from None
 
 

@@ -513,7 +513,7 @@ class ExportOptions:
     onnx: Path | None = None
     """Write an ONNX file, and check it with onnxruntime; needs the extra `onnx`."""
     torch: Path | None = None
-    """Write the weights as a safetensors file for PyTorch, and print their module; needs the extra `torch`."""
+    """Write the weights as a safetensors file for PyTorch, and print the module; needs extra `torch`."""
     loop: LoopName = "uvloop"
     """The event loop."""
 

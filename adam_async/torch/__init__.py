@@ -16,6 +16,7 @@ except ImportError as error:
         'adam_async.torch needs PyTorch, which the extra installs: pip install "adam-async[torch]"'
     ) from error
 
+from adam_async.torch.convert import from_module, to_module
 from adam_async.torch.parameters import ModuleParameters, parameter_arrays
 
-__all__ = ["ModuleParameters", "parameter_arrays"]
+__all__ = ["ModuleParameters", "from_module", "parameter_arrays", "to_module"]

@@ -162,8 +162,8 @@ def _nested(modules: Iterable[tuple[str, nn.Module]]) -> nn.Sequential:
 
 def _bad_path(path: str) -> ConfigError:
     return ConfigError(
-        f"layer {path!r} cannot have this path in PyTorch: a part is empty, or another layer lies at it or at "
-        "a part of it; rename the layer"
+        f"layer {path!r} cannot have this path in PyTorch: a part is empty, or another layer lies at it or "
+        "at a part of it; rename the layer"
     )
 
 

@@ -53,8 +53,8 @@ def make_onnx(model: Model) -> bytes:
     size = model.network.num_parameters
     if size > MAX_PARAMETERS:
         raise ConfigError(
-            f"the network has {size:,} parameters, but an ONNX file holds at most {MAX_PARAMETERS:,}; write a "
-            "safetensors file instead (--torch)"
+            f"the network has {size:,} parameters, but an ONNX file holds at most {MAX_PARAMETERS:,}; write "
+            "a safetensors file instead (--torch)"
         )
     module = to_module(model).float()
     # Two images, because the exporter takes an axis of one for a constant.
@@ -86,6 +86,9 @@ def make_onnx(model: Model) -> bytes:
 def check_onnx(data: bytes, model: Model) -> float | None:
     """Run an ONNX file by onnxruntime, and compare its scores with those of the network in float64.
 
+    Since version 1.29 onnxruntime reports its use to Microsoft, unless the environment variable
+    ``ORT_DISABLE_TELEMETRY`` is 1 at its first import. The command `export` sets this variable.
+
     Returns:
         The largest difference, in units of the scores; None if onnxruntime is not installed.
 
@@ -107,8 +110,8 @@ def check_onnx(data: bytes, model: Model) -> float | None:
         # Written so that a score that is not a number fails too.
         if found.shape != expected.shape or not difference <= TOLERANCE * max(1.0, np.abs(expected).max()):
             raise ModelError(
-                f"onnxruntime gives scores of shape {list(found.shape)} for {count} images, which differ from "
-                f"the network's by up to {difference:.3g}; no file is written"
+                f"onnxruntime gives scores of shape {list(found.shape)} for {count} images, which differ "
+                f"from the network's by up to {difference:.3g}; no file is written"
             )
         worst = max(worst, difference)
     return worst
