@@ -136,7 +136,7 @@ def write_diverged(path: Path) -> None:
             write_step,
             "without a model's spec, such as a step's; use one that `train --out` wrote for a network",
         ),
-        (lambda path: path.write_bytes(b"P6 255 255 a picture"), "is not a safetensors file"),
+        (lambda path: path.write_bytes(b"P6, a picture"), "is not a safetensors file"),
         (lambda path: path.write_bytes(dump_model(Network(SPEC), WEIGHTS)[:-4]), "is truncated"),
         (lambda path: None, "cannot be read: No such file or directory"),
     ],
