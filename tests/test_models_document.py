@@ -9,7 +9,7 @@ import pytest
 
 TEXT = (Path(__file__).resolve().parents[1] / "docs" / "how-to" / "models.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-(TORCH_PROGRAM,) = re.findall(r"```python torch\n(.*?)```", TEXT, re.DOTALL)
+IN_TORCH, CONVERSION = re.findall(r"```python torch\n(.*?)```", TEXT, re.DOTALL)
 TRAINING, OWN_LAYER, IN_NUMPY = PROGRAMS
 
 
@@ -48,6 +48,17 @@ def test_pytorch_gives_the_same_probabilities(tmp_path: Path, monkeypatch: pytes
     pytest.importorskip("torch", reason="PyTorch is not installed")
     monkeypatch.chdir(tmp_path)
 
-    names = run(TRAINING, TORCH_PROGRAM)
+    names = run(TRAINING, IN_TORCH)
 
     np.testing.assert_allclose(names["shares"], names["found"].probabilities, atol=1e-4)
+
+
+def test_a_module_is_trained_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    monkeypatch.chdir(tmp_path)
+
+    names = run(TRAINING, IN_TORCH, CONVERSION)
+
+    assert type(names["trained"]) is type(names["own"])
+    classes = names["trained"](names["pixels"]).argmax(dim=1).numpy()
+    assert (classes == names["labels"][500:]).mean() > 0.9

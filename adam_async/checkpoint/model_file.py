@@ -164,7 +164,8 @@ def _metadata(header: dict[str, Any], origin: str) -> tuple[ModelSpec, tuple[str
     ours = metadata.get(METADATA_KEY) if isinstance(metadata, dict) else None
     if not isinstance(ours, str):
         raise SavedModelError(
-            f"{origin} is a safetensors file without a model's spec; use one that `train --out` wrote"
+            f"{origin} is a safetensors file without a model's spec, such as a step's; use one that "
+            "`train --out` wrote for a network"
         )
     try:
         values = json.loads(ours)

@@ -20,6 +20,7 @@ from adam_async.cli.options import (
     Damaged,
     DataServerOptions,
     DrillOptions,
+    ExportOptions,
     FromEnvironmentOptions,
     InspectOptions,
     LoopName,
@@ -186,6 +187,20 @@ def predict(
     from adam_async.cli.predict import run_prediction
 
     return run_in_loop(lambda terminal: run_prediction(model, images, options, terminal), loop=options.loop)
+
+
+@app.command
+def export(model: Path, *, options: ExportOptions = ExportOptions()) -> int:  # noqa: B008 - frozen
+    """Write a model of `train --out` for ONNX runtimes or PyTorch.
+
+    Parameters
+    ----------
+    model
+        File of the model, or its folder.
+    """
+    from adam_async.cli.export import run_export
+
+    return run_in_loop(lambda terminal: run_export(model, options, terminal), loop=options.loop)
 
 
 @app.command

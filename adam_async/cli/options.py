@@ -507,6 +507,18 @@ class PredictOptions:
 
 
 @options
+class ExportOptions:
+    """Options of `export`."""
+
+    onnx: Path | None = None
+    """Write an ONNX file, and check it with onnxruntime; needs the extra `onnx`."""
+    torch: Path | None = None
+    """Write the weights as a safetensors file for PyTorch, and print the module; needs extra `torch`."""
+    loop: LoopName = "uvloop"
+    """The event loop."""
+
+
+@options
 class InspectOptions:
     """Options of `data inspect`."""
 

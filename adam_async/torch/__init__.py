@@ -1,12 +1,14 @@
 """PyTorch modules on parameter servers. This room needs the extra ``torch``; no other room imports it.
 
-store = adam_async.sync.ParameterStore.open("local", parameter_arrays(model), rule=Sgd(rate=0.1))
-optimizer = RemoteOptimizer(model, store)
-for x, y in loader:
-    loss = criterion(model(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+    store = adam_async.sync.ParameterStore.open("local", parameter_arrays(model), rule=Sgd(rate=0.1))
+    optimizer = RemoteOptimizer(model, store)
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+`TorchStep` trains a module with `adam-async train`, and `to_module` makes a module of a trained network.
 """
 
 try:
@@ -17,7 +19,18 @@ except ImportError as error:
     ) from error
 
 from adam_async.torch.buffers import arrays_with_buffers
+from adam_async.torch.convert import from_module, to_module
 from adam_async.torch.optimizer import RemoteOptimizer
 from adam_async.torch.parameters import ModuleParameters, parameter_arrays
+from adam_async.torch.step import TorchBatch, TorchStep
 
-__all__ = ["ModuleParameters", "RemoteOptimizer", "arrays_with_buffers", "parameter_arrays"]
+__all__ = [
+    "ModuleParameters",
+    "RemoteOptimizer",
+    "TorchBatch",
+    "TorchStep",
+    "arrays_with_buffers",
+    "from_module",
+    "parameter_arrays",
+    "to_module",
+]

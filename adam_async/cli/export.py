@@ -1,0 +1,108 @@
+"""The command `export`: a saved model as an ONNX file, or as weights for PyTorch.
+
+This file imports PyTorch only in its functions, because other commands work without it.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from adam_async.checkpoint.model_file import FILE_NAME
+from adam_async.checkpoint.trained_model import Model
+from adam_async.cli.files import check_target, write_file
+from adam_async.cli.options import ExportOptions
+from adam_async.cli.terminal import Terminal
+from adam_async.errors import ConfigError
+from adam_async.runtime.disk import Disk
+from dataflow import ComputePool
+
+NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
+"""Environment variable that keeps onnxruntime from reporting its use to Microsoft."""
+
+
+async def run_export(path: Path, options: ExportOptions, terminal: Terminal) -> int:
+    """Write the files that the options name, and print how to use them.
+
+    Raises:
+        ConfigError: The file is no model, an option is wrong, a package is missing, or a layer has no equal
+            in PyTorch.
+        ModelError: onnxruntime computes other scores than the network.
+    """
+    targets = [file for file in (options.onnx, options.torch) if file is not None]
+    if not targets:
+        raise ConfigError("export needs a file to write: --onnx FILE, --torch FILE, or both")
+    async with Disk() as disk, ComputePool(threads=1, name="export") as pool:
+        await disk.run(_check_targets, path, targets)
+        for file in targets:
+            await check_target(file, disk)
+        model = await disk.run(Model.load, path)
+        if options.onnx is not None:
+            data, lines = await pool.run(_onnx, model)
+            await write_file(options.onnx, "--onnx", [data], disk)
+            _print(options.onnx, lines, terminal)
+        if options.torch is not None:
+            data, lines = await pool.run(_state, model, options.torch)
+            await write_file(options.torch, "--torch", [data], disk)
+            _print(options.torch, lines, terminal)
+    return 0
+
+
+def _check_targets(path: Path, targets: list[Path]) -> None:
+    """Check that no file is written twice, or over the model."""
+    taken = {path.resolve(), (path / FILE_NAME).resolve()}
+    for target in targets:
+        if target.resolve() in taken:
+            raise ConfigError(f"{target} is the model, or is named twice; name another file")
+        taken.add(target.resolve())
+
+
+def _onnx(model: Model) -> tuple[bytes, list[str]]:
+    """Return the ONNX file, and lines that describe it."""
+    # Before the first import of onnxruntime, which reads it once.
+    os.environ.setdefault(NO_TELEMETRY, "1")
+    with _needs_torch():
+        from adam_async.torch.onnx import IMAGES, OPSET, SCORES, check_onnx, make_onnx
+    data = make_onnx(model)
+    difference = check_onnx(data, model)
+    outputs = model.network.layers[-1].input_shapes[0]
+    images, scores = (", ".join(map(str, ("N", *shape))) for shape in (model.input_shape, outputs))
+    if difference is None:
+        checked = "not checked, because onnxruntime is not installed: pip install 'adam-async[onnx]'"
+    else:
+        checked = f"checked by onnxruntime: scores differ from the network's by at most {difference:.1e}"
+    return data, [
+        f"ONNX opset {OPSET}; {IMAGES} [{images}], float32 from 0 to 1; {SCORES} [{scores}]",
+        checked,
+    ]
+
+
+def _state(model: Model, file: Path) -> tuple[bytes, list[str]]:
+    """Return the weights by the names of the module's ``state_dict``, and lines that describe the module."""
+    with _needs_torch():
+        from safetensors.torch import save
+
+        from adam_async.torch.convert import to_module
+    module = to_module(model)
+    state = module.state_dict()
+    load = f"module.load_state_dict(safetensors.torch.load_file({str(file)!r}))"
+    return bytes(save(state)), [f"{len(state)} tensors; load: {load}; module:", *str(module).splitlines()]
+
+
+@contextmanager
+def _needs_torch() -> Iterator[None]:
+    """Turn the error of a missing PyTorch into one of the command."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            "export needs PyTorch: pip install 'adam-async[onnx]' for --onnx, 'adam-async[torch]' for "
+            f"--torch ({error})"
+        ) from None
+
+
+def _print(file: Path, lines: list[str], terminal: Terminal) -> None:
+    first, *others = lines
+    terminal.print(f"{file}: {first}")
+    for line in others:
+        terminal.print(line)

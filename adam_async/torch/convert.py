@@ -1,0 +1,401 @@
+"""Built-in networks as PyTorch modules, and chains of PyTorch's layers as networks.
+
+    module = to_module(Model.load("out"))
+    model = from_module(module, (1, 28, 28))
+    model.save("begin")                                     # train --init begin
+
+Names and layouts are the same on both sides: the tensor ``fc1.weight`` of a network is the parameter
+``fc1.weight`` of the module, with the same values to the last bit. A layer name with a dot, such as
+``block.fc1``, is a path of nested modules. A layer with the name of an attribute of modules, such as
+``half``, gets an underscore, ``half_``.
+
+A module has no loss: it takes images as floats from 0 to 1, (N, C, H, W) or (N, features), and returns
+scores, the input of the network's loss layer. `Model.predict` divides uint8 images by 255 before, and takes
+the softmax of the scores after.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from adam_async.checkpoint.trained_model import Model
+from adam_async.errors import ConfigError
+from adam_async.model import layers as built_in
+from adam_async.model.layer import Layer
+from adam_async.model.network import Network
+from adam_async.model.spec import INPUT, LayerSpec, ModelSpec, OptionValue
+from adam_async.torch.layers import Add, Concatenate, LayerGraph, LocallyConnected
+
+SOFTMAX_LOSS = LayerSpec.of("loss", "softmax_cross_entropy")
+"""Loss layer of a network made of a module, unless the caller names another."""
+
+ANY_MODULE = "adam_async.torch.TorchStep trains any module"
+"""Remedy for a module that is no network of built-in layers."""
+
+Options = dict[str, OptionValue]
+Edges = list[tuple[str, tuple[str, ...]]]
+
+
+def to_module(model: Model) -> nn.Module:
+    """Make a PyTorch module with the outputs of a model's network.
+
+    A chain of layers becomes an `nn.Sequential`, another network a `LayerGraph`. The module is in evaluation
+    mode, has the network's dtype, and shares no memory with the model. Parameters of frozen layers have
+    ``requires_grad`` False. Max pooling gives the gradient of equal values to another of them than the
+    network does.
+
+    Returns:
+        A module from images, floats from 0 to 1, to scores. Its ``state_dict`` has the names of
+        ``model.weights``, apart from layers with the name of an attribute of modules.
+
+    Raises:
+        ConfigError: A layer has no equal in PyTorch, its path is that of another layer, or a weight is
+            missing, not finite, or of the wrong shape.
+    """
+    network = model.network
+    *layers, loss = network.layers
+    paths = {INPUT: INPUT} | {layer.name: _path_of(layer.name) for layer in layers}
+    # Without memory and values, so that PyTorch's random generator stays as it is.
+    with torch.device("meta"):
+        modules = [(paths[layer.name], _module_of(layer, number)) for number, layer in enumerate(layers)]
+    whole: nn.Module = _nested(modules)
+    *_, output = INPUT, *(layer.name for layer in layers)
+    if loss.spec.inputs != (output,):
+        read = ", ".join(loss.spec.inputs)
+        raise loss.refusal(f"reads {read}, but a module returns one output, that of {output!r}")
+    edges = [(paths[layer.name], tuple(paths[source] for source in layer.spec.inputs)) for layer in layers]
+    # Names such as a.x, b, a.y change the order of a chain, because modules of one prefix lie together.
+    if edges != list(_chain_edges(path for path, _ in _leaves(whole))):
+        whole = LayerGraph(list(whole.named_children()), edges)
+    whole.load_state_dict(_tensors(model, paths), assign=True)
+    return whole.eval()
+
+
+_EMPTY = nn.Sequential(), LayerGraph((), ())
+"""Modules whose attributes are no names of layers."""
+
+
+def _path_of(name: str) -> str:
+    """Return the path of a layer: its name, with an underscore after each part that modules have."""
+    parts = (f"{part}_" if any(hasattr(it, part) for it in _EMPTY) else part for part in name.split("."))
+    return ".".join(parts)
+
+
+def _module_of(layer: Layer, number: int) -> nn.Module:
+    """Make PyTorch's module of one layer; its parameters have no values yet."""
+    return _kind_of_module(layer, number).requires_grad_(not layer.frozen)
+
+
+def _kind_of_module(layer: Layer, number: int) -> nn.Module:
+    # A user's layer may extend a built-in one, and computes something else.
+    if not type(layer).__module__.startswith("adam_async.model."):
+        raise _no_equal(layer, number)
+    channels = layer.input_shapes[0][0]
+    match layer:
+        case built_in.Conv2d():
+            return nn.Conv2d(
+                channels, layer.filters, layer.kernel, stride=layer.stride, padding=layer.padding
+            )
+        case built_in.LocallyConnected():
+            return LocallyConnected(
+                layer.input_shapes[0],
+                layer.output_shape,
+                kernel=layer.kernel,
+                stride=layer.stride,
+                padding=layer.padding,
+            )
+        case built_in.MaxPool():
+            return nn.MaxPool2d(layer.kernel, layer.stride)
+        case built_in.AveragePool():
+            return nn.AvgPool2d(layer.kernel, layer.stride)
+        case built_in.Dense():
+            return nn.Linear(channels, layer.output_shape[0])
+        case built_in.Dropout():
+            return nn.Dropout(layer.rate)
+        case built_in.LocalResponseNorm():
+            return nn.LocalResponseNorm(layer.size, alpha=layer.alpha, beta=layer.beta, k=layer.k)
+    for kind, module in _PLAIN.items():
+        if isinstance(layer, kind):
+            return module()
+    raise _no_equal(layer, number)
+
+
+_PLAIN: Mapping[type[Layer], Callable[[], nn.Module]] = {
+    built_in.Relu: nn.ReLU,
+    built_in.Sigmoid: nn.Sigmoid,
+    built_in.Tanh: nn.Tanh,
+    built_in.Flatten: nn.Flatten,
+    built_in.Add: Add,
+    built_in.Concatenate: Concatenate,
+}
+"""Modules of the layers without options."""
+
+
+def _no_equal(layer: Layer, number: int) -> ConfigError:
+    return ConfigError(
+        f"layer {layer.name!r} ({layer.spec.kind}), number {number} of the network, has no equal in PyTorch; "
+        "use a layer of docs/reference/layers.md, or write this one as a torch.nn.Module and load "
+        "model.weights into it"
+    )
+
+
+def _nested(modules: Iterable[tuple[str, nn.Module]]) -> nn.Sequential:
+    """Put each module at its path, such as ``"block.fc1"``, below one root."""
+    root = nn.Sequential()
+    for path, module in modules:
+        *folders, name = path.split(".")
+        home = root
+        for folder in folders:
+            inner = home._modules.setdefault(folder, nn.Sequential())
+            if type(inner) is not nn.Sequential:
+                raise _bad_path(path)
+            home = inner
+        if not all((*folders, name)) or name in home._modules:
+            raise _bad_path(path)
+        home.add_module(name, module)
+    return root
+
+
+def _bad_path(path: str) -> ConfigError:
+    return ConfigError(
+        f"layer {path!r} cannot have this path in PyTorch: a part is empty, or another layer lies at it or "
+        "at a part of it; rename the layer"
+    )
+
+
+def _chain_edges(paths: Iterator[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each layer of a chain with the layer that it reads."""
+    source = INPUT
+    for path in paths:
+        yield path, (source,)
+        source = path
+
+
+def _tensors(model: Model, paths: Mapping[str, str]) -> dict[str, Any]:
+    """Return copies of a model's weights as tensors, by the paths of their layers."""
+    found = {}
+    for parameter in model.network.parameters:
+        value = model.weights.get(parameter.name)
+        shape = "missing" if value is None else f"of shape {list(value.shape)}"
+        if value is None or value.shape != parameter.shape:
+            raise ConfigError(
+                f"weight {parameter.name!r} is {shape}, but the network needs {list(parameter.shape)}; load "
+                "the model again"
+            )
+        _check_finite(parameter.name, value)
+        tensor = torch.from_numpy(np.array(value, model.network.dtype, order="C"))
+        found[f"{paths[parameter.layer]}.{parameter.kind}"] = tensor
+    return found
+
+
+def _check_finite(name: str, value: NDArray[Any]) -> None:
+    bad = value.size - int(np.count_nonzero(np.isfinite(value)))
+    if bad:
+        raise ConfigError(
+            f"{bad} of {value.size} values of {name!r} are not finite; the training diverged: train again "
+            "with a lower rate, or take an earlier model"
+        )
+
+
+def from_module(
+    module: nn.Module, input_shape: Sequence[int], *, loss: LayerSpec = SOFTMAX_LOSS, name: str = "module"
+) -> Model:
+    """Make a model of a module: an `nn.Sequential`, nested at will, of layers that this package has.
+
+    These are Linear, Conv2d, MaxPool2d, AvgPool2d, ReLU, Sigmoid, Tanh, Dropout, LocalResponseNorm, Flatten,
+    Identity, which the network leaves out, and all that `to_module` returns. A layer's name is its path in
+    the module, such as ``"0"`` or ``"features.0"``. A layer whose parameters all have ``requires_grad`` False
+    is frozen. The module stays as it is.
+
+    ``model.save(folder)`` writes the file for ``train --init folder``; `LocalCluster` takes ``init=model``.
+
+    Args:
+        module: A module that returns scores; its softmax, if it has one, belongs to the loss.
+        input_shape: Shape of one image, (channels, rows, columns), or (features,).
+        loss: Loss layer, which a module does not have.
+        name: Name of the network.
+
+    Returns:
+        The network and copies of the parameters, with the same dtype and bits.
+
+    Raises:
+        ConfigError: A submodule is of another type or has options without an equal here; the message has its
+            path, its type and the remedy. Or parameters are not finite, shared, or neither float32 nor
+            float64.
+        SpecError: The layers do not fit `input_shape` or `loss`.
+    """
+    if not isinstance(module, nn.Sequential | LayerGraph):
+        raise _refusal("", module, "is no nn.Sequential; put the layers of a chain into one")
+    leaves = dict(_leaves(module))
+    if isinstance(module, LayerGraph):
+        edges = list(module.edges)
+    else:
+        edges = list(_chain_edges(path for path, leaf in leaves.items() if type(leaf) is not nn.Identity))
+    described = [_spec_of(path, leaves[path], sources) for path, sources in edges]
+    spec = ModelSpec(name=name, input_shape=tuple(input_shape), layers=(*described, loss))
+    parameters = _parameters(leaves)
+    dtypes = {value.dtype for value in parameters.values()} or {np.dtype(np.float32)}
+    if len(dtypes) > 1:
+        raise ConfigError("parameters have two dtypes, float32 and float64; call module.float() before")
+    network = Network(spec, dtypes.pop(), kernels="auto")
+    for parameter in network.parameters:
+        shape = parameters[parameter.name].shape
+        if shape != parameter.shape:
+            raise ConfigError(
+                f"parameter {parameter.name!r} has shape {list(shape)}, but with images of "
+                f"{list(input_shape)} this layer needs {list(parameter.shape)}; give the input_shape of the "
+                "module's data"
+            )
+    return Model(network, parameters)
+
+
+def _leaves(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules that are no chains, by their paths, in the order of their calls."""
+    _check_plain(path, module)
+    # `named_children` leaves a module out that stands in a chain for the second time.
+    for name, child in module._modules.items():
+        inner = f"{path}.{name}" if path else name
+        if type(child) is nn.Sequential:
+            yield from _leaves(child, inner)
+        else:
+            _check_plain(inner, child)
+            yield inner, child
+
+
+def _check_plain(path: str, module: nn.Module) -> None:
+    """Refuse a module whose instance computes something else than its type."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    for attribute in hooks:
+        if getattr(module, attribute, None):
+            raise _refusal(path, module, f"has hooks ({attribute}), which a network has not; remove them")
+    if "forward" in getattr(module, "__dict__", {}):
+        raise _refusal(path, module, "has a `forward` of its own, which a network has not")
+
+
+def _refusal(path: str, module: nn.Module, reason: str) -> ConfigError:
+    where = f"submodule {path!r}" if path else "the module"
+    return ConfigError(f"{where} ({type(module).__name__}) {reason}; {ANY_MODULE}")
+
+
+_FIXED: Mapping[type, Mapping[str, object]] = {
+    nn.Linear: {},
+    nn.Conv2d: {"dilation": 1, "groups": 1, "padding_mode": "zeros"},
+    nn.MaxPool2d: {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False},
+    nn.AvgPool2d: {"padding": 0, "ceil_mode": False, "divisor_override": None},
+    nn.ReLU: {},
+    nn.Sigmoid: {},
+    nn.Tanh: {},
+    nn.Dropout: {},
+    nn.LocalResponseNorm: {},
+    nn.Flatten: {"start_dim": 1, "end_dim": -1},
+    LocallyConnected: {},
+    Add: {},
+    Concatenate: {},
+}
+"""Known types, and the attributes that have only one possible value here."""
+
+
+def _spec_of(path: str, leaf: nn.Module, sources: tuple[str, ...]) -> LayerSpec:
+    """Describe one module as a layer."""
+    if type(leaf) in (nn.Softmax, nn.LogSoftmax, nn.Softmax2d):
+        raise _refusal(path, leaf, "belongs to the loss layer, which has a softmax of its own; leave it out")
+    if type(leaf) not in _FIXED:
+        known = ", ".join(kind.__name__ for kind in _FIXED)
+        raise _refusal(path, leaf, f"has no equal layer; known: Sequential, {known}")
+    if path == INPUT:
+        raise _refusal(path, leaf, f"has the name {INPUT!r}, which stands for the images; rename it")
+    for attribute, wanted in _FIXED[type(leaf)].items():
+        value = getattr(leaf, attribute)
+        if value != wanted and value != (wanted, wanted):
+            raise _refusal(path, leaf, f"has {attribute}={value!r}; a layer here has {wanted!r}")
+    kind, options = _kind_and_options(path, leaf)
+    if _is_frozen(path, leaf):
+        options["frozen"] = True
+    return LayerSpec.of(path, kind, inputs=sources, **options)
+
+
+def _kind_and_options(path: str, leaf: nn.Module) -> tuple[str, Options]:
+    match leaf:
+        case nn.Linear():
+            return "dense", {"outputs": leaf.out_features}
+        case nn.Conv2d():
+            sizes: Options = {
+                "kernel": _square(path, leaf, "kernel_size"),
+                "stride": _square(path, leaf, "stride"),
+            }
+            return "conv2d", {"filters": leaf.out_channels, **sizes, "padding": _padding(path, leaf)}
+        case LocallyConnected():
+            sizes = {"kernel": leaf.kernel, "stride": leaf.stride, "padding": leaf.padding}
+            return "locally_connected", {"filters": leaf.bias.shape[0], **sizes}
+        case nn.MaxPool2d() | nn.AvgPool2d():
+            kind = "max_pool" if isinstance(leaf, nn.MaxPool2d) else "average_pool"
+            kernel, stride = _square(path, leaf, "kernel_size"), _square(path, leaf, "stride")
+            return kind, {"kernel": kernel, "stride": stride}
+        case nn.Dropout():
+            return "dropout", {"rate": leaf.p}
+        case nn.LocalResponseNorm():
+            factors = {"alpha": leaf.alpha, "beta": leaf.beta, "k": leaf.k}
+            return "local_response_norm", {"size": leaf.size, **factors}
+    kinds = {nn.ReLU: "relu", nn.Sigmoid: "sigmoid", nn.Tanh: "tanh", nn.Flatten: "flatten"}
+    return {**kinds, Add: "add", Concatenate: "concatenate"}[type(leaf)], {}
+
+
+def _square(path: str, leaf: nn.Module, attribute: str) -> int:
+    """Read a size that is one number, or two equal ones."""
+    value = getattr(leaf, attribute)
+    sizes = (value,) if isinstance(value, int) else tuple(value)
+    if len(set(sizes)) != 1:
+        raise _refusal(path, leaf, f"has {attribute}={value}, which is not square")
+    return int(sizes[0])
+
+
+def _padding(path: str, leaf: nn.Module) -> int:
+    """Read the padding of a convolution, ``"same"`` if it has as many rows above as below."""
+    if leaf.padding == "valid":
+        return 0
+    if leaf.padding != "same":
+        return _square(path, leaf, "padding")
+    kernel = _square(path, leaf, "kernel_size")
+    if kernel % 2 == 0:
+        raise _refusal(path, leaf, "pads one side more than the other; give padding as a number")
+    return kernel // 2
+
+
+def _is_frozen(path: str, leaf: nn.Module) -> bool:
+    flags = {parameter.requires_grad for parameter in leaf.parameters()}
+    if len(flags) > 1:
+        raise _refusal(path, leaf, "trains only some of its parameters; a layer trains all or none")
+    return flags == {False}
+
+
+def _parameters(leaves: Mapping[str, nn.Module]) -> dict[str, NDArray[Any]]:
+    """Return copies of all parameters, by the names of a network's tensors."""
+    owners: dict[int, str] = {}
+    found: dict[str, NDArray[Any]] = {}
+    for path, leaf in leaves.items():
+        for kind, parameter in leaf._parameters.items():
+            if parameter is None:
+                raise _refusal(path, leaf, f"has no {kind}, which a layer here has; give it one of zeros")
+            if id(parameter) in owners:
+                raise _refusal(path, leaf, f"shares its {kind} with {owners[id(parameter)]!r}")
+            owners[id(parameter)] = f"{path}.{kind}"
+            found[f"{path}.{kind}"] = _values(f"{path}.{kind}", parameter)
+    return found
+
+
+def _values(name: str, parameter: Any) -> NDArray[Any]:
+    if parameter.is_meta:
+        raise ConfigError(f"parameter {name!r} is on the device meta, which has no values; load them before")
+    if parameter.dtype not in (torch.float32, torch.float64):
+        raise ConfigError(
+            f"parameter {name!r} has dtype {parameter.dtype}, expected torch.float32 or torch.float64; call "
+            "module.float() before"
+        )
+    value = np.array(parameter.detach().cpu().numpy(), order="C")
+    if not np.isfinite(value).all():
+        raise ConfigError(f"parameter {name!r} has values that are not finite; load finite ones before")
+    return value

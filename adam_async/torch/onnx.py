@@ -1,0 +1,147 @@
+"""Networks as ONNX files, which other runtimes execute. Needs the extra ``onnx``.
+
+PyTorch's exporter writes the module of `to_module`. The file computes in float32, also if the network has
+float64, because runtimes lack float64 for some layers. It has one input, ``images``: floats from 0 to 1,
+(N, C, H, W) or (N, features), for any N; and one output, ``scores``, the input of the network's loss layer.
+Its metadata has the key ``class_names``, a JSON list, if the classes have names.
+"""
+
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from adam_async.checkpoint.trained_model import Model
+from adam_async.errors import ConfigError, ModelError
+from adam_async.model.keyed_random import Dice
+from adam_async.model.network import Network
+from adam_async.torch.convert import to_module
+
+OPSET = 18
+"""Version of ONNX's operators in a file: that of PyTorch's own translations, which convert nothing."""
+
+MAX_PARAMETERS = (1 << 29) - (1 << 20)
+"""Maximum number of parameters in one file: 2 GiB of float32, the limit of the format, less the graph."""
+
+TOLERANCE = 1e-5
+"""Maximum difference between a runtime's scores and the network's, relative to the largest score, or to 1."""
+
+GROUPS = (1, 3)
+"""Numbers of images of the check, which differ to test that the file takes any number."""
+
+IMAGES, SCORES, NAMES = "images", "scores", "class_names"
+"""Names of the input, of the output, and of the metadata with the names of the classes."""
+
+
+def make_onnx(model: Model) -> bytes:
+    """Return the bytes of an ONNX file that computes a model's scores. Takes some seconds.
+
+    Equal models give equal bytes with one version of PyTorch.
+
+    Raises:
+        ConfigError: A package of the extra ``onnx`` is missing, the model is too large for the format, or it
+            cannot be a module (`to_module`).
+    """
+    for package in ("onnx", "onnxscript"):
+        _load(package)
+    size = model.network.num_parameters
+    if size > MAX_PARAMETERS:
+        raise ConfigError(
+            f"the network has {size:,} parameters, but an ONNX file holds at most {MAX_PARAMETERS:,}; write "
+            "a safetensors file instead (--torch)"
+        )
+    module = to_module(model).float()
+    # Two images, because the exporter takes an axis of one for a constant.
+    example = torch.zeros(2, *model.input_shape)
+    program = _quietly(
+        lambda: torch.onnx.export(
+            module,
+            (example,),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=[IMAGES],
+            output_names=[SCORES],
+            dynamic_shapes=({0: torch.export.Dim("N")},),
+            verbose=False,
+        )
+    )
+    proto = program.model_proto
+    # The exporter writes names of source files and lines of this machine.
+    for part in (*proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output):
+        part.ClearField("metadata_props")
+    proto.graph.ClearField("metadata_props")
+    proto.graph.name = model.network.spec.name
+    if model.trained_names:
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = NAMES, json.dumps(list(model.trained_names))
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def check_onnx(data: bytes, model: Model) -> float | None:
+    """Run an ONNX file by onnxruntime, and compare its scores with those of the network in float64.
+
+    Since version 1.29 onnxruntime reports its use to Microsoft, unless the environment variable
+    ``ORT_DISABLE_TELEMETRY`` is 1 at its first import. The command `export` sets this variable.
+
+    Returns:
+        The largest difference, in units of the scores; None if onnxruntime is not installed.
+
+    Raises:
+        ModelError: A score differs by more than `TOLERANCE`.
+    """
+    try:
+        runtime = import_module("onnxruntime")
+    except ImportError:
+        return None
+    session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    exact = Network(model.network.spec, np.float64)
+    worst = 0.0
+    for count in GROUPS:
+        images = _drawn_images(count, model.input_shape)
+        (found,) = session.run([SCORES], {IMAGES: images})
+        expected = exact.scores(model.weights, images)
+        difference = float(np.abs(found - expected).max(initial=0))
+        # Written so that a score that is not a number fails too.
+        if found.shape != expected.shape or not difference <= TOLERANCE * max(1.0, np.abs(expected).max()):
+            raise ModelError(
+                f"onnxruntime gives scores of shape {list(found.shape)} for {count} images, which differ "
+                f"from the network's by up to {difference:.3g}; no file is written"
+            )
+        worst = max(worst, difference)
+    return worst
+
+
+def _drawn_images(count: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    drawn = Dice(0).uniform(
+        "images of the check of an export", keys=(count,), count=count * int(np.prod(shape))
+    )
+    return np.asarray(drawn, np.float32).reshape(count, *shape)
+
+
+def _load(package: str) -> Any:
+    """Import a package of the extra ``onnx``."""
+    try:
+        return import_module(package)
+    except ImportError:
+        raise ConfigError(
+            f"an ONNX file needs {package}, of the extra `onnx`: pip install 'adam-async[onnx]'"
+        ) from None
+
+
+def _quietly(work: Callable[[], Any]) -> Any:
+    """Do work without PyTorch's warnings, which are about its own code and packages that no network needs."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return work()
+    finally:
+        logger.setLevel(level)
