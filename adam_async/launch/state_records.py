@@ -51,7 +51,7 @@ class StateRecords:
                 await self._disk.rename(made, path)
             except OSError as error:
                 logger.warning(
-                    "no record in %s: if this process is killed, the state of controllers stays on the hosts; "
+                    "no record in %s: state of controllers outlives the kill of this process; "
                     "set XDG_CACHE_HOME to a writable folder (%s)",
                     self._folder,
                     error,

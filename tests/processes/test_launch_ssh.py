@@ -1,4 +1,4 @@
-"""Roles over SSH on hosts: they train, outlive a worker and a host, and leave no process and no state behind."""
+"""Roles over SSH on hosts: they train, outlive a worker and a host, and leave no process or state behind."""
 
 import os
 import pwd
@@ -97,11 +97,12 @@ def test_mnist_is_learnt_to_98_5_percent_without_a_worker_and_one_of_three_hosts
     with ExitStack() as stack:
         site = Site(tmp_path, stack, hosts=3)
         file = site.file(*(host.table() for host in site.hosts), environment={"ADAM_DATA_DIR": MNIST})
-        words = ("--data", "mnist", "--data-servers", "2", "--epochs", "8", *COPIES)
+        # Three of each kind but the servers, so that every host has each kind of role.
+        words = ("--data", "mnist", "--data-servers", "3", "--replicas", "3", "--epochs", "8", *COPIES)
         command = stack.enter_context(launch(site, *words, hosts=file))
         command.wait_for("epoch 1/8")
         roles, lost = site.roles(), site.roles(site.hosts[1])
-        assert len(roles) == 9
+        assert len(roles) == 11
         assert sorted(node.split("-")[0] for node in lost) == ["controller", "data", "ps", "worker"]
         left = next(node for node in roles if node.startswith("worker-") and node not in lost)
         with watched(list(roles.values())) as all_end:
