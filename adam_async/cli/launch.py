@@ -1,6 +1,7 @@
 """The command `launch`: `train`, with the roles on other machines."""
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,7 +30,8 @@ async def launch_over_ssh(
     options = launched(options, file)
     async with Disk() as disk:
         found = read_hosts(await read_file(hosts, "the file of hosts", disk), source=str(hosts))
-    async with SshLauncher(found, entropy=system_entropy) as launcher:
+    records = records_folder(environment)
+    async with SshLauncher(found, records=records, entropy=system_entropy) as launcher:
         return await run_training(options, environment, terminal, launcher)
 
 
@@ -50,6 +52,12 @@ async def launch_on_ray(
     options = launched(options, file)
     async with RayLauncher(ray.settings(), entropy=system_entropy) as launcher:
         return await run_training(options, environment, terminal, launcher)
+
+
+def records_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder with the records of launches, in the user's cache."""
+    caches = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(caches) / "adam-async" / "launches"
 
 
 def launched(options: TrainOptions, file: Path | None) -> TrainOptions:

@@ -15,12 +15,15 @@ import shlex
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from adam_async.cluster.launcher import RoleSpec
 from adam_async.errors import AdamError, ConfigError, RoleUnreachable, first_cause
 from adam_async.launch.hosts import Host, Hosts, Placement
+from adam_async.launch.state_records import StateRecords
 from adam_async.run.config import Config
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.role_handle import CUT_OFF, RemoteRole
 from transport import Identity, Network
 
@@ -34,6 +37,12 @@ CONNECT_S = 15.0
 
 CHECK_S = 60.0
 """Deadline of `adam-async --version` on a host, in seconds."""
+
+START_S = 15.0
+"""Deadline of a host that starts the command of a role on an open connection, in seconds."""
+
+REMOVE_S = 15.0
+"""Deadline of a host that removes the state of controllers, in seconds."""
 
 KEEPALIVE_S = 5.0
 """Seconds between two keepalive requests to a silent host; three without an answer end the connection."""
@@ -56,6 +65,7 @@ class SshLauncher:
 
     Args:
         hosts: The hosts, and how to run the package there.
+        records: Folder on this machine with the records of the state on hosts (see `StateRecords`).
         entropy: Random bytes for the ports of controllers.
 
     `async with` logs in to each host once, and checks its package.
@@ -63,13 +73,14 @@ class SshLauncher:
     Raises:
         ConfigError: asyncssh is missing; the key of a host is unknown or has changed; a host refuses the
             login, lacks the package, or has another version.
-        RoleUnreachable: A host does not answer.
+        RoleUnreachable: A host does not answer, or its connection breaks.
     """
 
     silence_s = SILENCE_S
 
-    def __init__(self, hosts: Hosts, *, entropy: Callable[[int], bytes]) -> None:
+    def __init__(self, hosts: Hosts, *, records: Path, entropy: Callable[[int], bytes]) -> None:
         self.hosts = hosts
+        self._records = records
         self.placement = Placement(hosts.hosts)
         self.cores: dict[str, int] = {}
         self._entropy = entropy
@@ -106,15 +117,24 @@ class SshLauncher:
 
     @asynccontextmanager
     async def state_folder(self, name: str) -> AsyncIterator[str]:
-        """The folder with the state of the controllers on their hosts; removed from hosts that answer."""
-        folder = f"{STATE}/{name}"
-        try:
-            yield folder
-        finally:
-            for host in self.hosts.hosts:
-                if "controller" in host.roles:
-                    with suppress(AdamError, TimeoutError):
-                        await self._remove(host, folder)
+        """The folder with the state of the controllers on their hosts; removed from hosts that answer.
+
+        The block also removes the state of ended launches, whose process was killed or whose host did not
+        answer.
+        """
+        hosts = [host for host in self.hosts.hosts if "controller" in host.roles]
+        async with Disk(name="records") as disk:
+            records = StateRecords(self._records, disk)
+            for ended, names in (await records.ended()).items():
+                here = [host for host in hosts if host.name in names]
+                kept = await self._remove(here, ended)
+                away = [name for name in names if name not in {host.name for host in hosts}]
+                await records.leave(ended, [*kept, *away])
+            async with records.held(name, [host.name for host in hosts]):
+                try:
+                    yield f"{STATE}/{name}"
+                finally:
+                    await records.leave(name, await self._remove(hosts, name))
 
     def command(self, host: Host, words: Sequence[str], environment: Mapping[str, str]) -> str:
         """Return the command line of a role for the shell of its host."""
@@ -164,19 +184,36 @@ class SshLauncher:
             connection.abort()
             await connection.wait_closed()
 
+    @asynccontextmanager
+    async def answering(self, host: Host, action: str, *, within_s: float) -> AsyncIterator[None]:
+        """A block of requests over a connection to a host.
+
+        Args:
+            host: The host.
+            action: Action that the host carries out, for the error.
+            within_s: Deadline of the block, in seconds.
+
+        Raises:
+            RoleUnreachable: The host does not answer in time, refuses, or its connection breaks.
+        """
+        ssh = require_asyncssh()
+        try:
+            async with asyncio.timeout(within_s):
+                yield
+        except TimeoutError:
+            self.placement.note(host, answers=False)
+            raise _unreachable(host, self.hosts, f"it did not {action} within {within_s:g} s") from None
+        except (OSError, ssh.Error) as error:
+            self.placement.note(host, answers=False)
+            raise _unreachable(host, self.hosts, f"it did not {action}: {str(error)[:200]}") from None
+
     async def _check(self, host: Host) -> None:
         """Check the package of a host, and note its cores."""
         command = self.command(host, ("--version",), self.hosts.environment)
-        async with self.connected(host) as connection:
-            try:
-                async with asyncio.timeout(CHECK_S):
-                    # The subshell confines `exec`, so the number of cores follows.
-                    done = await connection.run(f"({command}) && getconf _NPROCESSORS_ONLN", check=False)
-            except TimeoutError:
-                tried = self.hosts.command_of(host)
-                raise ConfigError(
-                    f"host {host.name} did not run {tried!r} within {CHECK_S:g} s; try it there"
-                ) from None
+        action = f"run {self.hosts.command_of(host)!r}"
+        async with self.connected(host) as connection, self.answering(host, action, within_s=CHECK_S):
+            # The subshell confines `exec`, so the number of cores follows.
+            done = await connection.run(f"({command}) && getconf _NPROCESSORS_ONLN", check=False)
         words = str(done.stdout).split()
         if done.exit_status or len(words) < 2 or not words[-1].isdecimal():
             lines = str(done.stderr).strip().splitlines() or [f"exit code {done.exit_status}"]
@@ -192,9 +229,32 @@ class SshLauncher:
             )
         self.cores[host.name] = int(words[-1])
 
-    async def _remove(self, host: Host, folder: str) -> None:
-        async with asyncio.timeout(CONNECT_S), self.connected(host) as connection:
-            await connection.run(f"rm -rf -- {shlex.quote(folder)}", check=False)
+    async def _remove(self, hosts: Sequence[Host], name: str) -> list[str]:
+        """Remove a state folder from hosts; returns the names of the hosts that still have it."""
+        kept: list[str] = []
+
+        async def remove(host: Host) -> None:
+            action = "remove the state of controllers"
+            try:
+                async with (
+                    self.connected(host) as connection,
+                    self.answering(host, action, within_s=REMOVE_S),
+                ):
+                    done = await connection.run(f"rm -rf -- {shlex.quote(f'{STATE}/{name}')}", check=False)
+            except AdamError as error:
+                logger.info("the next launch removes %s/%s: %s", STATE, name, error)
+                kept.append(host.name)
+                return
+            if done.exit_status:
+                logger.warning(
+                    "host %s keeps %s/%s: %s", host.name, STATE, name, str(done.stderr).strip()[:200]
+                )
+                kept.append(host.name)
+
+        async with asyncio.TaskGroup() as group:
+            for host in hosts:
+                group.create_task(remove(host), name=f"launch/{host.name}/remove")
+        return kept
 
     def __repr__(self) -> str:
         return f"<SshLauncher {', '.join(host.name for host in self.hosts.hosts)}>"
@@ -221,7 +281,8 @@ class SshRole(RemoteRole):
         command = launcher.command(host, words, {**launcher.hosts.environment, **spec.environment})
         try:
             async with launcher.connected(host) as connection:
-                process = await connection.create_process(command, encoding=None)
+                async with launcher.answering(host, f"start {self.node}", within_s=START_S):
+                    process = await connection.create_process(command, encoding=None)
                 process.stdin.write(spec.orders)
                 async with asyncio.TaskGroup() as group:
                     feeding = group.create_task(self._feed(process.stdin), name=f"{self.node}/stdin")

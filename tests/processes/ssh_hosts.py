@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.processes.commands import ROOT, until
@@ -113,7 +114,14 @@ def toml(value: object) -> str:
     return repr(value).replace("'", '"')
 
 
-def hosts_file(folder: Path, *tables: str, key: Path, known: str, command: list[str] | None = None) -> Path:
+def hosts_file(
+    folder: Path,
+    *tables: str,
+    key: Path,
+    known: str,
+    command: list[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Path:
     """Write a file of hosts that run the package of this checkout."""
     (folder / "known_hosts").write_text(known)
     defaults = {
@@ -124,5 +132,7 @@ def hosts_file(folder: Path, *tables: str, key: Path, known: str, command: list[
     }
     text = "".join(f"{name} = {toml(value)}\n" for name, value in defaults.items())
     file = folder / "hosts.toml"
-    file.write_text(f'{text}[environment]\nPYTHONPATH = "{ROOT}"\n' + "".join(tables))
+    variables = {"PYTHONPATH": str(ROOT), **(environment or {})}
+    text += "[environment]\n" + "".join(f"{name} = {toml(value)}\n" for name, value in variables.items())
+    file.write_text(text + "".join(tables))
     return file

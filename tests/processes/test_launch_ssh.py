@@ -1,15 +1,18 @@
-"""Roles over SSH on two host names: they train, outlive a worker and a host, and leave no process behind."""
+"""Roles over SSH on hosts: they train, outlive a worker and a host, and leave no process or state behind."""
 
 import os
+import pwd
 import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.processes.commands import PATIENCE_S, Command, command_line, watched
+from adam_async.launch.ssh import STATE
+from tests.processes.commands import PATIENCE_S, RUN_S, Command, command_line, watched
 from tests.processes.ssh_hosts import SshHost, free_port, hosts_file, make_key, missing
 
 pytestmark = [
@@ -17,6 +20,10 @@ pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.skipif(bool(missing()), reason=missing() or "-"),
 ]
+
+COPIES = ("--controllers", "3", "--copies", "2", "--min-in-sync", "1")
+
+MNIST = os.environ.get("ADAM_DATA_DIR", "")
 
 TRAIN = """
 data = "digits"
@@ -27,27 +34,26 @@ threads = 1
 
 
 class Site:
-    """Two hosts, and the files of a launch."""
+    """Hosts, by default two, and the files of a launch."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, *, hosts: int = 2) -> None:
         self.folder, self.key = folder, folder / "key"
         public = make_key(self.key)
-        self.hosts = [
-            stack.enter_context(SshHost(address, folder, public)) for address in ("127.0.0.2", "127.0.0.3")
-        ]
+        addresses = [f"127.0.0.{number}" for number in range(2, 2 + hosts)]
+        self.hosts = [stack.enter_context(SshHost(address, folder, public)) for address in addresses]
         self.train = folder / "adam.toml"
         self.train.write_text(TRAIN)
 
-    def file(self, *tables: str, known: str | None = None, command: list[str] | None = None) -> Path:
-        """Write the file of hosts; by default the second host has no controller and no only data server."""
-        first, second = self.hosts
-        tables = tables or (first.table(), second.table(roles=["ps", "worker"]))
-        known = first.known() + second.known() if known is None else known
-        return hosts_file(self.folder, *tables, key=self.key, known=known, command=command)
+    def file(self, *tables: str, known: str | None = None, **more: Any) -> Path:
+        """Write the file of hosts; by default the last host has no controller and no only data server."""
+        *others, last = self.hosts
+        tables = tables or (*(host.table() for host in others), last.table(roles=["ps", "worker"]))
+        known = "".join(host.known() for host in self.hosts) if known is None else known
+        return hosts_file(self.folder, *tables, key=self.key, known=known, **more)
 
-    def roles(self) -> dict[str, int]:
-        """Return the process ids of all roles on the hosts, by node id."""
-        lines = {pid: command_line(pid) for host in self.hosts for pid in host.processes()}
+    def roles(self, *hosts: SshHost) -> dict[str, int]:
+        """Return the process ids of the roles on some hosts, by default on all, by node id."""
+        lines = {pid: command_line(pid) for host in hosts or self.hosts for pid in host.processes()}
         found = {pid: re.search(r"adam_async \w+ --id (\S+)", line) for pid, line in lines.items()}
         return {match[1]: pid for pid, match in found.items() if match}
 
@@ -64,8 +70,7 @@ def launch(site: Site, *words: str, hosts: Path | None = None) -> Command:
 
 @pytest.mark.timeout(240)
 def test_a_run_outlives_a_worker_and_a_host_and_leaves_no_process(site: Site) -> None:
-    copies = ("--controllers", "3", "--copies", "2", "--min-in-sync", "1")
-    with launch(site, "--epochs", "60", *copies) as command:
+    with launch(site, "--epochs", "60", *COPIES) as command:
         command.wait_for("epoch 1/60")
         roles = site.roles()
         nodes = [f"controller-{number}" for number in (1, 2, 3)]
@@ -83,6 +88,66 @@ def test_a_run_outlives_a_worker_and_a_host_and_leaves_no_process(site: Site) ->
     assert code == 0, command.output
     assert re.search(r"test accuracy 9[5-9]\.\d+% after 60 epochs", command.output), command.output
     assert "Traceback" not in command.output
+
+
+@pytest.mark.convergence
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not MNIST, reason="ADAM_DATA_DIR names no folder with MNIST")
+def test_mnist_is_learnt_to_98_5_percent_without_a_worker_and_one_of_three_hosts(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        site = Site(tmp_path, stack, hosts=3)
+        file = site.file(*(host.table() for host in site.hosts), environment={"ADAM_DATA_DIR": MNIST})
+        # Three of each kind but the servers, so that every host has each kind of role.
+        words = ("--data", "mnist", "--data-servers", "3", "--replicas", "3", "--epochs", "8", *COPIES)
+        command = stack.enter_context(launch(site, *words, hosts=file))
+        command.wait_for("epoch 1/8")
+        roles, lost = site.roles(), site.roles(site.hosts[1])
+        assert len(roles) == 11
+        assert sorted(node.split("-")[0] for node in lost) == ["controller", "data", "ps", "worker"]
+        left = next(node for node in roles if node.startswith("worker-") and node not in lost)
+        with watched(list(roles.values())) as all_end:
+            os.kill(roles[left], signal.SIGKILL)
+            command.wait_for(f"{left} died: killed by signal 9; starting it again")
+            command.wait_for(f"{left} came back as a new incarnation")
+            site.hosts[1].kill()
+            command.wait_for("died: the connection to its host 127.0.0.3 broke")
+            code = command.finish(seconds=800)
+            all_end(PATIENCE_S)
+        assert site.roles() == {}
+
+    assert code == 0, command.output
+    assert "Traceback" not in command.output
+    for node in lost:
+        if not node.startswith("controller"):  # the other controllers know its address, so it never moves
+            assert f"{node} came back as a new incarnation" in command.output, command.output
+    accuracy = re.search(r"test accuracy (\d+\.\d+)% after 8 epochs", command.output)
+    assert accuracy is not None, command.output
+    assert float(accuracy[1]) >= 98.5, command.output
+
+
+def test_a_launch_removes_the_state_that_a_killed_one_left_on_hosts(site: Site) -> None:
+    records = Path.home() / ".cache/adam-async/launches"
+    state = Path(pwd.getpwuid(os.getuid()).pw_dir) / STATE  # a login ignores the HOME of this process
+    with launch(site, "--epochs", "100000", *COPIES) as command:
+        command.wait_for("epoch 1/")
+        (killed,) = [path.name for path in records.iterdir()]
+        assert (state / killed).is_dir()
+        with watched(list(site.roles().values())) as all_end:
+            command.signal(signal.SIGKILL)
+            all_end(PATIENCE_S)
+    assert (state / killed).is_dir()
+
+    with launch(site, "--epochs", "100000", *COPIES) as command:
+        command.wait_for("epoch 1/")
+        assert not (state / killed).exists()
+        (running,) = [path.name for path in records.iterdir()]
+        with launch(site, "--epochs", "1", *COPIES) as other:
+            assert other.finish(seconds=RUN_S) == 0, other.output
+        assert (state / running).is_dir()
+        command.signal(signal.SIGINT)
+        assert command.finish() == 130, command.output
+    assert not (state / running).exists()
+    assert [*records.iterdir()] == []
 
 
 def test_orders_are_on_stdin_and_lines_have_the_name_of_their_node(site: Site) -> None:
