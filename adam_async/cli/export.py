@@ -97,7 +97,7 @@ def _needs_torch() -> Iterator[None]:
     except ImportError as error:
         raise ConfigError(
             "export needs PyTorch: pip install 'adam-async[onnx]' for --onnx, 'adam-async[torch]' for "
-            f"--torch ({error})"
+            f"--torch ({error.__cause__ or error})"
         ) from None
 
 

@@ -15,6 +15,7 @@ the softmax of the scores after.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -178,7 +179,8 @@ def _chain_edges(paths: Iterator[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
 def _tensors(model: Model, paths: Mapping[str, str]) -> dict[str, Any]:
     """Return copies of a model's weights as tensors, by the paths of their layers."""
     found = {}
-    for parameter in model.network.parameters:
+    # A user's loss may have parameters, which a module has not.
+    for parameter in chain.from_iterable(layer.parameters for layer in model.network.layers[:-1]):
         value = model.weights.get(parameter.name)
         shape = "missing" if value is None else f"of shape {list(value.shape)}"
         if value is None or value.shape != parameter.shape:

@@ -58,7 +58,7 @@ def make_onnx(model: Model) -> bytes:
         )
     module = to_module(model).float()
     # Two images, because the exporter takes an axis of one for a constant.
-    example = torch.zeros(2, *model.input_shape)
+    example = torch.zeros(2, *model.input_shape, device="cpu")
     program = _quietly(
         lambda: torch.onnx.export(
             module,

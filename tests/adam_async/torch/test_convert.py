@@ -16,6 +16,7 @@ from adam_async.checkpoint.trained_model import Model
 from adam_async.errors import ConfigError, SpecError
 from adam_async.model import BUILTIN_LAYERS, LayerSpec, ModelSpec, Network, mlp, named_model
 from adam_async.model.keyed_random import Dice
+from adam_async.model.layers import MeanSquaredError
 from adam_async.torch.convert import SOFTMAX_LOSS, from_module, to_module
 from adam_async.torch.layers import LayerGraph, LocallyConnected
 from tests.adam_async.cluster.test_sync import bars
@@ -106,6 +107,20 @@ def assert_same_model(found, model):
         )
 
 
+class ScaledLoss(MeanSquaredError):
+    """A loss of a user with a parameter."""
+
+    def __init__(self, spec, input_shapes):
+        super().__init__(spec, input_shapes)
+        self.parameters = (self.tensor("scale", (1,)),)
+
+
+class TwoInputs(MeanSquaredError):
+    """A loss of a user that reads two layers."""
+
+    NUM_INPUTS = None
+
+
 class TestToModule:
     def test_every_kind_of_layer_but_the_losses_is_in_the_network_of_these_tests(self):
         losses = {"softmax_cross_entropy", "mean_squared_error"}
@@ -117,7 +132,7 @@ class TestToModule:
         model = model_of(spec, dtype)
         assert_equal_outputs(to_module(model), model, rtol)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=20, deadline=None)
     @given(spec=networks().map(without_mirrors))
     def test_a_module_of_any_network_has_its_outputs_and_gradients(self, spec):
         model = model_of(spec)
@@ -139,6 +154,33 @@ class TestToModule:
         )
         model = model_of(spec)
         assert_equal_gradients(to_module(model), model)
+
+    def test_compiled_kernels_change_nothing(self):
+        pytest.importorskip("numba", reason="compiled kernels need numba")
+        model = model_of(ALL_KINDS)
+        compiled = Model(Network(ALL_KINDS, np.float64, kernels="numba"), model.weights)
+        found, expected = to_module(compiled), to_module(model)
+        assert str(found) == str(expected)
+        assert torch.equal(*(it(torch.from_numpy(images_of(model))) for it in (found, expected)))
+
+    def test_parameters_of_a_loss_are_left_out(self):
+        kinds = {**BUILTIN_LAYERS, "scaled": ScaledLoss}
+        spec = ModelSpec(
+            name="it", input_shape=(4,), layers=(of("d", "dense", outputs=2), of("loss", "scaled"))
+        )
+        model = model_of(spec, layers=kinds)
+        assert set(model.weights) == {"d.weight", "d.bias", "loss.scale"}
+        assert list(to_module(model).state_dict()) == ["d.weight", "d.bias"]
+
+    def test_a_loss_of_two_inputs_is_refused(self):
+        layers = (of("d", "dense", outputs=2), of("loss", "two", inputs=("d", "input")))
+        model = model_of(
+            ModelSpec(name="it", input_shape=(4,), layers=layers), layers={**BUILTIN_LAYERS, "two": TwoInputs}
+        )
+        with pytest.raises(
+            ConfigError, match=r"layer 'loss' \(two\): reads d, input, but a module returns one"
+        ):
+            to_module(model)
 
     def test_a_chain_becomes_a_sequential_with_the_names_of_the_weights(self):
         model = model_of(named_model("digits"), np.float32)
