@@ -16,6 +16,8 @@ except ImportError as error:
         'adam_async.torch needs PyTorch, which the extra installs: pip install "adam-async[torch]"'
     ) from error
 
+from adam_async.torch.datasets import dataset
 from adam_async.torch.parameters import ModuleParameters, parameter_arrays
+from adam_async.torch.step import TorchBatch, TorchStep
 
-__all__ = ["ModuleParameters", "parameter_arrays"]
+__all__ = ["ModuleParameters", "TorchBatch", "TorchStep", "dataset", "parameter_arrays"]
