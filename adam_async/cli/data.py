@@ -78,8 +78,8 @@ async def imported_dataset(source: str) -> Dataset:
     """Import a function of the user's, and return the data set that it makes.
 
     Args:
-        source: ``package.module:function``. The function returns a `Dataset`, an awaitable of one, or a source
-            for `from_object`.
+        source: ``package.module:function``. The function returns a `Dataset`, an awaitable of one, or a
+            source for `from_object`.
 
     Raises:
         ConfigError: The function cannot be imported, or fails.

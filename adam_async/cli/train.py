@@ -125,7 +125,7 @@ async def _train(
         contents = await _read_contents(options, config, environment, disk, resumed, terminal)
         timeline = Timeline() if options.profile is not None else None
         dataset = None
-        if (launcher is None and needs_data(options, config)) or is_import_path(config.data):
+        if needs_data(options, config) and (launcher is None or is_import_path(config.data)):
             dataset = await _load_dataset(config, contents, environment, disk, resumed)
         driver: Driver | None = None
         result: RunResult | None = None
@@ -361,7 +361,7 @@ def needs_data(options: TrainOptions, config: Config) -> bool:
     """Whether this process needs the images: to serve them, or for a report's baseline."""
     if options.controller is not None or addresses_in(config.data):
         return False
-    return not config.processes or options.report is not None
+    return not config.processes or options.report is not None or is_import_path(config.data)
 
 
 async def configure(

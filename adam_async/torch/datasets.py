@@ -109,7 +109,7 @@ def _of_loader(loader: "DataLoader[Any]", name: str) -> Any:
     )
     if chooses or (loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler):
         raise DataError(
-            f"{name}: the DataLoader has a sampler of its own ({type(sampler).__name__}), and a run leases "
+            f"{name}: the DataLoader has a sampler of its own ({type(sampler).__name__}), but a run leases "
             "each item once an epoch: give a torch.utils.data.Subset with the chosen items"
         )
     if loader.batch_size is not None and loader.collate_fn is not default_collate:
