@@ -544,6 +544,12 @@ class DrillOptions:
     with faults."""
     data: str = "digits"
     """Data of the runs, as in `train --data`."""
+    step: str | None = None
+    """Train this step in place of a network, as in `train --step`; only for workload train."""
+    step_args: str | None = None
+    """Arguments of the factory of --step, as in `train --step-args`."""
+    step_path: Annotated[tuple[Path, ...], ONLY_ON] = ()
+    """Folder with the module of --step, as in `train --step-path`; repeatable."""
     servers: int = 3
     """Parameter servers."""
     copies: int = 3

@@ -121,7 +121,7 @@ async def _train(
     async with Disk() as disk:
         options, resumed = await _resumed(options, disk)
         config = await configure(options, environment, disk, resumed, launched=launcher is not None)
-        imports = _import_code(options, terminal)
+        imports = import_code(options, terminal)
         contents = await _read_contents(options, config, environment, disk, resumed, terminal)
         timeline = Timeline() if options.profile is not None else None
         dataset = None
@@ -201,7 +201,7 @@ def _check_last_checkpoint(result: RunResult, config: Config) -> None:
         )
 
 
-def _import_code(options: TrainOptions, terminal: Terminal) -> Imports:
+def import_code(options: TrainOptions, terminal: Terminal) -> Imports:
     """Import the step that the command line names, before the first role starts.
 
     Raises:

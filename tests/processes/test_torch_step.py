@@ -1,6 +1,7 @@
 """Modules of PyTorch by the command line, in processes that may be killed."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -63,3 +64,17 @@ def test_a_data_set_is_imported_by_its_path() -> None:
     )
     assert code == 0, output
     assert re.search(r"epoch 1/1: .* 54 images in", output), output
+
+
+@pytest.mark.timeout(240)
+def test_a_module_trains_through_a_drill(tmp_path: Path) -> None:
+    file = tmp_path / "drill.json"
+    words = ("--workload", "train", "--epochs", "40", "--count", "1", "--every", "2", "--faults", "kill")
+    code, output = run("drill", *words, *STEP, "--json", str(file))
+
+    assert code == 0, output
+    report = json.loads(file.read_text())
+    assert all(claim["holds"] for claim in report["claims"]), report["claims"]
+    (pair,) = report["observations"]["pairs"]
+    assert pair["faults"] == 1
+    assert min(pair["accuracy_without"], pair["accuracy_with"]) > 0.9
