@@ -19,10 +19,11 @@ from adam_async.drill.judging import MOST_PAIRS, Claim, KindRow, exit_code, judg
 from adam_async.drill.observations import Observations
 from adam_async.drill.plan import plan_faults, read_kinds, skipped_kinds
 from adam_async.drill.plot import INCHES, draw
-from adam_async.drill.training import TrainingDrill
+from adam_async.drill.training import DrilledStep, TrainingDrill
 from adam_async.errors import ConfigError
 from adam_async.report.plot import encode, new_figure
 from adam_async.run.config import Config
+from adam_async.run.user_code import add_import_folder, import_step, read_step_args
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import usable_cores
@@ -107,6 +108,7 @@ def drill_of(
     pairs = 0 if options.saturate else options.pairs
     return TrainingDrill(
         config=config,
+        step=step_of(options),
         plans=[plan_faults(kinds, count, options.seed + pair) for pair in range(pairs)],
         every_s=options.every or 0.0,
         saturate_s=60 * options.saturate,
@@ -146,6 +148,7 @@ def check_options(options: DrillOptions) -> None:
             ("--saturate", options.saturate, 0.0),
             ("--pairs", options.pairs, 1),
             ("--epochs", options.epochs, 0),
+            ("--step", options.step, None),
         ):
             if value != default:
                 raise ConfigError(f"{name} belongs to --workload train")
@@ -156,6 +159,23 @@ def check_options(options: DrillOptions) -> None:
             f"a drill needs --servers and --copies of at least {LEAST_COPIES}: with fewer, pushes wait for "
             "the lost server"
         )
+
+
+def step_of(options: DrillOptions) -> DrilledStep | None:
+    """Return the step of the training runs; None for a network.
+
+    Raises:
+        ConfigError: The step cannot be imported, or its arguments are invalid.
+    """
+    if options.step is None:
+        if options.step_args is not None or options.step_path:
+            raise ConfigError("--step-args and --step-path are for --step, which is not given")
+        return None
+    for folder in options.step_path:
+        add_import_folder(folder)
+    args = read_step_args(options.step_args)
+    import_step(options.step, args)  # an error before the first process
+    return DrilledStep(options.step, args, options.step_path)
 
 
 def config_of(options: DrillOptions) -> Config:

@@ -10,19 +10,21 @@ from adam_async.cli.data import load_data
 from adam_async.cli.files import make_folder
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
-from adam_async.cli.train import announce_imports
+from adam_async.cli.train import announce_imports, import_code
 from adam_async.data_server.damage import Policy
 from adam_async.data_server.dataset import Dataset
 from adam_async.driver.replay.decode import read_recording
 from adam_async.driver.replay.recording import Header, RecordedEpoch, Recording
 from adam_async.driver.replay.run import Replay
 from adam_async.errors import ConfigError
-from adam_async.run.user_code import check_named, named_functions
+from adam_async.run.user_code import NamedStep, check_named, named_functions
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import numerics
 from dataflow import ComputePool
 
-BESIDE = frozenset({"replay", "allow_functions", "data", "out", "quiet", "verbose", "loop"})
+BESIDE = frozenset(
+    {"replay", "allow_functions", "data", "out", "quiet", "verbose", "loop", "step", "step_args", "step_path"}
+)
 """Options allowed with `--replay`; the record has all others."""
 
 ROUNDS = 64
@@ -34,7 +36,7 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
 
     Raises:
         ConfigError: An option contradicts the record, the record names functions without
-            `--allow-functions`, or the model cannot be written.
+            `--allow-functions` or a step that `--step` does not name, or the model cannot be written.
         RecordError: The record cannot be read or played.
         ReplayDiffers: The weights differ.
         DataError: The data are missing or damaged.
@@ -44,7 +46,8 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
     async with Disk() as disk:
         if options.out is not None:
             await disk.run(make_folder, options.out)
-        recording = await read_record(options.replay, disk)
+        step = import_code(options, terminal).step
+        recording = await read_record(options.replay, disk, step)
         transforms = recording.header.transforms
         functions = named_functions(transforms) if options.allow_functions else ()
         check_named(transforms, str(options.replay), allowed=functions)
@@ -54,7 +57,7 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
         source = options.data or str(recording.header.config["data"])
         damaged: Policy = recording.header.config.get("damaged", "error")
         dataset = await load_data(source, disk, environment, damaged=damaged)
-        replay = await repeat(recording, dataset, terminal, functions)
+        replay = await repeat(recording, dataset, terminal, functions, step)
         if options.out is not None:
             try:
                 names = dataset.class_names
@@ -78,18 +81,21 @@ def check_options(options: TrainOptions) -> None:
         raise ConfigError(f"--replay takes these options from the record: leave out {', '.join(other)}")
 
 
-async def read_record(path: Path, disk: Disk) -> Recording:
+async def read_record(path: Path, disk: Disk, step: NamedStep | None = None) -> Recording:
     """Read a record's file.
 
+    Args:
+        step: Step of the run, if it trained one.
+
     Raises:
-        ConfigError: The file cannot be read.
+        ConfigError: The file cannot be read, or has another step.
         RecordError: The file is no record, or damaged.
     """
     try:
         data = await disk.read_bytes(path)
     except OSError as error:
         raise ConfigError(f"--replay {path} cannot be read: {error.strerror or error}") from None
-    return await disk.run(lambda: read_recording(data, origin=str(path)))
+    return await disk.run(lambda: read_recording(data, origin=str(path), step=step))
 
 
 def differences(header: Header) -> list[str]:
@@ -104,14 +110,18 @@ def differences(header: Header) -> list[str]:
 
 
 async def repeat(
-    recording: Recording, dataset: Dataset, terminal: Terminal, functions: Collection[str] = ()
+    recording: Recording,
+    dataset: Dataset,
+    terminal: Terminal,
+    functions: Collection[str] = (),
+    step: NamedStep | None = None,
 ) -> Replay:
     """Repeat a run on a compute thread, print its epochs, and return the checked run.
 
     Cancelling ends the replay after the current batches of the thread.
     """
     async with ComputePool(threads=1, name="replay") as pool:
-        replay = await pool.run(lambda: Replay(recording, dataset, functions=functions))
+        replay = await pool.run(lambda: Replay(recording, dataset, functions=functions, step=step))
         for epoch in recording.header.epochs:
             await _go(pool, replay.steps(epoch))
             accuracy = await pool.run(replay.accuracy, epoch)

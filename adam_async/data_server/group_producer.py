@@ -22,7 +22,7 @@ from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.order import EpochOrder
 from adam_async.data_server.statistics import CacheStatistics, TransformStatistics
 from adam_async.data_server.transforms.recipe import Recipe
-from adam_async.data_server.validation_split import ValidationSplit, check_validation
+from adam_async.data_server.validation_split import ValidationSplit, check_validation, sample_of
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cache_size import CacheLimits, cache_limits
 from adam_async.run.config import Config
@@ -42,9 +42,6 @@ SHARE_OF_ANSWER = 64
 """Divisor of the server's memory that gives the maximum size of an answer: answers that several workers do
 not read must fit together."""
 
-
-SAMPLE_PURPOSE = "sample-of-a-step"
-"""Purpose of the random permutation whose first images are the sample."""
 
 _NO_IMAGES, _NO_LABELS = np.empty((0, 1, 1, 1), np.uint8), np.empty(0, np.int64)
 
@@ -177,8 +174,7 @@ class GroupProducer:
         if step is None or not step.sample:
             return
         trained = np.arange(len(data.train_labels)) if self._trained is None else self._trained
-        order = Dice(program.config.seed).permutation(SAMPLE_PURPOSE, len(trained))
-        chosen = np.sort(trained[order[: step.sample]])
+        chosen = sample_of(trained, step.sample, seed=program.config.seed)
         assert self._pool is not None
 
         def read() -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Pure: the validation split: training images that a run holds back from training.
+"""Pure: the validation split, training images that a run holds back from training; and the sample of a step.
 
 The split depends only on the labels, the seed and the count, so each data server of a run holds back the same
 images. The split is stratified: each class gives images in proportion to its size.
@@ -15,6 +15,7 @@ from adam_async.errors import ConfigError
 from adam_async.model.keyed_random import Dice
 
 PURPOSE = "validation-split"
+SAMPLE_PURPOSE = "sample-of-a-step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,6 +43,18 @@ class ValidationSplit:
             order = dice.permutation(PURPOSE, size, keys=(int(label),))
             held[np.flatnonzero(labels == label)[order[:number]]] = True
         return cls(trained=np.flatnonzero(~held), held_back=np.flatnonzero(held))
+
+
+def sample_of(trained: NDArray[np.int64], count: int, *, seed: int) -> NDArray[np.int64]:
+    """Return the images from which a step derives statistics (`StepSpec.sample`), ascending.
+
+    Args:
+        trained: Numbers of the images to train on.
+        count: Maximum number of images.
+        seed: Seed of the run.
+    """
+    order = Dice(seed).permutation(SAMPLE_PURPOSE, len(trained))
+    return np.sort(trained[order[:count]])
 
 
 def check_validation(validation: int, data: Mapping[str, Any]) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -25,6 +27,15 @@ ENDLESS = 1_000_000
 """Number of epochs of a run that its time ends."""
 
 
+@dataclass(frozen=True, slots=True)
+class DrilledStep:
+    """A step of the user's that the runs train: import path, arguments, and folders of modules."""
+
+    path: str
+    args: Mapping[str, Any]
+    folders: Sequence[Path] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingDrill:
     """Settings of a drill with training.
@@ -39,6 +50,7 @@ class TrainingDrill:
         on_fault: Called with a line for each fault and each run.
         on_line: Called with the events of the clusters and the stderr of their processes.
         network: Hosts of the servers, if the plans have cuts.
+        step: Step to train in place of a network.
     """
 
     config: Config
@@ -51,6 +63,7 @@ class TrainingDrill:
     on_fault: Callable[[str], None]
     on_line: Callable[[str], None]
     network: NamespaceNetwork | None
+    step: DrilledStep | None = None
 
     async def run(self) -> Observations:
         """Train, inject the faults, and return what was observed.
@@ -122,7 +135,13 @@ class TrainingDrill:
         try:
             async with (
                 ProcessCluster(
-                    config, environment=self.environment, on_line=self.on_line, launcher=launcher
+                    config,
+                    environment=self.environment,
+                    on_line=self.on_line,
+                    launcher=launcher,
+                    step=None if self.step is None else self.step.path,
+                    step_args=None if self.step is None else self.step.args,
+                    step_path=() if self.step is None else self.step.folders,
                 ) as cluster,
                 asyncio.TaskGroup() as group,
             ):

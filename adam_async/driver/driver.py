@@ -53,7 +53,6 @@ from adam_async.driver.takeover import (
 )
 from adam_async.driver.training_run import DriverParts, TrainingRun
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed, first_cause
-from adam_async.model.network import Network
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import Schedule, decide, squared_norm_of
@@ -418,7 +417,6 @@ class Driver:
     ) -> None:
         self._recorder = None
         if self.config.record:
-            assert isinstance(prepared.model, Network), "a run with a step is not recorded"
             self._recorder = Recorder(
                 run=self._run,
                 program=program,

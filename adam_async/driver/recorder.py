@@ -14,11 +14,11 @@ from adam_async.driver.replay.recording import Header, RecordedEpoch
 from adam_async.driver.replay.run import digest
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.errors import ConfigError, RecordError
-from adam_async.model.network import Network
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.epoch_shares import Ranges
 from adam_async.run.primary import primary_of
 from adam_async.run.result import EpochResult
+from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.machine import numerics
 from dataflow import ComputePool
@@ -40,7 +40,7 @@ class Recorder:
         *,
         run: str,
         program: TrainingProgram,
-        model: Network,
+        model: RunModel,
         data: Mapping[str, Any],
         queries: RoleQueries,
         pool: ComputePool,
@@ -112,7 +112,7 @@ class Recorder:
                 transforms=self._program.transforms,
                 data=dict(self._data),
                 buckets=cluster.buckets,
-                kernels=_kernels(statistics),
+                kernels=self._kernels(statistics),
                 machine=numerics(),
                 epochs=tuple(self._epochs),
                 weights=digest(self._model, weights),
@@ -121,6 +121,12 @@ class Recorder:
         except RecordError as error:
             return RecordError(f"the run was not recorded: {error}")
         return b"".join(dump_record(header, logs))
+
+    def _kernels(self, statistics: Mapping[str, RoleStatistics]) -> str:
+        """Return the kernels of the workers; those of the transforms if a step is trained."""
+        if isinstance(self._model, StepModel):
+            return self._program.config.kernels
+        return _kernels(statistics)
 
 
 def _kernels(statistics: Mapping[str, RoleStatistics]) -> str:

@@ -371,10 +371,5 @@ def check_step_options(config: Config) -> None:
                 f"{name}={getattr(config, name)} is about a cut network, and a step has no layers: "
                 f"leave {name} out"
             )
-    if config.record:
-        raise ConfigError(
-            "record needs a network of this package, because a replay repeats its arithmetic: leave record "
-            "out, or train without step"
-        )
     if config.model != "auto":
         raise ConfigError(f"model={config.model} and step both name what is trained: leave one of them out")

@@ -17,9 +17,9 @@ except ImportError as error:
     raise ImportError(
         'adam_async.torch needs PyTorch, which the extra installs: pip install "adam-async[torch]"'
     ) from error
-
 from adam_async.torch.buffers import arrays_with_buffers
 from adam_async.torch.convert import from_module, to_module
+from adam_async.torch.datasets import dataset
 from adam_async.torch.optimizer import RemoteOptimizer
 from adam_async.torch.parameters import ModuleParameters, parameter_arrays
 from adam_async.torch.step import TorchBatch, TorchStep
@@ -30,6 +30,7 @@ __all__ = [
     "TorchBatch",
     "TorchStep",
     "arrays_with_buffers",
+    "dataset",
     "from_module",
     "parameter_arrays",
     "to_module",

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from adam_async.driver.replay.record_file import Log, load_record
 from adam_async.driver.replay.recording import Header, Numbers, Order, Reads, Recording
+from adam_async.driver.takeover import check_step
 from adam_async.errors import RecordError
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
@@ -23,23 +24,51 @@ from adam_async.parameter_server.replay_log import (
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
 from adam_async.run.shard_table import ShardTable
+from adam_async.run.step_model import RunModel, StepModel
+from adam_async.run.train_step import StepSpec
+from adam_async.run.user_code import NamedStep
 from adam_async.worker.replay_log import GroupRead, Reader, read_read_log
 
 
 def read_recording(
-    data: bytes, *, origin: str, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS
+    data: bytes,
+    *,
+    origin: str,
+    layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
+    step: NamedStep | None = None,
 ) -> Recording:
     """Read the bytes of a record's file.
 
+    Args:
+        origin: Name of the file, for errors.
+        layers: Kinds of layers that the model may have.
+        step: Step of the run, if it trained one.
+
     Raises:
+        ConfigError: The step is not that of the record.
         RecordError: The file is no record, of another version or damaged, or lacks the log of a node.
     """
     header, logs = load_record(data, origin=origin)
-    network = Network(ModelSpec.from_dict(header.spec), header.options().dtype, layers=layers)
-    return make_recording(header, logs, network)
+    model: RunModel | None = recorded_step(header, step)
+    if model is None:
+        model = Network(ModelSpec.from_dict(header.spec), header.options().dtype, layers=layers)
+    return make_recording(header, logs, model)
 
 
-def make_recording(header: Header, logs: Sequence[Log], network: Network) -> Recording:
+def recorded_step(header: Header, step: NamedStep | None) -> StepModel | None:
+    """Return the step of a record; None if it trained a network.
+
+    Raises:
+        ConfigError: The caller's step is not that of the record; the error has the options that name it.
+    """
+    there = StepSpec.from_dict(header.spec)
+    check_step(there, step, "of the record")
+    if there is None or step is None:
+        return None
+    return StepModel(step.step, there, keep_going=header.options().keep_going)
+
+
+def make_recording(header: Header, logs: Sequence[Log], network: RunModel) -> Recording:
     """Join the logs of all nodes of a run.
 
     Raises:
@@ -66,7 +95,7 @@ def make_recording(header: Header, logs: Sequence[Log], network: Network) -> Rec
     )
 
 
-def _read_reads(log: Log, network: Network, table: ShardTable, config: Config) -> tuple[Reader, Reads]:
+def _read_reads(log: Log, network: RunModel, table: ShardTable, config: Config) -> tuple[Reader, Reads]:
     names = [p.name for p in network.parameters]
     try:
         reader, found = read_read_log(log.data, frozen=network.frozen, local=config.local_steps)

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.order import EpochOrder, EpochOrders
 from adam_async.data_server.transforms.recipe import Recipe
-from adam_async.data_server.validation_split import ValidationSplit
+from adam_async.data_server.validation_split import ValidationSplit, sample_of
+from adam_async.driver.replay.decode import recorded_step
 from adam_async.driver.replay.playback import Playback
 from adam_async.driver.replay.pushes import Pushes
 from adam_async.driver.replay.recording import RecordedEpoch, Recording
@@ -35,7 +36,8 @@ from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
 from adam_async.run.partition import table_of
-from adam_async.run.user_code import check_named
+from adam_async.run.step_model import RunModel, StepModel
+from adam_async.run.user_code import NamedStep, check_named
 from adam_async.worker.push_plan import plan_pushes
 
 
@@ -43,7 +45,7 @@ class ReplayDiffers(RunFailed):
     """The results differ from those of the run: another data set, library or processor, or a defect."""
 
 
-def digest(network: Network, weights: Mapping[str, NDArray[Any]]) -> str:
+def digest(network: RunModel, weights: Mapping[str, NDArray[Any]]) -> str:
     """Return a digest of all values, to the last bit."""
     hashed = blake2b(digest_size=16)
     for parameter in network.parameters:
@@ -58,9 +60,11 @@ class Replay:
 
     Args:
         functions: Transforms of the record, as ``package.module:function``, that the replay may import.
+        step: Step of the record, if it trained one.
 
     Raises:
-        ConfigError: The record names another function to import.
+        ConfigError: The record names another function to import, or another step.
+        StepFailed: The step raised.
         RecordError: The record is damaged, or the run has other data.
         SpecError: The kernels of the run are not installed here.
     """
@@ -72,6 +76,7 @@ class Replay:
         *,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         functions: Collection[str] = (),
+        step: NamedStep | None = None,
     ) -> None:
         header = recording.header
         check_named(header.transforms, "the record", allowed=functions)
@@ -88,9 +93,7 @@ class Replay:
         if header.transforms:
             self._recipe = Recipe.of(header.transforms, dataset.image_shape, kernels=header.kernels)
         self.header = header
-        self.network = Network(
-            ModelSpec.from_dict(header.spec), dtype=config.dtype, kernels=header.kernels, layers=layers
-        )
+        self.network = self._new_model(layers, step)
         table = self._table = table_of(self.network, shard_bytes=config.shard_bytes)
         rule = rule_of(config)
         plan = plan_pushes(
@@ -120,6 +123,18 @@ class Replay:
         self._playback = Playback(recording, self, tensors)
         self.groups = 0
 
+    def _new_model(self, layers: Mapping[str, type[Layer]], step: NamedStep | None) -> RunModel:
+        """Make the network of the record, or take its step, with the sample of training images."""
+        header, config = self.header, self.header.options()
+        model = recorded_step(header, step)
+        if model is None:
+            spec = ModelSpec.from_dict(header.spec)
+            return Network(spec, dtype=config.dtype, kernels=header.kernels, layers=layers)
+        if model.lacks_sample:
+            chosen = sample_of(self._trained, model.spec.sample, seed=config.seed)
+            model.take_sample(self._dataset.train_images[chosen], self._dataset.train_labels[chosen])
+        return model
+
     @property
     def most_kept(self) -> int:
         """Largest number of old versions of shards in memory at once."""
@@ -147,8 +162,11 @@ class Replay:
             for name, shards in self._table.by_tensor.items()
         }
         self._playback.release(versions)
-        labels = self._dataset.test_labels
-        named = self.network.predict(weights, self._dataset.test_images)
+        images, labels = self._dataset.test_images, self._dataset.test_labels
+        if isinstance(self.network, StepModel):
+            right = self.network.count_right(self.network.tensors(weights), images, labels)
+            return right / max(len(labels), 1)
+        named = self.network.predict(weights, images)
         return int(np.count_nonzero(named == labels)) / max(len(labels), 1)
 
     def check(self) -> None:

@@ -1,7 +1,8 @@
 """Pure: the shards of all servers of a recorded run, with the old versions that have further readers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 
 from adam_async.driver.replay.pushes import ShardPush
 from adam_async.model.keyed_random import Dice
-from adam_async.model.network import Network
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.shard import Shard
@@ -18,6 +18,7 @@ from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.config import Config
 from adam_async.run.ids import Version
 from adam_async.run.shard_table import ShardTable
+from adam_async.run.step_model import RunModel, StepModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,9 +33,20 @@ class RecordedModel:
     """
 
     config: Config
-    network: Network
+    network: RunModel
     table: ShardTable
     buckets: Sequence[str]
+
+
+def first_values(model: RunModel, seed: int) -> Callable[[str], NDArray[Any]]:
+    """Return a function from a tensor to its first values.
+
+    Raises:
+        StepFailed: The model is a step that did not return its first values.
+    """
+    if isinstance(model, StepModel):
+        return model.initial(seed).__getitem__
+    return partial(model.initial_values, Dice(seed))
 
 
 class ReplayedShards:
@@ -48,11 +60,11 @@ class ReplayedShards:
         self._applier = Applier(rule, table.shards, network.dtype)
         self._scale_by_staleness = config.scale_by_staleness
         self._group_images = config.images_per_group
-        dice = Dice(config.seed)
+        first = first_values(network, config.seed)
         self._kept: dict[tuple[int, int], NDArray[Any]] = {}
         self.shards: list[Shard] = []
         for name, weights in self._storage.weights.items():
-            weights[...] = network.initial_values(dice, name)
+            weights[...] = first(name)
         for spec in table.shards:
             values = self._storage.values(spec)
             self.shards.append(Shard(spec=spec, values=values, rule_state=self._storage.rule_state(spec)))

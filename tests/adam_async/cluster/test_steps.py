@@ -174,7 +174,6 @@ async def test_a_loss_that_is_not_finite_is_allowed_by_keep_going():
         ({"weights": "aliased"}, "weights=aliased trains in place.*leave weights out"),
         ({"partitions": 2}, "partitions=2 cuts a network.*add replicas"),
         ({"plan": "layers"}, "plan=layers is about a cut network.*leave plan out"),
-        ({"record": True}, "record needs a network.*leave record out"),
         ({"model": "mlp"}, "model=mlp and step both name what is trained"),
     ],
 )

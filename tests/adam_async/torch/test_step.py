@@ -35,7 +35,7 @@ def model_of(step: TorchStep) -> StepModel:
 
 def images_of(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(seed)
-    images = random.integers(0, 17, (count, 1, 8, 8), np.uint8)
+    images = random.integers(0, 256, (count, 1, 8, 8), np.uint8)
     return images, random.integers(0, 10, count, np.int64)
 
 
@@ -243,7 +243,7 @@ class Bad(nn.Module):
         super().__init__()
         self.how = how
         self.passes = 0
-        self.embed = nn.Embedding(20, 4)
+        self.embed = nn.Embedding(2, 4)
         self.layer = nn.Linear(64, 10)
         self.spare = nn.Parameter(torch.zeros(3))
 

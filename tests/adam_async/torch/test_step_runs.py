@@ -15,10 +15,14 @@ from torch.nn import functional
 
 from adam_async.checkpoint.model_file import dump_model
 from adam_async.cluster.local import LocalCluster
+from adam_async.driver.replay.decode import read_recording
+from adam_async.driver.replay.run import Replay
+from adam_async.errors import ConfigError
 from adam_async.run.config import Config
+from adam_async.run.user_code import import_step
 from adam_async.torch.step import TorchBatch, TorchStep
-from tests.adam_async.runs import cluster_of
-from tests.adam_async.torch.modules import Residual, characters_step, mlp, residual_step
+from tests.adam_async.runs import cluster_of, tiny_dataset
+from tests.adam_async.torch.modules import Residual, characters_step, dropout_step, mlp, residual_step
 
 RATE = 0.3
 
@@ -97,6 +101,40 @@ async def test_a_language_model_learns_the_next_token() -> None:
     async with LocalCluster(config, step=characters_step()) as cluster:
         result = await cluster.train()
     assert result.test_accuracy > 0.3  # the most frequent token has a share of 0.27
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"replicas": 2, "servers": 2, "pull_every": 2},
+        {"replicas": 2, "consistency": "bsp", "rule": "adam", "rate": 0.01},
+    ],
+    ids=["asp", "bsp"],
+)
+async def test_a_record_of_a_module_replays_to_the_last_bit(options: dict[str, Any]) -> None:
+    path, data = "tests.adam_async.torch.modules:residual_step", tiny_dataset(60)
+    config = config_of(record=True, protocol="factors", images_per_group=10, **options)
+    async with cluster_of(config, step=path) as cluster:
+        result = await cluster.train()
+    assert isinstance(result.record, bytes)
+    step = import_step(path, {})
+    replay = Replay(read_recording(result.record, origin="it", step=step), data, step=step)
+    for epoch in replay.header.epochs:
+        for _ in replay.steps(epoch):
+            pass
+        assert replay.accuracy(epoch) == epoch.test_accuracy
+    for _ in replay.steps():
+        pass
+    replay.check()
+    assert replay.groups == 12
+    with pytest.raises(ConfigError, match=r"of the record trains step .*: if you trust it, give --step"):
+        read_recording(result.record, origin="it")
+
+
+async def test_a_module_with_random_numbers_is_not_recorded() -> None:
+    async with cluster_of(config_of(record=True), step=dropout_step()) as cluster:
+        with pytest.raises(ConfigError, match=r"step .*:TorchStep is not deterministic: leave record out"):
+            await cluster.train()
 
 
 async def test_a_resumed_run_continues_with_the_same_bits(tmp_path: Path) -> None:
