@@ -19,6 +19,7 @@ All other tensors of `state_dict()` are no arrays, because a run has one rule, w
 Letters: N images, C channels, H rows, W columns, K classes.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,8 @@ from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.train_step import Batch, Gradients, Metrics, StepOutcome, TrainStep
 from adam_async.torch.factors import LinearFactors
 from adam_async.torch.parameters import ModuleParameters
+
+logger = logging.getLogger(__name__)
 
 SAMPLE_IMAGES = 2048
 """Default number of training images for the running statistics."""
@@ -179,7 +182,15 @@ class TorchStep(TrainStep):
                     _dense(name, parameter.grad)
                 elif name not in found and not self._unused:
                     raise ConfigError(_without_gradient(name))
-            self.deterministic = not self._draws and not _changed(before, bench.module)
+            changed = _changed(before, bench.module)
+            if changed:
+                logger.warning(
+                    "training changes buffers %s of %s: each copy of the module changes its own, and "
+                    "evaluations and the saved model have their first values",
+                    ", ".join(changed),
+                    type(self._module).__name__,
+                )
+            self.deterministic = not self._draws and not changed
             self._training.clear()
             self._prepared = shape
 
