@@ -310,7 +310,7 @@ class TorchStep(TrainStep):
             what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(f"the loss is a {what}: return a scalar tensor that depends on the parameters")
         loss.backward()
-        return loss.item()
+        return float(loss)
 
     def _fill(self, bench: "_Bench", out: Gradients) -> None:
         found = bench.linear.take()
@@ -414,7 +414,8 @@ def _dense(name: str, gradient: Tensor) -> NDArray[Any]:
             f"parameter {name!r} has a gradient of layout {gradient.layout}, which servers cannot apply: use "
             "sparse=False where the gradient is made"
         )
-    return gradient.detach().cpu().numpy()
+    found: NDArray[Any] = gradient.detach().cpu().numpy()
+    return found
 
 
 def _without_gradient(name: str) -> str:

@@ -163,7 +163,7 @@ def test_a_step_refuses_data_that_it_cannot_train_on():
 
 @pytest.mark.parametrize("other", [{}, {"scale of pixels": (255.0, 250.0)}, {"other": (1.0, 1.0)}])
 def test_a_step_with_other_constants_than_its_driver_is_refused(other):
-    with pytest.raises(ConfigError, match="tensor '(other|scale of pixels)' differs from that of the run's"):
+    with pytest.raises(ConfigError, match=r"tensor '(other|scale of pixels)' differs from that of the run's"):
         StepModel(Deriving(), msgspec.structs.replace(DERIVING, constants=other))
     near = {"scale of pixels": (255.1, 254.9)}
     StepModel(Deriving(), msgspec.structs.replace(DERIVING, constants=near))
@@ -192,7 +192,7 @@ def test_a_step_with_other_arrays_than_the_store_is_refused(arrays, text):
 def test_the_size_of_a_sample_is_bounded(sample):
     step = Softmax()
     step.sample = sample
-    with pytest.raises(ConfigError, match="step mine: sample is .*expected 0 to 65536 images"):
+    with pytest.raises(ConfigError, match=r"step mine: sample is .*expected 0 to 65536 images"):
         NamedStep(step, "mine").spec({"shape": [1, 8, 8], "classes": 10})
     if type(sample) is int:
         record = {"step": {"name": "mine", "shape": [1, 8, 8], "classes": 10, "sample": sample}}
