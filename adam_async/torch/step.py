@@ -123,7 +123,7 @@ class TorchStep(TrainStep):
         self._loss, self._metrics, self._forward = loss, metrics, forward
         self._unused = unused
         # The step's own module stays as it is: threads use copies.
-        self._module = deepcopy(module) if isinstance(module, nn.Module) else self._made(CONSTANTS_SEED)
+        self._module = _copied(module) if isinstance(module, nn.Module) else self._made(CONSTANTS_SEED)
         specs = ModuleParameters(self._module).specs
         trained = _trained(self._module)
         if not trained:
@@ -140,7 +140,8 @@ class TorchStep(TrainStep):
         self.deterministic = False
         """Whether a repetition of `step` gives equal bits; False before `prepare`."""
         self._draws = True
-        self._dtype = next(iter(trained.values())).dtype
+        first = next(iter(trained.values()))
+        self._dtype, self._device = first.dtype, first.device
         self._prepared: tuple[int, int, int] | None = None
         self._preparing = Lock()
         self._training: deque[_Bench] = deque()
@@ -160,7 +161,7 @@ class TorchStep(TrainStep):
             before = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
             bench = self._new_bench(self._module, factors=None)
             batch = Batch(np.zeros((PROBED, *shape), np.uint8), np.zeros(PROBED, np.int64))
-            values = self._values_of(self._module)
+            values, kept = self._values_of(self._module), self._values_of(self._module)
             with _RANDOM, torch.random.fork_rng(devices=[]):
                 torch.manual_seed(CONSTANTS_SEED)
                 state = torch.get_rng_state()
@@ -175,6 +176,9 @@ class TorchStep(TrainStep):
                         f"with labels 0: {type(error).__name__}: {error}; convert the images in `forward`"
                     ) from error
                 self._draws = not torch.equal(state, torch.get_rng_state())
+            for name, value in values.items():
+                if not np.array_equal(value, kept[name]):
+                    raise ConfigError(_changed_in_place(name))
             found = bench.linear.take()
             self.factors = [name for name, each in found.items() if each.rows == PROBED and each.rest is None]
             for name, parameter in bench.parameters.items():
@@ -276,14 +280,7 @@ class TorchStep(TrainStep):
         return {name: values[name] for name in self.arrays}
 
     def _new_bench(self, module: nn.Module, factors: Collection[str] | None) -> "_Bench":
-        try:
-            copied = deepcopy(module)
-        except Exception as error:
-            raise ConfigError(
-                f"module {type(module).__name__} cannot be copied for a compute thread ({error!r}): keep no "
-                "locks, files or results of computations as its attributes"
-            ) from error
-        return _Bench(copied, self.arrays, factors)
+        return _Bench(_copied(module), self.arrays, factors)
 
     @contextmanager
     def _lent(self, pool: "deque[_Bench]", factors: Collection[str]) -> Iterator["_Bench"]:
@@ -298,7 +295,7 @@ class TorchStep(TrainStep):
         pool.append(bench)
 
     def _tensors(self, batch: Batch) -> TorchBatch:
-        images, labels = _tensor(batch.images), _tensor(batch.labels)
+        images, labels = (_tensor(each).to(self._device) for each in (batch.images, batch.labels))
         return TorchBatch(images, labels, self._dtype, batch.epoch, batch.number)
 
     def _backward(self, bench: "_Bench", batch: Batch) -> float:
@@ -333,6 +330,16 @@ class TorchStep(TrainStep):
                 out[name] = Factors(zeros[:, :inputs], zeros[:, inputs:])
             else:
                 out[name][...] = 0
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    try:
+        return deepcopy(module)
+    except Exception as error:
+        raise ConfigError(
+            f"module {type(module).__name__} cannot be copied for a compute thread ({error!r}): keep no "
+            "locks, files or results of computations as its attributes"
+        ) from error
 
 
 class _Bench:
@@ -377,10 +384,7 @@ class _Bench:
                     f"{tuple(parameter.shape)}: keep the shapes of parameters during a run"
                 )
             if parameter._version != self._loaded[name]:
-                raise ConfigError(
-                    f"parameter {name!r} was changed in place by the module: only the servers' rule changes "
-                    "parameters; use a parametrisation, or make it a buffer"
-                )
+                raise ConfigError(_changed_in_place(name))
 
     def release(self) -> None:
         """Let go of values and gradients."""
@@ -416,6 +420,13 @@ def _dense(name: str, gradient: Tensor) -> NDArray[Any]:
         )
     found: NDArray[Any] = gradient.detach().cpu().numpy()
     return found
+
+
+def _changed_in_place(name: str) -> str:
+    return (
+        f"parameter {name!r} was changed in place by the module: only the servers' rule changes parameters; "
+        "use a parametrisation, or make it a buffer"
+    )
 
 
 def _without_gradient(name: str) -> str:
