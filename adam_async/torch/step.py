@@ -307,7 +307,7 @@ class TorchStep(TrainStep):
             what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(f"the loss is a {what}: return a scalar tensor that depends on the parameters")
         loss.backward()
-        return float(loss)
+        return float(loss.detach())
 
     def _fill(self, bench: "_Bench", out: Gradients) -> None:
         found = bench.linear.take()
@@ -465,8 +465,8 @@ def _changed(before: Mapping[str, Tensor], module: nn.Module) -> list[str]:
 def _constants(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[str, tuple[float, float]]:
     """Return the fingerprints of the tensors of a module that are no arrays; see `TrainStep.constants`.
 
-    A fingerprint is the norm of a tensor, and its product with random signs, which tells two tensors of one
-    distribution apart.
+    A fingerprint is the norm of a tensor, and its product with irregular signs, which tells two tensors of
+    one distribution apart.
 
     Raises:
         ConfigError: A tensor has no form in a model file; the error has its name.
@@ -485,7 +485,7 @@ def _constants(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[s
         if tensor.requires_grad:
             continue  # another name of an array
         values = tensor.detach().cpu().double().numpy().ravel()
-        signs = np.random.default_rng(CONSTANTS_SEED).integers(0, 2, values.size) * 2.0 - 1.0
+        signs = _signs(values.size)
         with np.errstate(all="ignore"):  # a mask may have infinite values
             known = np.nan_to_num(values, posinf=1e30, neginf=-1e30)
             found[name] = (float(np.linalg.norm(known)), float(known @ signs))
@@ -496,6 +496,12 @@ def _constants(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[s
                 "it out of get_extra_state, or make it a tensor"
             )
     return found
+
+
+def _signs(count: int) -> NDArray[np.float64]:
+    """Irregular signs 1 and -1, the same everywhere: the highest bits of multiples of the golden ratio."""
+    bits = np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(63)
+    return 1.0 - 2.0 * bits.astype(np.float64)
 
 
 def _random_key(batch: Batch) -> int:

@@ -135,7 +135,7 @@ async def run(cluster: LocalCluster) -> None:
 
 WRONG = {
     "raises": "failed in step: ValueError: no scale",
-    "loss": r"failed in step: the loss is nan in group \d of epoch 1: lower the rate",
+    "loss": r"failed in step: the loss is nan in group \d of epoch 1; all arrays are finite: lower the rate",
     "weight": "failed in step: the weight is 0: return the number of examples.*1 to 4",
     "unset": r"the step set no gradient of array 'w': fill out\['w'\]",
     "nothing": r"the step returned None: return StepOutcome\(loss, weight=len\(batch\)\)",
