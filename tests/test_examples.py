@@ -70,6 +70,28 @@ def test_the_step_in_numpy_learns_the_digits_by_its_own_command_with_processes()
     assert float(re.search(r"test accuracy (\d+\.\d+)% after 12 epochs", output)[1]) > 85
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [SERIAL, {**LOCKSTEP, "rate": 0.1}])
+async def test_the_step_with_pytorch_learns_the_digits(options: dict[str, object]) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
+    step = load("torch_step.py").cnn(width=8)
+    async with LocalCluster(Config(data="digits", epochs=3, **options), step=step) as cluster:
+        result = await cluster.train()
+
+    assert result.test_accuracy > 0.85
+
+
+@pytest.mark.processes
+def test_the_step_with_pytorch_learns_the_digits_by_its_own_command() -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
+    text = (ROOT / "examples" / "torch_step.py").read_text()
+    words = shlex.split(re.search(r"^    adam-async (train .*)$", text, re.MULTILINE)[1])
+    code, output = run(*words, "--epochs", "4")
+
+    assert code == 0, output
+    assert float(re.search(r"test accuracy (\d+\.\d+)% after 4 epochs", output)[1]) > 90
+
+
 async def test_the_tensor_comes_back_as_it_went() -> None:
     assert await load("02_tensor_echo.py").main(size=300_000, rounds=2) == 0.0
 

@@ -148,10 +148,11 @@ def check_options(options: DrillOptions) -> None:
             ("--saturate", options.saturate, 0.0),
             ("--pairs", options.pairs, 1),
             ("--epochs", options.epochs, 0),
-            ("--step", options.step, None),
         ):
             if value != default:
                 raise ConfigError(f"{name} belongs to --workload train")
+        if options.step is not None:
+            raise ConfigError("--step belongs to --workload train")
     elif options.plot is not None:
         raise ConfigError("--plot belongs to --workload counter")
     if min(options.copies, options.servers) < LEAST_COPIES:

@@ -19,6 +19,7 @@ All other tensors of `state_dict()` are no arrays, because a run has one rule, w
 Letters: N images, C channels, H rows, W columns, K classes.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,8 @@ from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.train_step import Batch, Gradients, Metrics, StepOutcome, TrainStep
 from adam_async.torch.factors import LinearFactors
 from adam_async.torch.parameters import ModuleParameters
+
+logger = logging.getLogger(__name__)
 
 SAMPLE_IMAGES = 2048
 """Default number of training images for the running statistics."""
@@ -120,7 +123,7 @@ class TorchStep(TrainStep):
         self._loss, self._metrics, self._forward = loss, metrics, forward
         self._unused = unused
         # The step's own module stays as it is: threads use copies.
-        self._module = deepcopy(module) if isinstance(module, nn.Module) else self._made(CONSTANTS_SEED)
+        self._module = _copied(module) if isinstance(module, nn.Module) else self._made(CONSTANTS_SEED)
         specs = ModuleParameters(self._module).specs
         trained = _trained(self._module)
         if not trained:
@@ -137,7 +140,8 @@ class TorchStep(TrainStep):
         self.deterministic = False
         """Whether a repetition of `step` gives equal bits; False before `prepare`."""
         self._draws = True
-        self._dtype = next(iter(trained.values())).dtype
+        first = next(iter(trained.values()))
+        self._dtype, self._device = first.dtype, first.device
         self._prepared: tuple[int, int, int] | None = None
         self._preparing = Lock()
         self._training: deque[_Bench] = deque()
@@ -157,7 +161,7 @@ class TorchStep(TrainStep):
             before = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
             bench = self._new_bench(self._module, factors=None)
             batch = Batch(np.zeros((PROBED, *shape), np.uint8), np.zeros(PROBED, np.int64))
-            values = self._values_of(self._module)
+            values, kept = self._values_of(self._module), self._values_of(self._module)
             with _RANDOM, torch.random.fork_rng(devices=[]):
                 torch.manual_seed(CONSTANTS_SEED)
                 state = torch.get_rng_state()
@@ -172,6 +176,9 @@ class TorchStep(TrainStep):
                         f"with labels 0: {type(error).__name__}: {error}; convert the images in `forward`"
                     ) from error
                 self._draws = not torch.equal(state, torch.get_rng_state())
+            for name, value in values.items():
+                if not np.array_equal(value, kept[name]):
+                    raise ConfigError(_changed_in_place(name))
             found = bench.linear.take()
             self.factors = [name for name, each in found.items() if each.rows == PROBED and each.rest is None]
             for name, parameter in bench.parameters.items():
@@ -179,7 +186,15 @@ class TorchStep(TrainStep):
                     _dense(name, parameter.grad)
                 elif name not in found and not self._unused:
                     raise ConfigError(_without_gradient(name))
-            self.deterministic = not self._draws and not _changed(before, bench.module)
+            changed = _changed(before, bench.module)
+            if changed:
+                logger.warning(
+                    "training changes buffers %s of %s: each copy of the module changes its own, and "
+                    "evaluations and the saved model have their first values",
+                    ", ".join(changed),
+                    type(self._module).__name__,
+                )
+            self.deterministic = not self._draws and not changed
             self._training.clear()
             self._prepared = shape
 
@@ -265,14 +280,7 @@ class TorchStep(TrainStep):
         return {name: values[name] for name in self.arrays}
 
     def _new_bench(self, module: nn.Module, factors: Collection[str] | None) -> "_Bench":
-        try:
-            copied = deepcopy(module)
-        except Exception as error:
-            raise ConfigError(
-                f"module {type(module).__name__} cannot be copied for a compute thread ({error!r}): keep no "
-                "locks, files or results of computations as its attributes"
-            ) from error
-        return _Bench(copied, self.arrays, factors)
+        return _Bench(_copied(module), self.arrays, factors)
 
     @contextmanager
     def _lent(self, pool: "deque[_Bench]", factors: Collection[str]) -> Iterator["_Bench"]:
@@ -287,7 +295,7 @@ class TorchStep(TrainStep):
         pool.append(bench)
 
     def _tensors(self, batch: Batch) -> TorchBatch:
-        images, labels = _tensor(batch.images), _tensor(batch.labels)
+        images, labels = (_tensor(each).to(self._device) for each in (batch.images, batch.labels))
         return TorchBatch(images, labels, self._dtype, batch.epoch, batch.number)
 
     def _backward(self, bench: "_Bench", batch: Batch) -> float:
@@ -299,7 +307,7 @@ class TorchStep(TrainStep):
             what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(f"the loss is a {what}: return a scalar tensor that depends on the parameters")
         loss.backward()
-        return loss.item()
+        return float(loss.detach())
 
     def _fill(self, bench: "_Bench", out: Gradients) -> None:
         found = bench.linear.take()
@@ -322,6 +330,16 @@ class TorchStep(TrainStep):
                 out[name] = Factors(zeros[:, :inputs], zeros[:, inputs:])
             else:
                 out[name][...] = 0
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    try:
+        return deepcopy(module)
+    except Exception as error:
+        raise ConfigError(
+            f"module {type(module).__name__} cannot be copied for a compute thread ({error!r}): keep no "
+            "locks, files or results of computations as its attributes"
+        ) from error
 
 
 class _Bench:
@@ -366,10 +384,7 @@ class _Bench:
                     f"{tuple(parameter.shape)}: keep the shapes of parameters during a run"
                 )
             if parameter._version != self._loaded[name]:
-                raise ConfigError(
-                    f"parameter {name!r} was changed in place by the module: only the servers' rule changes "
-                    "parameters; use a parametrisation, or make it a buffer"
-                )
+                raise ConfigError(_changed_in_place(name))
 
     def release(self) -> None:
         """Let go of values and gradients."""
@@ -403,7 +418,15 @@ def _dense(name: str, gradient: Tensor) -> NDArray[Any]:
             f"parameter {name!r} has a gradient of layout {gradient.layout}, which servers cannot apply: use "
             "sparse=False where the gradient is made"
         )
-    return gradient.detach().cpu().numpy()
+    found: NDArray[Any] = gradient.detach().cpu().numpy()
+    return found
+
+
+def _changed_in_place(name: str) -> str:
+    return (
+        f"parameter {name!r} was changed in place by the module: only the servers' rule changes parameters; "
+        "use a parametrisation, or make it a buffer"
+    )
 
 
 def _without_gradient(name: str) -> str:
@@ -442,8 +465,8 @@ def _changed(before: Mapping[str, Tensor], module: nn.Module) -> list[str]:
 def _constants(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[str, tuple[float, float]]:
     """Return the fingerprints of the tensors of a module that are no arrays; see `TrainStep.constants`.
 
-    A fingerprint is the norm of a tensor, and its product with random signs, which tells two tensors of one
-    distribution apart.
+    A fingerprint is the norm of a tensor, and its product with irregular signs, which tells two tensors of
+    one distribution apart.
 
     Raises:
         ConfigError: A tensor has no form in a model file; the error has its name.
@@ -462,7 +485,7 @@ def _constants(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[s
         if tensor.requires_grad:
             continue  # another name of an array
         values = tensor.detach().cpu().double().numpy().ravel()
-        signs = np.random.default_rng(CONSTANTS_SEED).integers(0, 2, values.size) * 2.0 - 1.0
+        signs = _signs(values.size)
         with np.errstate(all="ignore"):  # a mask may have infinite values
             known = np.nan_to_num(values, posinf=1e30, neginf=-1e30)
             found[name] = (float(np.linalg.norm(known)), float(known @ signs))
@@ -473,6 +496,12 @@ def _constants(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[s
                 "it out of get_extra_state, or make it a tensor"
             )
     return found
+
+
+def _signs(count: int) -> NDArray[np.float64]:
+    """Irregular signs 1 and -1, the same everywhere: the highest bits of multiples of the golden ratio."""
+    bits = np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(63)
+    return 1.0 - 2.0 * bits.astype(np.float64)
 
 
 def _random_key(batch: Batch) -> int:

@@ -14,12 +14,12 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra tor
 from safetensors.torch import load_file
 
 from adam_async import Dataset, Disk, load_dataset
-from tests.adam_async.torch.modules import Residual
-from tests.processes.commands import ROOT, Command, run
+from tests.adam_async.torch.modules import normalised
+from tests.processes.commands import ROOT, RUN_S, Command, run
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
-STEP = ("--step", "tests.adam_async.torch.modules:residual_step", "--step-path", str(ROOT))
+STEP = ("--step", "tests.adam_async.torch.modules:normalised_step", "--step-path", str(ROOT))
 TRAIN = ("train", "--data", "digits", "--processes", "--replicas", "2", "--rate", "0.05")
 
 
@@ -35,7 +35,7 @@ def test_a_killed_worker_is_replaced_and_the_saved_model_loads(tmp_path: Path, c
         command.wait_for("epoch 1/12")
         os.kill(command.child("worker-1"), signal.SIGKILL)
         command.wait_for("worker-1 died: killed by signal 9; starting it again")
-        code = command.finish()
+        code = command.finish(seconds=RUN_S)
 
     assert code == 0, command.output
     epochs = re.findall(r"epoch \d+/12: .* (\S+) images in", command.output)
@@ -43,7 +43,7 @@ def test_a_killed_worker_is_replaced_and_the_saved_model_loads(tmp_path: Path, c
     accuracy = float(re.search(r"test accuracy (\d+\.\d+)% after 12 epochs", command.output)[1])
     assert accuracy > 90
 
-    module = Residual()
+    module = normalised()
     module.load_state_dict(load_file(tmp_path / "model.safetensors"))
     module.eval()
     data = asyncio.run(digits())
@@ -66,15 +66,17 @@ def test_a_data_set_is_imported_by_its_path() -> None:
     assert re.search(r"epoch 1/1: .* 54 images in", output), output
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_a_module_trains_through_a_drill(tmp_path: Path) -> None:
     file = tmp_path / "drill.json"
-    words = ("--workload", "train", "--epochs", "40", "--count", "1", "--every", "2", "--faults", "kill")
+    words = ("--workload", "train", "--epochs", "30", "--count", "1", "--every", "2", "--faults", "kill")
     code, output = run("drill", *words, *STEP, "--json", str(file))
 
     assert code == 0, output
     report = json.loads(file.read_text())
-    assert all(claim["holds"] for claim in report["claims"]), report["claims"]
+    claims = {claim["name"]: claim["holds"] for claim in report["claims"]}
+    assert False not in claims.values(), report["claims"]
+    assert claims["each push applied once"]
     (pair,) = report["observations"]["pairs"]
     assert pair["faults"] == 1
-    assert min(pair["accuracy_without"], pair["accuracy_with"]) > 0.9
+    assert min(pair["accuracy_without"], pair["accuracy_with"]) > 0.85

@@ -18,6 +18,7 @@ from adam_async.errors import RecordError
 from adam_async.messages import Lease
 from adam_async.model.context import Context
 from adam_async.parameter_server.client import StepPush
+from adam_async.run.step_model import StepContext
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import PushPlan
 from adam_async.worker.stepper import Pusher, Stepper
@@ -69,7 +70,7 @@ class RecordedWeights(WorkerWeights):
 class _Bench:
     """The part of a firing that training uses."""
 
-    context: Context
+    context: Context | StepContext
     scratch: ThreadScratch
 
 

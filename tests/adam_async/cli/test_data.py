@@ -4,15 +4,18 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from adam_async.cli.commands import app
-from adam_async.cli.data import Downloads, cache_folder, data_folder, load_data
+from adam_async.cli.data import Downloads, cache_folder, data_folder, is_import_path, load_data
 from adam_async.cli.data_inspect import run_inspection
 from adam_async.cli.options import InspectOptions
 from adam_async.cli.terminal import Terminal
-from adam_async.errors import DataError
+from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.sources.objects import from_object
+from adam_async.errors import ConfigError, DataError
 from adam_async.runtime.disk import Disk
 
 
@@ -102,6 +105,47 @@ async def test_inspecting_passes_over_damage_unless_told_otherwise(
         await run_inspection(source, InspectOptions(damaged="error"), {}, Terminal())
 
     assert f"damaged, and left out:\n  {source}, line 62" in capsys.readouterr().out
+
+
+def make_images() -> list[tuple[np.ndarray, int]]:
+    return [(np.full((4, 4), number, np.uint8), number % 2) for number in range(20)]
+
+
+async def make_data_set() -> Dataset:
+    return await from_object(make_images(), name="made")
+
+
+def fails() -> None:
+    raise OSError("no disk")
+
+
+@pytest.mark.parametrize("name", ["make_images", "make_data_set"])
+async def test_data_come_from_an_imported_function(name: str) -> None:
+    async with Disk() as disk:
+        found = await load_data(f"{__name__}:{name}", disk, {})
+    assert (len(found.train_labels), len(found.test_labels), found.image_shape) == (18, 2, (1, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("no_module_of_this_name:make", "there is no module 'no_module_of_this_name'"),
+        (f"{__name__}:absent", "has no 'absent'"),
+        (f"{__name__}:fails", r"fails failed: OSError\('no disk'\)"),
+    ],
+)
+async def test_a_function_that_makes_no_data_is_named(source: str, text: str) -> None:
+    async with Disk() as disk:
+        with pytest.raises(ConfigError, match=text):
+            await load_data(source, disk, {})
+
+
+def test_files_and_other_sources_are_no_import_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a:b").mkdir()
+    sources = ("a:b", "synthetic:100", "digits", "tcp://host:1", "C:/images", "/data:x", "a.b:")
+    assert not any(map(is_import_path, sources))
+    assert is_import_path("package.module:make")
 
 
 async def test_an_address_is_no_source_and_train_is_named() -> None:

@@ -12,10 +12,13 @@ from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.model_file import dump_model
 from adam_async.checkpoint.trained_model import Model
 from adam_async.cluster.local import LocalCluster
+from adam_async.data_server.validation_split import ValidationSplit, sample_of
+from adam_async.driver.replay.decode import read_recording
+from adam_async.driver.replay.run import Replay
 from adam_async.errors import ConfigError, RoleFailed, StepFailed
 from adam_async.run.config import Config
-from adam_async.run.user_code import NamedStep
-from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of
+from adam_async.run.user_code import NamedStep, named_step
+from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
 from tests.adam_async.steps import Noted, Softmax, Wrong, text_of
 
 SOFTMAX = "tests.adam_async.steps:softmax"
@@ -132,7 +135,7 @@ async def run(cluster: LocalCluster) -> None:
 
 WRONG = {
     "raises": "failed in step: ValueError: no scale",
-    "loss": r"failed in step: the loss is nan in group \d of epoch 1: lower the rate",
+    "loss": r"failed in step: the loss is nan in group \d of epoch 1; all arrays are finite: lower the rate",
     "weight": "failed in step: the weight is 0: return the number of examples.*1 to 4",
     "unset": r"the step set no gradient of array 'w': fill out\['w'\]",
     "nothing": r"the step returned None: return StepOutcome\(loss, weight=len\(batch\)\)",
@@ -180,6 +183,55 @@ async def test_a_loss_that_is_not_finite_is_allowed_by_keep_going():
 def test_options_of_networks_are_refused_with_their_remedy(options, said):
     with pytest.raises(ConfigError, match=said):
         cluster_of(config_of(**options), step=Softmax())
+
+
+class Averaging(Softmax):
+    """Derives the mean of some training images, and evaluates only with it."""
+
+    sample = 30
+
+    def derived(self, values, batches):
+        return {"mean": np.concatenate([batch.images for batch in batches]).mean(axis=0)}
+
+    def evaluate(self, values, batch):
+        assert values["mean"].any()
+        return super().evaluate(values, batch)
+
+
+@pytest.mark.parametrize("data_servers", [1, 2])
+async def test_a_sample_of_the_training_images_reaches_evaluation_and_saved_model(data_servers):
+    data = tiny_dataset(60)
+    config = config_of(validation=20, data_servers=data_servers, seed=3)
+    async with cluster_of(config, step=Averaging()) as cluster:
+        result = await cluster.train()
+    trained = ValidationSplit.of(data.train_labels, count=20, seed=3).trained
+    chosen = sample_of(trained, 30, seed=3)
+    saved = load_tensors(dump_model(result.model, result.weights))
+    np.testing.assert_allclose(saved["mean"], data.train_images[chosen].mean(axis=0))
+
+
+async def test_a_step_that_is_not_deterministic_is_not_recorded():
+    with pytest.raises(ConfigError, match="Softmax is not deterministic: leave record out"):
+        await run(cluster_of(config_of(record=True), step=Softmax()))
+
+
+async def test_a_record_of_a_deterministic_step_replays_to_the_last_bit():
+    step, data = Averaging(("w",)), tiny_dataset(60)
+    step.deterministic = True
+    async with cluster_of(config_of(record=True, replicas=2, pull_every=2, **SHARDED), step=step) as cluster:
+        result = await cluster.train()
+    assert isinstance(result.record, bytes)
+    named = named_step(step, None)
+    replay = Replay(read_recording(result.record, origin="it", step=named), data, step=named)
+    for epoch in replay.header.epochs:
+        for _ in replay.steps(epoch):
+            pass
+        assert replay.accuracy(epoch) == epoch.test_accuracy
+    for _ in replay.steps():
+        pass
+    replay.check()
+    with pytest.raises(ConfigError, match=r"of the record trains step .*if you trust it, give --step"):
+        read_recording(result.record, origin="it")
 
 
 class Changed(Wrong):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.data_server.questions import Questions
-from adam_async.data_server.validation_split import ValidationSplit, check_validation
+from adam_async.data_server.validation_split import ValidationSplit, check_validation, sample_of
 from adam_async.errors import ConfigError
 from adam_async.run.config import Config
 from tests.adam_async.runs import NETWORKS, cluster_of, tiny_dataset
@@ -32,6 +32,17 @@ def test_the_split_depends_on_the_seed():
     first, again, other = (ValidationSplit.of(labels, count=100, seed=seed).held_back for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert set(first) != set(other)
+
+
+def test_a_sample_has_different_images_to_train_on_and_depends_on_the_seed():
+    trained = np.arange(0, 1000, 3)
+    first, again, other = (sample_of(trained, 50, seed=seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert set(first) != set(other)
+    assert set(first) <= set(trained)
+    assert len(set(first)) == 50
+    assert (np.diff(first) > 0).all()
+    np.testing.assert_array_equal(sample_of(trained, 10_000, seed=1), trained)
 
 
 def test_a_split_that_leaves_nothing_to_train_on_is_refused():

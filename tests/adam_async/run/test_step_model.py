@@ -1,5 +1,6 @@
 """A step in the place of a network: its arrays are checked, and its weight counts."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -7,7 +8,9 @@ from adam_async.errors import ConfigError, StepFailed
 from adam_async.run.arrays import ArraySpec
 from adam_async.run.partition import arrays_of
 from adam_async.run.step_model import StepModel, arrays_of_step
+from adam_async.run.store_record import ArrayRecord
 from adam_async.run.train_step import StepOutcome, StepSpec
+from adam_async.run.user_code import NamedStep
 from tests.adam_async.steps import Softmax, Wrong
 
 SPEC = StepSpec(name="mine", shape=(1, 8, 8), classes=10)
@@ -107,3 +110,91 @@ def test_an_accuracy_that_is_no_share_is_refused(accuracy):
     model = StepModel(Odd(), SPEC)
     with pytest.raises(StepFailed, match="failed in evaluate: the accuracy is"):
         model.count_right(model.initial(0), np.zeros((3, 1, 8, 8), np.uint8), np.zeros(3, np.int64))
+
+
+class Deriving(Softmax):
+    """Derives the mean image of its sample, and needs it in evaluations."""
+
+    sample = 20
+    constants = {"scale of pixels": (255.0, 255.0)}
+
+    def prepare(self, shape, classes):
+        if shape[0] != 1:
+            raise ConfigError("give grey images")
+
+    def derived(self, values, batches):
+        self.sizes = [len(batch) for batch in batches]
+        images = np.concatenate([batch.images for batch in batches] or [np.zeros((1, 1, 8, 8))])
+        return {"mean": images.mean(axis=0)}
+
+    def evaluate(self, values, batch):
+        return {"accuracy": float(values["mean"].mean() == 3)}
+
+
+DERIVING = NamedStep(Deriving(), "mine").spec({"shape": [1, 8, 8], "classes": 10})
+
+
+def test_derived_tensors_are_those_of_the_sample_and_reach_the_evaluation():
+    step = Deriving()
+    model = StepModel(step, DERIVING)
+    assert model.lacks_sample
+    model.take_sample(np.full((513, 1, 8, 8), 3, np.uint8), np.zeros(513, np.int64))
+    assert not model.lacks_sample
+    tensors = model.tensors(model.initial(0))
+    assert step.sizes == [171, 171, 171]  # no batch of one image is left over
+    assert list(tensors) == ["w", "b", "scale", "mean"]
+    assert model.count_right(tensors, np.zeros((4, 1, 8, 8), np.uint8), np.zeros(4, np.int64)) == 4
+    with pytest.raises(ValueError, match="read-only"):
+        tensors["mean"][0] = 1
+
+
+def test_a_derived_tensor_with_the_name_of_an_array_is_an_error():
+    step = Deriving()
+    step.derived = lambda values, batches: {"w": values["w"]}
+    model = StepModel(step, DERIVING)
+    with pytest.raises(StepFailed, match="derived: tensor 'w' is a ndarray or an array of the step"):
+        model.tensors(model.initial(0))
+
+
+def test_a_step_refuses_data_that_it_cannot_train_on():
+    with pytest.raises(ConfigError, match="step mine: give grey images"):
+        StepModel(Deriving(), StepSpec(name="mine", shape=(3, 8, 8), classes=10))
+
+
+@pytest.mark.parametrize("other", [{}, {"scale of pixels": (255.0, 250.0)}, {"other": (1.0, 1.0)}])
+def test_a_step_with_other_constants_than_its_driver_is_refused(other):
+    with pytest.raises(ConfigError, match=r"tensor '(other|scale of pixels)' differs from that of the run's"):
+        StepModel(Deriving(), msgspec.structs.replace(DERIVING, constants=other))
+    near = {"scale of pixels": (255.1, 254.9)}
+    StepModel(Deriving(), msgspec.structs.replace(DERIVING, constants=near))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [
+        ([ArrayRecord("w", (10, 65), "float64")], r"'w' is float64\[10, 64\] here, and float64\[10, 65\] in"),
+        ([ArrayRecord("w", (10, 64), "float32")], r"'w' is float64\[10, 64\] here, and float32\[10, 64\] in"),
+        ([ArrayRecord("w", (10, 64), "float64")], r"'b' is float64\[10\] here, and absent in the store"),
+        (
+            [*arrays_of(StepModel(Softmax(), SPEC), None), ArrayRecord("c", (2,), "float64")],
+            r"'c' is absent here, and float64\[2\] in the store of the run: start this worker with the code",
+        ),
+    ],
+)
+def test_a_step_with_other_arrays_than_the_store_is_refused(arrays, text):
+    model = StepModel(Softmax(), SPEC)
+    with pytest.raises(ConfigError, match=text):
+        model.check_store(arrays)
+    model.check_store(arrays_of(model, None))
+
+
+@pytest.mark.parametrize("sample", [-1, 1 << 17, 2.5, True])
+def test_the_size_of_a_sample_is_bounded(sample):
+    step = Softmax()
+    step.sample = sample
+    with pytest.raises(ConfigError, match=r"step mine: sample is .*expected 0 to 65536 images"):
+        NamedStep(step, "mine").spec({"shape": [1, 8, 8], "classes": 10})
+    if type(sample) is int:
+        record = {"step": {"name": "mine", "shape": [1, 8, 8], "classes": 10, "sample": sample}}
+        with pytest.raises(ConfigError, match="a sample of"):
+            StepSpec.from_dict(record)

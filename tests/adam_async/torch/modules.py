@@ -36,6 +36,13 @@ class Residual(nn.Module):
         return found
 
 
+def normalised() -> nn.Module:
+    """A small network with batch normalisation that trains fast."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10)
+    )
+
+
 class Characters(nn.Module):
     """A language model over the bytes of an image, with one matrix for both embeddings."""
 
@@ -73,6 +80,10 @@ def mlp_step() -> TorchStep:
 
 def residual_step() -> TorchStep:
     return TorchStep(Residual, functional.cross_entropy)
+
+
+def normalised_step() -> TorchStep:
+    return TorchStep(normalised, functional.cross_entropy)
 
 
 def dropout_step() -> TorchStep:

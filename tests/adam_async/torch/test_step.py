@@ -1,6 +1,7 @@
 """Modules of PyTorch as steps: their arrays, gradients, further tensors and errors."""
 
 from collections.abc import Callable
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -262,6 +263,8 @@ class Bad(nn.Module):
             case "in place":
                 with torch.no_grad():
                     self.layer.bias.clamp_(-1, 1)
+            case "data in place":
+                self.layer.bias.data.clamp_(-1e-6, 1e-6)
             case "new shape":
                 self.spare.data = torch.zeros(4)
         return output
@@ -271,6 +274,7 @@ MISTAKES = {
     "replaced": r"parameter 'spare' got no gradient: .*a module may not replace its parameters",
     "sparse": r"parameter 'embed\.weight' has a gradient of layout torch\.sparse_coo.*sparse=False",
     "in place": r"parameter 'layer\.bias' was changed in place by the module: only the servers' rule",
+    "data in place": r"parameter 'layer\.bias' was changed in place by the module",
     "new shape": r"parameter 'spare' changed its shape from \(3,\) to \(4,\): keep the shapes",
 }
 
@@ -294,7 +298,16 @@ def test_unused_parameters_get_zero_gradients_if_they_are_allowed() -> None:
     assert found["layer.weight"].any()
 
 
+class Locked(nn.Linear):
+    """A module with an attribute that cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.lock = Lock()
+
+
 CANNOT = {
+    "lock": (Locked, "module Locked cannot be copied for a compute thread .*keep no locks"),
     "frozen": (lambda: nn.Linear(2, 2).requires_grad_(False), r"all 2 parameters.*requires_grad_\(True\)"),
     "complex": (lambda: nn.Linear(2, 2, dtype=torch.complex64), "'weight' has complex values"),
     "buffer": (lambda: half_buffer(), "buffer 'mask' has values of type torch.bfloat16"),
