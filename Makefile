@@ -45,7 +45,7 @@ test-launchers:  ## roles over SSH, Ray and other engines, if their parts are in
 	$(BIN)/python -m pytest tests/processes/test_launch_*.py --timeout=600
 
 test-torch:  ## modules of PyTorch on parameter servers, if the extra torch is installed
-	$(BIN)/python -m pytest tests/adam_async/torch tests/processes/test_torch_*.py --timeout=600
+	$(BIN)/python -m pytest tests/adam_async/torch tests/adam_async/cli/test_export.py tests/test_examples.py tests/processes/test_torch_*.py --timeout=600
 
 bench:  ## every benchmark; rows go to benchmarks/results/latest-NAME.json
 	set -e; for file in $$(grep -l -e '"--json"' benchmarks/[a-z]*.py); do name=$$(basename $$file .py); \

@@ -92,6 +92,41 @@ def test_the_step_with_pytorch_learns_the_digits_by_its_own_command() -> None:
     assert float(re.search(r"test accuracy (\d+\.\d+)% after 4 epochs", output)[1]) > 90
 
 
+def needs_torch() -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)").set_num_threads(1)
+
+
+async def test_the_step_in_pytorch_learns_the_digits() -> None:
+    needs_torch()
+    step = load("torch_step.py").cnn()
+    async with LocalCluster(Config(data="digits", epochs=3), step=step) as cluster:
+        assert (await cluster.train()).test_accuracy > 0.85
+
+
+def test_the_character_model_of_pytorch_learns_through_a_store() -> None:
+    needs_torch()
+    losses = load("torch_char_lm.py").train(steps=20)
+    assert losses[0] > 4.0 > 3.5 > losses[-1]
+
+
+def test_the_denoiser_of_pytorch_learns_with_shared_weights_and_statistics() -> None:
+    needs_torch()
+    losses = load("torch_denoiser.py").train(epochs=2)
+    assert losses[-1] < losses[0] / 5
+
+
+@pytest.mark.processes
+async def test_the_residual_network_of_pytorch_survives_kills_of_a_worker_and_of_a_server() -> None:
+    needs_torch()
+    result = await load("torch_resnet.py").main(kill=True)
+
+    assert [epoch.images for epoch in result.epochs] == [1200, 1200, 1200]
+    events = [event["event"] for event in result.events]
+    assert any("worker-0 died" in event for event in events)
+    assert any("ps-1 died" in event for event in events)
+    assert result.test_accuracy > 0.8
+
+
 async def test_the_tensor_comes_back_as_it_went() -> None:
     assert await load("02_tensor_echo.py").main(size=300_000, rounds=2) == 0.0
 
