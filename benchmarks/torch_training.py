@@ -131,12 +131,13 @@ class Process:
         torch.set_num_threads(1)
         self.rank, self.options, self.counter, self.barrier = rank, options, counter, barrier
         self.mode: str = options["mode"]
-        self.images, self.labels = mnist("train")
+        self.images, self.labels = (each.to(options["device"]) for each in mnist("train"))
         random = np.random.default_rng(options["seed"])
         self.order = torch.from_numpy(random.permutation(len(self.images)))
         self.taken = 0
         torch.manual_seed(options["seed"])
-        self.module = MODULES[options["module"]]() if shared is None else shared
+        self.device = torch.device(options["device"])
+        self.module = MODULES[options["module"]]().to(self.device) if shared is None else shared
         self.trained = self.module
         self.slow = rank == options["straggler"]
         self.store: sync.ParameterStore | None = None
@@ -170,7 +171,7 @@ class Process:
         """Train one batch."""
         begin = time.perf_counter()
         start = number * BATCH % (len(self.order) - BATCH + 1)
-        rows = self.order[start : start + BATCH]
+        rows = self.order[start : start + BATCH].to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
         nn.functional.cross_entropy(self.trained(self.images[rows]), self.labels[rows]).backward()
         self.optimizer.step()
@@ -191,6 +192,8 @@ class Process:
         else:
             while (number := self.next_batch()) < self.taken + count:
                 self.step(number)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
         self.barrier.wait()
         self.taken += count
         return time.perf_counter() - begin
@@ -211,7 +214,7 @@ class Process:
             with torch.no_grad():
                 for name, parameter in self.module.named_parameters():
                     parameter.copy_(torch.tensor(values[name]))
-        return accuracy(self.module, *mnist("t10k"))
+        return accuracy(self.module, *(each.to(self.device) for each in mnist("t10k")))
 
 
 def run_process(
@@ -328,6 +331,7 @@ def compared(arguments: argparse.Namespace, modes: tuple[str, ...], **more: Any)
         "pull_every": arguments.push_every,
         "max_staleness": arguments.max_staleness,
         "to_accuracy": arguments.to_accuracy,
+        "device": arguments.device,
         "straggler": -1,
         **more,
     }
@@ -383,6 +387,7 @@ def main() -> None:
     parser.add_argument("--peer-rate", type=float, default=0.0, help="of DDP, if it is another one")
     parser.add_argument("--momentum", type=float, default=0.0)
     parser.add_argument("--to-accuracy", type=float, default=0.0)
+    parser.add_argument("--device", default="cpu", help="of the case overhead: cpu, cuda or mps")
     parser.add_argument("--json", type=Path, help="file for the rows")
     arguments = parser.parse_args()
     if arguments.once is not None:
