@@ -232,21 +232,22 @@ class RemoteOptimizer(torch.optim.Optimizer):
         gradients = collect(self._slots, allow_unused=self._allow_unused)
         self._steps += 1
         rates = [float(group["lr"]) for group in self.param_groups]
-        lands = False
-        if self._push_every == 1:
-            lands = self._push(gradients, rates)
-        else:
+        due = gradients
+        if self._push_every > 1:
             self._sums.add(gradients)
-            if self._sums.steps == self._push_every:
-                lands = self._push(self._sums.take(mean=self._is_summed), rates)
-        if self._takes_plain_steps and not (lands and self._most == 0):
+            if self._sums.steps < self._push_every:
+                # Values land only after a push, because they lack the gradients in the sums.
+                self._step_plainly(gradients, rates)
+                return
+            due = self._sums.take(mean=self._is_summed)
+        pulls = self._push(due, rates)
+        if not (pulls and self._most == 0):
             self._step_plainly(gradients, rates)
         # With clocks the first push waits for other clients, and the second one must not overtake it.
         self._exchanges.settle(self._most if self._is_begun else 0)
-        if self._pushes and not self._is_begun:
-            self._is_begun = True
-            if self._overlap is not None:
-                self._overlap.is_ahead = True
+        self._is_begun = True
+        if self._overlap is not None:
+            self._overlap.is_ahead = True
 
     def _push(self, gradients: dict[str, Tensor], rates: Sequence[float]) -> bool:
         """Begin the push of a step, with the pull after it if one is due; return whether one is."""
@@ -318,7 +319,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
         )
 
     def _step_plainly(self, gradients: Mapping[str, Tensor], rates: Sequence[float]) -> None:
-        """Subtract rate * gradient from parameters whose rule is `Sgd`, until the next pull."""
+        """With rare pulls, subtract rate * gradient from parameters whose rule is `Sgd`."""
+        if not self._takes_plain_steps:
+            return
         for index, rate in enumerate(rates):
             mine = [
                 (self._by_name[name].parameter, gradient)
