@@ -55,7 +55,8 @@ class SavedModel:
 def dump_model(
     network: RunModel, weights: Mapping[str, NDArray[Any]], class_names: Sequence[str] = ()
 ) -> bytes:
-    """Write a model as the bytes of its file. The file of a step has its arrays, and no metadata.
+    """Write a model as the bytes of its file. The file of a step has its arrays and derived tensors, and no
+    metadata.
 
     Args:
         weights: Tensors by name, converted to the network's dtype.
@@ -63,11 +64,14 @@ def dump_model(
 
     Raises:
         SavedModelError: A tensor is missing, superfluous or has the wrong shape.
+        StepFailed: The model is a step that did not return its derived tensors.
     """
     _check(network, weights, "the weights")
-    tensors = {p.name: np.ascontiguousarray(weights[p.name], network.dtype) for p in network.parameters}
+    # `np.ascontiguousarray` would make a scalar a vector.
+    tensors = {p.name: np.asarray(weights[p.name], network.dtype, order="C") for p in network.parameters}
     if isinstance(network, StepModel):
-        return bytes(save_tensors(tensors))
+        found = network.tensors(tensors)
+        return bytes(save_tensors({name: np.asarray(each, order="C") for name, each in found.items()}))
     # One entry, because the library writes several in an order that changes from process to process.
     ours: dict[str, Any] = {"format_version": FORMAT, "spec": network.spec.to_dict()}
     if class_names:

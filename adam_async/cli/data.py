@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from inspect import isawaitable
 from pathlib import Path
 from typing import Self
 
@@ -13,9 +14,11 @@ from adam_async.data_server.damage import Policy
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.datasets import load
 from adam_async.data_server.sources.downloads import Downloader
-from adam_async.errors import DataError
+from adam_async.data_server.sources.objects import from_object
+from adam_async.errors import AdamError, ConfigError, DataError
 from adam_async.run.cache_size import CacheLimits, room_for_whole
 from adam_async.run.image_size import Size
+from adam_async.run.user_code import import_named
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes
 
@@ -40,8 +43,11 @@ async def load_data(
             the limit of a source that decodes as a whole.
 
     Raises:
+        ConfigError: The source is an import path, and cannot be imported.
         DataError: The source is missing, more damaged than allowed, or too large to decode.
     """
+    if is_import_path(source):
+        return replace(await imported_dataset(source), cache=cache)
     if "://" in source:
         raise DataError(
             f"{source} is an address, not a name, a folder or a file; only train takes addresses of data "
@@ -60,6 +66,35 @@ async def load_data(
             size=size,
         )
     return replace(dataset, cache=cache)
+
+
+def is_import_path(source: str) -> bool:
+    """Whether a source of data is a function to import, ``package.module:function``, and no file."""
+    module, _, name = source.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), name)) and not Path(source).exists()
+
+
+async def imported_dataset(source: str) -> Dataset:
+    """Import a function of the user's, and return the data set that it makes.
+
+    Args:
+        source: ``package.module:function``. The function returns a `Dataset`, an awaitable of one, or a source
+            for `from_object`.
+
+    Raises:
+        ConfigError: The function cannot be imported, or fails.
+        DataError: The result is no data set.
+    """
+    make = import_named(source, "data")
+    try:
+        found = make()
+        if isawaitable(found):
+            found = await found
+    except AdamError:
+        raise
+    except Exception as error:  # user code may raise anything
+        raise ConfigError(f"data {source} failed: {error!r}") from error
+    return found if isinstance(found, Dataset) else await from_object(found, name=source)
 
 
 class Downloads:

@@ -111,7 +111,8 @@ class TrainOptions:
     """Model: auto (fits the data), mnist-adam, digits, mlp, cifar-conv, or FILE.toml with a spec."""
     data: str | None = None
     """Training data: auto, mnist, digits, fashion-mnist, cifar-10, synthetic, a folder or file
-    (docs/reference/data.md), or tcp://HOST:PORT of a data server that stands alone; several with commas."""
+    (docs/reference/data.md), package.module:function that returns a data set, or tcp://HOST:PORT of a data
+    server that stands alone; several with commas."""
     damaged: Damaged | None = None
     """Damaged images: error stops at the first one, skip leaves out up to one in twenty."""
     size: str | None = None

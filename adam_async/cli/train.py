@@ -22,7 +22,7 @@ from adam_async.checkpoint.manifest import (
 from adam_async.checkpoint.model_file import FILE_NAME
 from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.baseline import BaselineAround
-from adam_async.cli.data import load_data
+from adam_async.cli.data import is_import_path, load_data
 from adam_async.cli.files import check_no_folder, is_file, make_folder, read_file
 from adam_async.cli.health import with_serving
 from adam_async.cli.live_table import LiveTable
@@ -125,7 +125,7 @@ async def _train(
         contents = await _read_contents(options, config, environment, disk, resumed, terminal)
         timeline = Timeline() if options.profile is not None else None
         dataset = None
-        if launcher is None and needs_data(options, config):
+        if (launcher is None and needs_data(options, config)) or is_import_path(config.data):
             dataset = await _load_dataset(config, contents, environment, disk, resumed)
         driver: Driver | None = None
         result: RunResult | None = None
@@ -493,6 +493,8 @@ async def open_cluster(
     elif config.processes:
         async with ProcessCluster(
             config,
+            # Other processes may not have the module of an imported data set: this one serves it.
+            dataset=dataset if is_import_path(config.data) else None,
             token=token,
             model_text=contents.model_text,
             transforms=contents.transforms,

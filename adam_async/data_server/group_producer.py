@@ -26,6 +26,7 @@ from adam_async.data_server.validation_split import ValidationSplit, check_valid
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cache_size import CacheLimits, cache_limits
 from adam_async.run.config import Config
+from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.clock import fine_clock
 from adam_async.runtime.machine import available_bytes
@@ -41,6 +42,9 @@ SHARE_OF_ANSWER = 64
 """Divisor of the server's memory that gives the maximum size of an answer: answers that several workers do
 not read must fit together."""
 
+
+SAMPLE_PURPOSE = "sample-of-a-step"
+"""Purpose of the random permutation whose first images are the sample."""
 
 _NO_IMAGES, _NO_LABELS = np.empty((0, 1, 1, 1), np.uint8), np.empty(0, np.int64)
 
@@ -92,6 +96,8 @@ class GroupProducer:
         """Numbers of the images to train on; None: all."""
         self.validation: tuple[NDArray[np.uint8], NDArray[np.int64]] = (_NO_IMAGES, _NO_LABELS)
         """Images (n, C, H, W) and labels (n,) that the run holds back."""
+        self.sample: tuple[NDArray[np.uint8], NDArray[np.int64]] = (_NO_IMAGES, _NO_LABELS)
+        """Some of the images to train on, without transforms, for a step that asks for them."""
         self._pool: ComputePool | None = None
         self._has_thread = asyncio.Event()
         self._wanted: list[_Wanted] = []
@@ -133,6 +139,7 @@ class GroupProducer:
         self._forget_epoch()
         self._recipe, self._dice = recipe, Dice(config.seed)
         await self._hold_back(config)
+        await self._read_sample(program)
         limits = self._dataset.cache
         if limits is None:
             limits = cache_limits(config.cache, config.spill, available_bytes=self._available_bytes())
@@ -158,6 +165,26 @@ class GroupProducer:
 
         self.validation = (await self._pool.run(read, cost="validation"), data.train_labels[split.held_back])
         self._trained = split.trained
+
+    async def _read_sample(self, program: TrainingProgram) -> None:
+        """Read the images from which the run's step derives statistics; they stay in memory.
+
+        Raises:
+            ConfigError: The record of the step is invalid.
+        """
+        self.sample = (_NO_IMAGES, _NO_LABELS)
+        step, data = StepSpec.from_dict(program.spec), self._dataset
+        if step is None or not step.sample:
+            return
+        trained = np.arange(len(data.train_labels)) if self._trained is None else self._trained
+        order = Dice(program.config.seed).permutation(SAMPLE_PURPOSE, len(trained))
+        chosen = np.sort(trained[order[: step.sample]])
+        assert self._pool is not None
+
+        def read() -> NDArray[np.uint8]:
+            return data.train_images[chosen]
+
+        self.sample = (await self._pool.run(read, cost="sample"), data.train_labels[chosen])
 
     def _make_cache(self, limits: CacheLimits) -> CachedImages | None:
         """Make the cache of images that are not in memory; None for images in memory."""

@@ -225,7 +225,7 @@ class Questions:
     # --- test images -------------------------------------------------------------------------
 
     def read_test(self, request: Request, body: ReadTest) -> None:
-        """Send test images, or validation images, as soon as the link has room.
+        """Send images of the test set, the validation set or the sample, as soon as the link has room.
 
         Raises:
             RemoteProtocolError: The end of the range is below its start.
@@ -233,6 +233,8 @@ class Questions:
         images, labels = self._dataset.test_images, self._dataset.test_labels
         if body.validation:
             images, labels = self._producer.validation
+        elif body.sample:
+            images, labels = self._producer.sample
         total, most = len(labels), request.link.max_message_bytes
         refused = check_test_part(body, total, image_bytes=self._image_bytes, most_bytes=most)
         if refused:

@@ -48,6 +48,15 @@ class Evaluator:
         self._sets: dict[bool, tuple[NDArray[Any], NDArray[Any]]] = {}
         """Images and labels; key True: those of the validation split, key False: test images."""
 
+    async def read_sample(self, model: RunModel, address: Callable[[], str]) -> None:
+        """Read the training images from which a step derives statistics, if it needs and lacks them.
+
+        Args:
+            address: Returns the address of a data server.
+        """
+        if isinstance(model, StepModel) and model.lacks_sample:
+            model.take_sample(*await self._read_from_any(address, sample=True))
+
     async def accuracy(
         self,
         model: RunModel,
@@ -69,6 +78,9 @@ class Evaluator:
         if validation not in self._sets:
             self._sets[validation] = await self._read_from_any(address, validation=validation)
         images, labels = self._sets[validation]
+        if isinstance(model, StepModel):
+            await self.read_sample(model, address)
+            weights = await self._pool.run(model.tensors, weights)
         cuts = np.linspace(0, len(labels), self._threads + 1, dtype=int)
         async with asyncio.TaskGroup() as group:
             parts = [
@@ -81,27 +93,30 @@ class Evaluator:
         return sum(part.result() for part in parts) / max(len(labels), 1)
 
     async def _read_from_any(
-        self, address: Callable[[], str], *, validation: bool
+        self, address: Callable[[], str], *, validation: bool = False, sample: bool = False
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Read the images; a lost data server has a successor once the controllers notice the loss."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._waits.dial_s + self._waits.grace_s
         while True:
             try:
-                return await self._read(address(), validation=validation)
+                return await self._read(address(), validation=validation, sample=sample)
             except TransportError:
                 if loop.time() > ends_at:
                     raise
             await asyncio.sleep(AGAIN_S)
 
-    async def _read(self, address: str, *, validation: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
+    async def _read(
+        self, address: str, *, validation: bool = False, sample: bool = False
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []
         have, total = 0, 1
         count = 1  # the size of the first image determines how many fit into one message
         async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
             self._traffic.watch(link)
             while have < total:
-                ask = pack(ReadTest(start=have, stop=have + count, validation=validation))
+                body = ReadTest(start=have, stop=have + count, validation=validation, sample=sample)
+                ask = pack(body)
                 reply = await link.call(ask, timeout_s=self._waits.call_s)
                 total = unpack(reply, TestImages).total
                 pieces.append((reply.tensors[0], reply.tensors[1]))

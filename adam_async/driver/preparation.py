@@ -37,6 +37,7 @@ from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord
 from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import TrainingProgram, read_training
+from adam_async.run.user_code import NamedStep
 from dataflow import ComputePool
 from transport import LinkConfig
 
@@ -157,14 +158,29 @@ async def prepare_model(
     check_size(config.size, data)
     check_validation(config.validation, data)
     if inputs.step is not None:
-        step = inputs.step.spec(data)
-        return step, StepModel(inputs.step.step, step, keep_going=config.keep_going)
+        step, model = await _step_model(inputs.step, data, config, pool)
+        if config.record and not getattr(model.step, "deterministic", False):
+            raise ConfigError(
+                f"record needs a step whose repetition gives equal bits, and step {step.name} is not "
+                "deterministic: leave record out, or set its attribute `deterministic` if it is (a TorchStep "
+                "is, unless the module draws random numbers or changes buffers in training)"
+            )
+        return step, model
     if inputs.spec is not None:
         check_fits(inputs.spec, data, layers=inputs.layers)
     init = inputs.init.network.spec if inputs.init is not None else None
     spec = inputs.spec or choose_model(config.model, data, text=inputs.model_text, init=init)
     # On a thread, because the first network of a process imports the compiled kernels slowly.
     new_model = partial(Network, spec, dtype=config.dtype, kernels=config.kernels, layers=inputs.layers)
+    return spec, await pool.run(new_model, cost="model")
+
+
+async def _step_model(
+    named: NamedStep, data: dict[str, Any], config: Config, pool: ComputePool
+) -> tuple[StepSpec, StepModel]:
+    """Prepare a step for the data, on a thread of the pool, because a step may compute to prepare itself."""
+    spec = named.spec(data)
+    new_model = partial(StepModel, named.step, spec, keep_going=config.keep_going)
     return spec, await pool.run(new_model, cost="model")
 
 
@@ -238,8 +254,7 @@ async def _attached_model(
     config, there = program.config, StepSpec.from_dict(program.spec)
     check_step(there, inputs.step, run)
     if inputs.step is not None:
-        step = inputs.step.spec(data)
-        return step, StepModel(inputs.step.step, step, keep_going=config.keep_going)
+        return await _step_model(inputs.step, data, config, pool)
     spec = ModelSpec.from_dict(program.spec)
     if inputs.spec is not None or "model" in attach.given:
         wanted = inputs.spec or choose_model(asked.model, data, text=inputs.model_text, init=None)

@@ -139,6 +139,7 @@ class TrainingRun:
             stack.callback(spawn("parameters", client.run()).cancel)
             stack.callback(spawn("primaries", follow_primaries(client, self._membership.changes())).cancel)
             self._checkpointer = self._new_checkpointer(spawn)
+            await parts.evaluator.read_sample(self._prepared.model, parts.counts.data_address)
             self._training = True
             stack.callback(setattr, self, "_training", False)
             weights = await self._train_epochs(client, on_epoch)

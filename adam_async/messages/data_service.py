@@ -5,11 +5,15 @@ from adam_async.messages.bounds import Addresses, Images, NodeId
 
 
 class ReadTest(Body, frozen=True, kw_only=True):
-    """Request for test images `start` to `stop`, or for images of the current run's validation set."""
+    """Request for test images `start` to `stop`, or for images of the current run's validation set or sample.
+
+    The sample are training images from which a step derives statistics (`StepSpec.sample`).
+    """
 
     start: Images
     stop: Images
     validation: bool = False
+    sample: bool = False
 
 
 class TestImages(Body, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ same way: `forward` runs the whole step, and `backward` does nothing.
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import isfinite
 from typing import Any, TypeVar
 
@@ -29,6 +29,10 @@ from adam_async.run.train_step import (
 
 EVALUATE_IMAGES = 256
 """Maximum number of images of a batch that a step evaluates."""
+
+CONSTANTS_TOLERANCE = 1e-3
+"""Difference between fingerprints of equal tensors, as a share of the tensor's size: processors round sines
+and random numbers differently."""
 
 _T = TypeVar("_T")
 
@@ -133,13 +137,53 @@ class StepModel:
         self.spec = spec
         self.step = step
         self._keep_going = keep_going
+        self._prepare()
         self.arrays = arrays_of_step(spec.name, step)
         self._factored = self._checked_factors()
         self._dtype = np.dtype(next(iter(self.arrays.values())).dtype)
+        self._sample: tuple[NDArray[Any], NDArray[Any]] | None = None
         self._parameters = tuple(
             ParameterSpec(name=name, shape=array.shape, layer=spec.name, kind=name)
             for name, array in self.arrays.items()
         )
+
+    def _prepare(self) -> None:
+        prepare = getattr(self.step, "prepare", None)
+        if prepare is not None:
+            try:
+                _call(self.spec.name, "prepare", lambda: prepare(self.spec.shape, self.spec.classes))
+            except StepFailed as error:
+                if isinstance(error.__cause__, ConfigError):
+                    raise ConfigError(f"step {self.spec.name}: {error.__cause__}") from error
+                raise
+        here: Mapping[str, tuple[float, float]] = getattr(self.step, "constants", {})
+        for name in sorted({*here, *self.spec.constants}):
+            mine, given = here.get(name), self.spec.constants.get(name)
+            if mine is None or given is None or not _alike(mine, given):
+                raise ConfigError(
+                    f"step {self.spec.name}: tensor {name!r:.80} differs from that of the run's driver: make "
+                    "equal frozen parameters and buffers in every process, from a file or a seed (TorchStep "
+                    "sets the seed if it gets a function that makes the module)"
+                )
+
+    def check_store(self, arrays: Collection[ArrayRecord]) -> None:
+        """Check that the store of the run has the arrays of this step.
+
+        Raises:
+            ConfigError: An array is missing, superfluous, or of another shape or type; the error has it.
+        """
+        there = {array.name: (tuple(array.shape), array.dtype) for array in arrays}
+        here = {name: (spec.shape, spec.dtype) for name, spec in self.arrays.items()}
+        for name in (*here, *there):
+            if here.get(name) != there.get(name):
+                mine, given = (
+                    f"{found[name][1]}{list(found[name][0])}" if name in found else "absent"
+                    for found in (here, there)
+                )
+                raise ConfigError(
+                    f"step {self.spec.name}: array {name!r:.80} is {mine} here, and {given} in the store of "
+                    "the run: start this worker with the code and the arguments of the run's driver"
+                )
 
     def _checked_factors(self) -> frozenset[str]:
         named = frozenset(getattr(self.step, "factors", ()))
@@ -223,7 +267,7 @@ class StepModel:
             )
         context.images = self._weight(outcome.weight, len(batch))
         context.gradients.check(context.images)
-        return self._loss(outcome.loss, batch)
+        return self._loss(outcome.loss, batch, values)
 
     def backward(self, weights: Mapping[str, NDArray[Any]], context: StepContext) -> None:
         """Has no effect: `forward` has computed the gradients."""
@@ -265,15 +309,54 @@ class StepModel:
                 raise self._failed("initial", f"the value of array {name!r} has entries that are not finite")
         return dict(found)
 
+    @property
+    def lacks_sample(self) -> bool:
+        """Whether the step needs a sample of training images that `take_sample` has not brought."""
+        return bool(self.spec.sample) and self._sample is None
+
+    def take_sample(self, images: NDArray[Any], labels: NDArray[Any]) -> None:
+        """Take the sample of training images (N, C, H, W) with labels (N,), for `tensors`."""
+        self._sample = _read_only(images), _read_only(labels)
+
+    def tensors(self, values: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return the arrays and the tensors that the step derives from them: all tensors of its model.
+
+        Raises:
+            StepFailed: The step raised, or derived a tensor with the name of an array.
+        """
+        given = {name: _read_only(values[name]) for name in self.arrays}
+        derive = getattr(self.step, "derived", None)
+        if derive is None:
+            return given
+        images, labels = self._sample or (np.empty((0, *self.spec.shape), np.uint8), np.empty(0, np.int64))
+        # Batches of about equal sizes: normalisation fails on a rest of one image.
+        parts = np.array_split(np.arange(len(labels)), -(-len(labels) // EVALUATE_IMAGES) or 1)
+        batches = [
+            Batch(images[part[0] : part[-1] + 1], labels[part[0] : part[-1] + 1], number=number)
+            for number, part in enumerate(parts)
+            if len(part)
+        ]
+        derived = _call(self.spec.name, "derived", lambda: derive(given, batches))
+        for name, tensor in derived.items():
+            if name in given or not isinstance(tensor, np.ndarray):
+                raise self._failed(
+                    "derived",
+                    f"tensor {name!r:.80} is a {type(tensor).__name__} or an array of the step: return numpy "
+                    "arrays under other names",
+                )
+        return {**given, **{name: _read_only(tensor) for name, tensor in derived.items()}}
+
     def count_right(
-        self, values: Mapping[str, NDArray[Any]], images: NDArray[Any], labels: NDArray[Any]
+        self, given: Mapping[str, NDArray[Any]], images: NDArray[Any], labels: NDArray[Any]
     ) -> float:
         """Return the number of right answers for images, by the accuracy of batches.
+
+        Args:
+            given: All tensors of the model, from `tensors`.
 
         Raises:
             StepFailed: The step raised, or returned no accuracy.
         """
-        given = {name: _read_only(values[name]) for name in self.arrays}
         right = 0.0
         for start in range(0, len(labels), EVALUATE_IMAGES):
             part = slice(start, start + EVALUATE_IMAGES)
@@ -293,13 +376,15 @@ class StepModel:
             raise self._failed("evaluate", f"the accuracy is {found}: return a share from 0 to 1")
         return found
 
-    def _loss(self, loss: object, batch: Batch) -> float:
+    def _loss(self, loss: object, batch: Batch, values: Mapping[str, NDArray[Any]]) -> float:
         found = self._number("step", "loss", loss)
         if not isfinite(found) and not self._keep_going:
+            bad = next((name for name, array in values.items() if not np.isfinite(array).all()), None)
+            cause = "all arrays are finite" if bad is None else f"array {bad!r} is not finite"
             raise self._failed(
                 "step",
-                f"the loss is {found} in group {batch.number} of epoch {batch.epoch}: lower the rate "
-                "(--rate), limit the gradient (--clip 1), or train on in any case with --keep-going",
+                f"the loss is {found} in group {batch.number} of epoch {batch.epoch}; {cause}: lower the "
+                "rate (--rate), limit the gradient (--clip 1), or train on in any case with --keep-going",
             )
         return found
 
@@ -331,6 +416,12 @@ class StepModel:
 
 RunModel = Network | StepModel
 """The model of a run: a network, or the step of a user."""
+
+
+def _alike(mine: tuple[float, float], given: tuple[float, float]) -> bool:
+    """Whether two fingerprints belong to equal tensors."""
+    limit = CONSTANTS_TOLERANCE * max(abs(mine[0]), abs(given[0]))
+    return all(abs(a - b) <= limit for a, b in zip(mine, given, strict=True))
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:

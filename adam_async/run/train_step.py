@@ -17,7 +17,7 @@ clocks and checkpoints are the same as in every run.
 Letters: N images of a batch, C channels, H rows, W columns.
 """
 
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -34,6 +34,9 @@ MOST_STEP_NAME = 512
 
 MOST_STEP_ARGS = 32 << 10
 """Maximum length of the arguments of a step, in bytes of JSON text."""
+
+MOST_SAMPLE = 1 << 16
+"""Maximum number of training images in the sample of a step."""
 
 Metrics = Mapping[str, float]
 """Results of an evaluation by name. ``accuracy`` is required: the share of right answers, from 0 to 1."""
@@ -227,6 +230,23 @@ class TrainStep(Protocol):
     """Names of matrices for which `step` always returns `Factors`. They travel as factors if that takes fewer
     bytes; the worker multiplies factors of other matrices."""
 
+    sample: int = 0
+    """Maximum number of training images that `derived` gets; the same images in the whole run."""
+
+    constants: Mapping[str, tuple[float, float]] = {}
+    """Fingerprint of each tensor that is no array, such as a frozen parameter. A worker refuses a run whose
+    driver has others; fingerprints may differ by 1/1000 of the first number, the size of the tensor."""
+
+    deterministic: bool = False
+    """Whether `step` gives equal bits for equal arguments, which a record needs. Read after `prepare`."""
+
+    def prepare(self, shape: tuple[int, int, int], classes: int) -> None:
+        """Take the shape of an image and the number of classes, before the arrays and factors are read.
+
+        Raises:
+            ConfigError: The step cannot train on such images.
+        """
+
     def initial(self, seed: int) -> Mapping[str, NDArray[Any]]:
         """Return the first values of all arrays; the same seed gives the same values.
 
@@ -250,9 +270,27 @@ class TrainStep(Protocol):
     def evaluate(self, values: Mapping[str, NDArray[Any]], batch: Batch) -> Metrics:
         """Return the results on a batch, with ``accuracy``.
 
+        Args:
+            values: Values by name, read-only, with the tensors of `derived`.
+            batch: Images and labels.
+
         Raises:
             Exception: Any error ends the run with `StepFailed`.
         """
+
+    def derived(
+        self, values: Mapping[str, NDArray[Any]], batches: Sequence[Batch]
+    ) -> Mapping[str, NDArray[Any]]:
+        """Return further tensors of the model, for `evaluate` and the file of the model.
+
+        Args:
+            values: Values by name, read-only.
+            batches: The sample of training images.
+
+        Raises:
+            Exception: Any error ends the run with `StepFailed`.
+        """
+        return {}
 
 
 class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,6 +304,10 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Shape of an image: channels, rows, columns."""
     classes: int
     """Number of classes of the labels."""
+    sample: int = 0
+    """Maximum number of training images that the driver reads for `TrainStep.derived`."""
+    constants: dict[str, tuple[float, float]] = {}
+    """See `TrainStep.constants`."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the step as the `spec` of a `TrainingProgram`."""
@@ -284,12 +326,14 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
             found = msgspec.convert(spec["step"], cls)
         except msgspec.ValidationError as error:
             raise ConfigError(f"the record of a step is invalid: {error}") from None
-        if len(found.name) > MOST_STEP_NAME or not all(
-            length > 0 for length in (*found.shape, found.classes)
+        if (
+            len(found.name) > MOST_STEP_NAME
+            or not all(length > 0 for length in (*found.shape, found.classes))
+            or not 0 <= found.sample <= MOST_SAMPLE
         ):
             raise ConfigError(
                 f"the record of step {found.name[:80]!r} is invalid: images {found.shape}, "
-                f"{found.classes} classes"
+                f"{found.classes} classes, a sample of {found.sample}"
             )
         return found
 

@@ -20,7 +20,7 @@ import msgspec
 from adam_async.errors import ConfigError
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
-from adam_async.run.train_step import MOST_STEP_ARGS, MOST_STEP_NAME, StepSpec, TrainStep
+from adam_async.run.train_step import MOST_SAMPLE, MOST_STEP_ARGS, MOST_STEP_NAME, StepSpec, TrainStep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,13 +32,24 @@ class NamedStep:
     args: Mapping[str, Any] = field(default_factory=dict)
 
     def spec(self, data: Mapping[str, Any]) -> StepSpec:
-        """Return the step's record of the data: image shape and number of classes."""
+        """Return the step's record, with the image shape and the number of classes of the data.
+
+        Raises:
+            ConfigError: The step's `sample` is no number of images.
+        """
         channels, rows, columns = data["shape"]
+        sample = getattr(self.step, "sample", 0)
+        if type(sample) is not int or not 0 <= sample <= MOST_SAMPLE:
+            raise ConfigError(
+                f"step {self.name}: sample is {sample!r:.80}, expected 0 to {MOST_SAMPLE} images"
+            )
         return StepSpec(
             name=self.name,
             args=dict(self.args),
             shape=(int(channels), int(rows), int(columns)),
             classes=int(data["classes"]),
+            sample=sample,
+            constants=dict(getattr(self.step, "constants", {})),
         )
 
 

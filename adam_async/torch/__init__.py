@@ -17,7 +17,17 @@ except ImportError as error:
     ) from error
 
 from adam_async.torch.buffers import arrays_with_buffers
+from adam_async.torch.datasets import dataset
 from adam_async.torch.optimizer import RemoteOptimizer
 from adam_async.torch.parameters import ModuleParameters, parameter_arrays
+from adam_async.torch.step import TorchBatch, TorchStep
 
-__all__ = ["ModuleParameters", "RemoteOptimizer", "arrays_with_buffers", "parameter_arrays"]
+__all__ = [
+    "ModuleParameters",
+    "RemoteOptimizer",
+    "TorchBatch",
+    "TorchStep",
+    "arrays_with_buffers",
+    "dataset",
+    "parameter_arrays",
+]

@@ -17,6 +17,7 @@ from adam_async.parameter_server.storage import ShardStorage, StoragePool
 from adam_async.run.cluster_map import ClusterMap, failed_word, ready_word
 from adam_async.run.program_record import ProgramRecord
 from adam_async.run.step_model import StepModel
+from adam_async.run.store_record import joined_arrays
 from adam_async.run.train_step import StepSpec, TrainStep
 from adam_async.run.training_program import TrainingProgram, read_training
 from adam_async.run.user_code import StepSource
@@ -95,7 +96,7 @@ class ModelWorker(Role):
                 continue
             try:
                 program = read_training(run)
-                step = self._step_of(program)
+                step = self._step_of(program, cluster)
             except AdamError as error:  # the worker stays for the runs that it may train
                 done = (run.id, replica_generation)
                 logger.warning("%s refuses run %s: %s", self._identity.node, run.id, error)
@@ -115,18 +116,23 @@ class ModelWorker(Role):
                 await self._report_failed(run, failure)
                 raise failure from failure.__cause__
 
-    def _step_of(self, program: TrainingProgram) -> TrainStep | None:
+    def _step_of(self, program: TrainingProgram, cluster: ClusterMap) -> TrainStep | None:
         """Make the step of a run; None for a run that trains a network.
 
         Raises:
-            ConfigError: The worker may not import the step, or cannot make it.
+            ConfigError: The worker may not import the step, cannot make it, or the step has other arrays or
+                constants than the run.
             StepFailed: The step's `arrays` raised.
         """
         spec = StepSpec.from_dict(program.spec)
         if spec is None:
             return None
         step = self._steps.step_for(spec)
-        StepModel(step, spec)  # check the record before its first use
+        model = StepModel(step, spec)  # check the record before its first use
+        if (store := cluster.run_store) is not None:
+            name = next(name for name, record in cluster.stores.items() if record.id == store.id)
+            pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]
+            model.check_store(joined_arrays(store, pieces))
         return step
 
     async def _report_failed(self, run: ProgramRecord, error: AdamError) -> None:

@@ -89,22 +89,26 @@ def assert_same(found: list[dict[str, np.ndarray]], expected: list[dict[str, np.
             )
 
 
-@pytest.mark.parametrize(("rule", "kind", "options"), RULES, ids=IDS)
-def test_one_worker_equals_the_optimizer_of_pytorch_step_by_step(servers, rule, kind, options, request):
+@pytest.mark.parametrize("factors", [False, True], ids=["dense", "factors"])
+@pytest.mark.parametrize("number", range(len(RULES)), ids=IDS)
+def test_one_worker_equals_the_optimizer_of_pytorch_step_by_step(servers, number, factors):
+    rule, kind, options = RULES[number]
     module = network()
     reference = copy.deepcopy(module)
     with sync.ParameterStore.open(
         servers.address,
         parameter_arrays(module),
-        name=f"store-{IDS.index(request.node.callspec.id)}",
+        name=f"store-{number}-{factors}",
         rule=rule,
         shard_bytes=SHARD_BYTES,
     ) as store:
         used = [state for state in servers.states() if state.shards]
         assert len(used) >= 3
-        optimizer = RemoteOptimizer(module, store)
-        found = train(module, optimizer, batches())
+        with RemoteOptimizer(module, store, factors=factors) as optimizer:
+            found = train(module, optimizer, batches())
+            has_gradients = module[0].weight.grad is not None
         store.delete()
+    assert has_gradients is not factors
     assert_same(found, train(reference, kind(reference.parameters(), **options), batches()))
 
 
@@ -116,6 +120,7 @@ def test_one_worker_equals_the_optimizer_of_pytorch_step_by_step(servers, rule, 
         {"push_every": 1, "pull_every": 3, "max_staleness": 0},
         {"push_every": 1, "pull_every": 3, "max_staleness": 3},
         {"push_every": 2, "pull_every": 2},
+        {"factors": True, "pull_every": 3},
     ],
     ids=str,
 )

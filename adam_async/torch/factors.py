@@ -1,0 +1,251 @@
+"""The weight gradients of `nn.Linear` as two factors, captured in a forward and a backward pass.
+
+A linear layer computes y = x W^T + b, so the gradient of W is errors^T activations, with the layer's inputs x
+as activations and the gradients of its outputs y as errors (Adam, section 3.5.2). K rows of factors need
+fewer bytes than the gradient if K (R + I) < R I.
+
+Theory of operation. Hooks around each layer's forward pass make its weight a constant for the layer's own
+arithmetic, so autograd never computes the weight's gradient there. A tap behind the layer has no arithmetic:
+its forward pass keeps the inputs, and its backward pass the errors. All other uses of the weight, such as a
+penalty in the loss, still make a gradient in `weight.grad`, which `take` adds to the product.
+
+Factors are exact if every use of the weight is a call of its layer, or a use outside the layer. Layers whose
+weight is tied to another layer, subclasses of `nn.Linear`, and parametrised weights are left dense.
+
+Letters: K rows of all calls of a layer, I inputs, R outputs.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from adam_async.errors import ConfigError
+from adam_async.run.arrays import Factors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearGradient:
+    """The gradient of a layer's weight (R, I) as two factors: errors^T activations.
+
+    Attributes:
+        activations: (K, I), on the device of the layer.
+        errors: (K, R), on the device of the layer.
+        rest: (R, I), the gradient of uses of the weight outside its layer; None if there are none.
+    """
+
+    activations: Tensor
+    errors: Tensor
+    rest: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """K, the number of rows of both factors."""
+        return len(self.activations)
+
+    @property
+    def fewer(self) -> bool:
+        """Whether the factors have fewer values than the gradient, and are all of it."""
+        inputs, outputs = self.activations.shape[1], self.errors.shape[1]
+        return self.rest is None and self.rows * (inputs + outputs) < inputs * outputs
+
+    def dense(self, out: Tensor | None = None) -> Tensor:
+        """Return the whole gradient (R, I), in `out` if it is given."""
+        found = torch.matmul(self.errors.T, self.activations, out=out)
+        return found if self.rest is None else found.add_(self.rest)
+
+    def factors(self) -> Factors:
+        """Return the factors as numpy arrays, which share the memory of tensors on the CPU.
+
+        Raises:
+            ConfigError: The factors are not the whole gradient.
+        """
+        if self.rest is not None:
+            raise ConfigError("the weight has a gradient outside its layer: use `dense`")
+        return Factors(self.activations.cpu().numpy(), self.errors.cpu().numpy())
+
+
+def linear_weights(module: nn.Module) -> dict[str, nn.Linear]:
+    """Return the layers whose weight gradients have factors, by the names of their weights.
+
+    A layer counts if it is an `nn.Linear` and no subclass, and its weight takes gradients, is a parameter of
+    this layer only, and has no parametrisation.
+    """
+    owners: dict[int, int] = {}
+    for part in module.modules():
+        for parameter in part._parameters.values():
+            if parameter is not None:
+                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    return {
+        f"{name}.weight".lstrip("."): part
+        for name, part in module.named_modules()
+        if type(part) is nn.Linear
+        and isinstance(weight := part._parameters.get("weight"), nn.Parameter)
+        and weight.requires_grad
+        and owners[id(weight)] == 1
+        and "forward" not in vars(part)  # a forward pass of its own may do anything with the weight
+    }
+
+
+class LinearFactors:
+    """Captures the factors of a module's linear layers, from its creation until `close`.
+
+    One thread at a time may run the module. Several passes before `take` add up: their rows are stacked.
+
+    Args:
+        module: The module, whose layers get hooks.
+        names: Names of weights to capture, from `linear_weights`; None: all of them.
+        on_captured: Called with a weight's name in the backward pass, after each capture. The weight has no
+            `register_post_accumulate_grad_hook`, because it has no gradient.
+
+    Raises:
+        ConfigError: A name is no weight of `linear_weights`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        names: Collection[str] | None = None,
+        *,
+        on_captured: Callable[[str], None] | None = None,
+    ) -> None:
+        layers = linear_weights(module)
+        if unknown := [name for name in names or () if name not in layers]:
+            raise ConfigError(
+                f"parameter {unknown[0]!r} is not the weight of a plain nn.Linear with gradients, used by "
+                f"one layer: leave it out of the factors; {len(layers)} weights have factors"
+            )
+        self._captures = {
+            name: _Capture(name, layer, on_captured)
+            for name, layer in layers.items()
+            if names is None or name in names
+        }
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the captured weights, in the order of the module."""
+        return tuple(self._captures)
+
+    def take(self) -> dict[str, LinearGradient]:
+        """Return the gradients since the last call by the names of their weights, and forget them.
+
+        A weight whose layer was not called is absent; `weight.grad` then is its whole gradient, or None.
+        Otherwise `weight.grad` moves into `LinearGradient.rest`. Activations may be the module's own inputs:
+        change these in place only after the gradients are used.
+        """
+        found = ((name, capture.take()) for name, capture in self._captures.items())
+        return {name: gradient for name, gradient in found if gradient is not None}
+
+    def clear(self) -> None:
+        """Forget the captured factors, as `zero_grad` forgets gradients."""
+        for capture in self._captures.values():
+            capture.pairs.clear()
+
+    def close(self) -> None:
+        """Remove the hooks; weights get dense gradients again."""
+        for capture in self._captures.values():
+            capture.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class _Capture:
+    """The hooks and the pairs of one layer."""
+
+    def __init__(self, name: str, layer: nn.Linear, on_captured: Callable[[str], None] | None) -> None:
+        self.name = name
+        self.layer = layer
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+        """Activations (rows, I) and errors (rows, R) of each call."""
+        self._on_captured = on_captured
+        self._paused = False
+        self._handles: list[RemovableHandle] = [
+            layer.register_forward_pre_hook(self._before),
+            layer.register_forward_hook(self._after, always_call=True),
+        ]
+
+    def _before(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        weight = self.layer.weight
+        # Without gradients, and for a weight that was frozen since, the layer runs as usual.
+        if torch.is_grad_enabled() and weight.requires_grad:
+            weight.requires_grad_(False)
+            self._paused = True
+
+    def _after(self, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor | None) -> Tensor | None:
+        if not self._paused:
+            return output
+        self._paused = False
+        weight = self.layer.weight.requires_grad_(True)
+        if output is None:  # the forward pass raised
+            return None
+        # A call by keyword has no positional inputs, so its activations are unknown.
+        if len(inputs) != 1:
+            raise ConfigError(
+                f"the layer of parameter {self.name!r} was called with {len(inputs)} positional inputs: call "
+                "it as layer(x), or leave the parameter out of the factors"
+            )
+        found: Tensor = _Tap.apply(output, weight, inputs[0].detach(), self)
+        return found
+
+    def captured(self, activations: Tensor, errors: Tensor) -> None:
+        """Take the factors of one call, of any number of leading axes."""
+        weight = self.layer.weight
+        rows = activations.reshape(-1, weight.shape[1]).to(weight.dtype)
+        self.pairs.append((rows, errors.detach().reshape(-1, weight.shape[0]).to(weight.dtype)))
+        if self._on_captured is not None:
+            self._on_captured(self.name)
+
+    def take(self) -> LinearGradient | None:
+        if not self.pairs:
+            return None
+        pairs, self.pairs = self.pairs, []
+        weight = self.layer.weight
+        rest, weight.grad = weight.grad, None
+        if len(pairs) == 1:
+            return LinearGradient(*pairs[0], rest)
+        activations, errors = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        return LinearGradient(activations, errors, rest)
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self.pairs.clear()
+
+
+class _Tap(torch.autograd.Function):
+    """Passes a layer's outputs on unchanged; its backward pass gives the errors to the capture."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, weight: Tensor, inputs: Tensor, capture: _Capture) -> Tensor:
+        # An output that counts as changed in place is no view, so later layers may change it in place.
+        ctx.mark_dirty(output)
+        ctx.save_for_backward(inputs)
+        ctx.capture = capture
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, errors: Tensor) -> tuple[Tensor, None, None, None]:
+        capture: _Capture = ctx.capture
+        if torch.is_grad_enabled():
+            raise ConfigError(
+                f"parameter {capture.name!r} has no factors for gradients of gradients (create_graph=True): "
+                "leave it out of the factors"
+            )
+        try:
+            (inputs,) = ctx.saved_tensors
+        except RuntimeError as error:
+            if "inplace operation" not in str(error):
+                raise
+            raise ConfigError(
+                f"the inputs of the layer of parameter {capture.name!r} were changed in place before the "
+                "backward pass: make the change without 'inplace', or leave the parameter out of the factors"
+            ) from error
+        capture.captured(inputs, errors)
+        return errors, None, None, None

@@ -1,0 +1,480 @@
+"""A PyTorch module as a step of `adam-async train`: everything that a run has, for a module.
+
+    def make_step():  # adam-async train --step package.module:make_step
+        return TorchStep(Net, torch.nn.functional.cross_entropy)
+
+Theory of operation. The arrays of the step are the parameters with gradients. Compute threads take copies of
+the module from a pool, and a copy's parameters point at the memory of the values, without a copy of them. The
+weights of linear layers have factors (`factors.py`) if the layer has one row per image, which one pass over
+two black images shows before the run (`prepare`).
+
+All other tensors of `state_dict()` are no arrays, because a run has one rule, which is wrong for them:
+
+- frozen parameters and constant buffers are those of the module, equal in all processes;
+- running statistics of normalisation layers come from training images and the values that are evaluated, as
+  plain means over batches ("precise" statistics, Wu and Johnson 2021). Averages of the workers would mix the
+  values of many steps and replicas;
+- other buffers that training changes belong to one copy of the module, and are not evaluated or saved.
+
+Letters: N images, C channels, H rows, W columns, K classes.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from hashlib import blake2b
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from adam_async.errors import ConfigError, StepFailed
+from adam_async.run.arrays import ArraySpec, Factors
+from adam_async.run.train_step import Batch, Gradients, Metrics, StepOutcome, TrainStep
+from adam_async.torch.factors import LinearFactors
+from adam_async.torch.parameters import ModuleParameters
+
+SAMPLE_IMAGES = 2048
+"""Default number of training images for the running statistics."""
+
+PROBED = 2
+"""Number of images of the pass that shows which layers have factors; normalisation needs more than one."""
+
+CONSTANTS_SEED = 0
+"""Seed of the parts of a module that are not arrays, if a function makes the module."""
+
+SAVED_TYPES = (
+    torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+)  # fmt: skip
+"""Types of buffers that a model file can hold and numpy has."""
+
+_RANDOM = Lock()
+"""Held while a module is made under a seed, because PyTorch has one random stream per process."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TorchBatch:
+    """One group of images as tensors.
+
+    Attributes:
+        images: uint8 of shape (N, C, H, W). Read-only memory: do not change it in place.
+        labels: int64 of shape (N,).
+        dtype: Type of the module's parameters.
+        epoch: Epoch of the group, from 1; 0 in an evaluation.
+        number: Number of the group in its epoch, from 0.
+    """
+
+    images: Tensor
+    labels: Tensor
+    dtype: torch.dtype
+    epoch: int
+    number: int
+
+    def scaled(self) -> Tensor:
+        """Return the images as numbers from 0 to 1, shape (N, C, H, W)."""
+        return self.images.to(self.dtype).div_(255)
+
+
+def call_module(module: nn.Module, batch: TorchBatch) -> Any:
+    """Return the module's output for the scaled images: the default `forward` of `TorchStep`."""
+    return module(batch.scaled())
+
+
+class TorchStep(TrainStep):
+    """Trains a module by its loss.
+
+    Args:
+        module: The module, whose values are the first values of a run; or a function that makes it, which is
+            called with PyTorch's random stream at the run's seed. Several processes must make equal frozen
+            parameters and buffers, which a function does by itself.
+        loss: Takes the output and the labels (N,), and returns the mean loss of the batch, a scalar.
+        metrics: Takes the output and the labels, and returns results by name. ``accuracy`` is required, and
+            added if the output has shape (N, K).
+        forward: Takes the module and a `TorchBatch`, and returns the output, which may be any object: outputs
+            with targets per position, for example. By default the module gets the scaled images.
+        sample: Maximum number of training images for the running statistics, if the module has any.
+        unused: Whether a batch may leave parameters without a gradient, which then is zero.
+
+    Raises:
+        ConfigError: The module cannot be trained; the error has the parameter and the remedy.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | Callable[[], nn.Module],
+        loss: Callable[[Any, Tensor], Tensor],
+        metrics: Callable[[Any, Tensor], Mapping[str, float]] | None = None,
+        *,
+        forward: Callable[[nn.Module, TorchBatch], Any] = call_module,
+        sample: int = SAMPLE_IMAGES,
+        unused: bool = False,
+    ) -> None:
+        self._make = None if isinstance(module, nn.Module) else module
+        self._loss, self._metrics, self._forward = loss, metrics, forward
+        self._unused = unused
+        # The step's own module stays as it is: threads use copies.
+        self._module = deepcopy(module) if isinstance(module, nn.Module) else self._made(CONSTANTS_SEED)
+        specs = ModuleParameters(self._module).specs
+        trained = _trained(self._module)
+        if not trained:
+            raise ConfigError(
+                f"all {len(specs)} parameters of module {type(self._module).__name__} are frozen: call "
+                "requires_grad_(True) on those to train"
+            )
+        self.arrays: Mapping[str, ArraySpec] = {name: specs[name] for name in trained}
+        self.factors: Collection[str] = ()
+        self.sample = sample if _statistics(self._module) else 0
+        """Number of training images that `derived` takes."""
+        self.constants = _constants(self._module, trained)
+        """See `TrainStep.constants`."""
+        self.deterministic = False
+        """Whether a repetition of `step` gives equal bits; False before `prepare`."""
+        self._draws = True
+        self._dtype = next(iter(trained.values())).dtype
+        self._prepared: tuple[int, int, int] | None = None
+        self._preparing = Lock()
+        self._training: deque[_Bench] = deque()
+        self._evaluating: deque[_Bench] = deque()
+
+    # --- before the run ------------------------------------------------------------------------
+
+    def prepare(self, shape: tuple[int, int, int], classes: int) -> None:
+        """Run the module once on two black images, which shows the weights with factors.
+
+        Raises:
+            ConfigError: The module or its loss does not take such images, or a parameter has no gradient.
+        """
+        with self._preparing:
+            if self._prepared == shape:
+                return
+            before = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
+            bench = self._new_bench(self._module, factors=None)
+            batch = Batch(np.zeros((PROBED, *shape), np.uint8), np.zeros(PROBED, np.int64))
+            values = self._values_of(self._module)
+            with _RANDOM, torch.random.fork_rng(devices=[]):
+                torch.manual_seed(CONSTANTS_SEED)
+                state = torch.get_rng_state()
+                try:
+                    bench.load(values)
+                    self._backward(bench, batch)
+                except (ConfigError, StepFailed):
+                    raise
+                except Exception as error:
+                    raise ConfigError(
+                        f"module {type(self._module).__name__} fails on {PROBED} images of shape {shape} "
+                        f"with labels 0: {type(error).__name__}: {error}; convert the images in `forward`"
+                    ) from error
+                self._draws = not torch.equal(state, torch.get_rng_state())
+            found = bench.linear.take()
+            self.factors = [name for name, each in found.items() if each.rows == PROBED and each.rest is None]
+            for name, parameter in bench.parameters.items():
+                if parameter.grad is not None:
+                    _dense(name, parameter.grad)
+                elif name not in found and not self._unused:
+                    raise ConfigError(_without_gradient(name))
+            self.deterministic = not self._draws and not _changed(before, bench.module)
+            self._training.clear()
+            self._prepared = shape
+
+    def initial(self, seed: int) -> Mapping[str, NDArray[Any]]:
+        """Return the module's values; those of a module made under the seed, if a function makes it."""
+        return self._values_of(self._module if self._make is None else self._made(seed))
+
+    # --- a batch -------------------------------------------------------------------------------
+
+    def step(self, values: Mapping[str, NDArray[Any]], batch: Batch, out: Gradients) -> StepOutcome:
+        """See `TrainStep.step`. The random stream of the process is set from epoch and number, if the module
+        draws random numbers."""
+        with self._lent(self._training, self.factors) as bench:
+            bench.load(values)
+            if self._draws:
+                torch.manual_seed(_random_key(batch))
+            loss = self._backward(bench, batch)
+            self._fill(bench, out)
+        return StepOutcome(loss, weight=len(batch))
+
+    def evaluate(self, values: Mapping[str, NDArray[Any]], batch: Batch) -> Metrics:
+        """Return ``accuracy`` of the output, and the results of `metrics`.
+
+        Args:
+            values: The arrays, and the tensors of `derived`.
+            batch: Images and labels.
+        """
+        with self._lent(self._evaluating, ()) as bench, torch.no_grad():
+            bench.module.eval()
+            bench.load(values)
+            tensors = self._tensors(batch)
+            output = self._forward(bench.module, tensors)
+            found = {} if self._metrics is None else dict(self._metrics(output, tensors.labels))
+            if "accuracy" not in found and isinstance(output, Tensor) and output.ndim == 2:
+                found["accuracy"] = (output.argmax(dim=1) == tensors.labels).double().mean()
+            return {name: float(value) for name, value in found.items()}
+
+    def derived(
+        self, values: Mapping[str, NDArray[Any]], batches: Sequence[Batch]
+    ) -> Mapping[str, NDArray[Any]]:
+        """Return all other tensors of `state_dict()`: frozen and tied parameters, and buffers.
+
+        Running statistics are those of the batches under these values; without batches they are the
+        module's own.
+        """
+        with self._lent(self._evaluating, ()) as bench, torch.no_grad():
+            bench.load(values)
+            layers = _statistics(bench.module)
+            bench.module.eval()
+            momenta = [layer.momentum for layer in layers]
+            if batches:
+                for layer in layers:
+                    layer.reset_running_stats()
+                    layer.momentum = None  # a plain mean over the batches
+                    layer.train()
+                for batch in batches:
+                    self._forward(bench.module, self._tensors(batch))
+                for layer, momentum in zip(layers, momenta, strict=True):
+                    layer.momentum = momentum
+                    layer.eval()
+            return {
+                name: np.array(tensor.detach().cpu().numpy())
+                for name, tensor in bench.module.state_dict().items()
+                if name not in self.arrays
+            }
+
+    # --- inside --------------------------------------------------------------------------------
+
+    def _made(self, seed: int) -> nn.Module:
+        """Make the module with PyTorch's random stream at this seed, and leave the stream as it was."""
+        assert self._make is not None
+        with _RANDOM, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = self._make()
+        if not isinstance(module, nn.Module):
+            raise ConfigError(
+                f"the function of the module returned a {type(module).__name__}: return a torch.nn.Module"
+            )
+        return module
+
+    def _values_of(self, module: nn.Module) -> dict[str, NDArray[Any]]:
+        values = ModuleParameters(module).values()
+        return {name: values[name] for name in self.arrays}
+
+    def _new_bench(self, module: nn.Module, factors: Collection[str] | None) -> "_Bench":
+        try:
+            copied = deepcopy(module)
+        except Exception as error:
+            raise ConfigError(
+                f"module {type(module).__name__} cannot be copied for a compute thread ({error!r}): keep no "
+                "locks, files or results of computations as its attributes"
+            ) from error
+        return _Bench(copied, self.arrays, factors)
+
+    @contextmanager
+    def _lent(self, pool: "deque[_Bench]", factors: Collection[str]) -> Iterator["_Bench"]:
+        """Lend a copy of the module to one thread."""
+        try:
+            bench = pool.pop()
+        except IndexError:
+            bench = self._new_bench(self._module, factors)
+        yield bench
+        # A copy whose pass has failed is not used again: hooks may be in the middle of it.
+        bench.release()
+        pool.append(bench)
+
+    def _tensors(self, batch: Batch) -> TorchBatch:
+        images, labels = _tensor(batch.images), _tensor(batch.labels)
+        return TorchBatch(images, labels, self._dtype, batch.epoch, batch.number)
+
+    def _backward(self, bench: "_Bench", batch: Batch) -> float:
+        """Run both passes, and return the loss."""
+        tensors = self._tensors(batch)
+        loss = self._loss(self._forward(bench.module, tensors), tensors.labels)
+        bench.check_unchanged()
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ConfigError(f"the loss is a {what}: return a scalar tensor that depends on the parameters")
+        loss.backward()
+        return loss.item()
+
+    def _fill(self, bench: "_Bench", out: Gradients) -> None:
+        found = bench.linear.take()
+        for name, parameter in bench.parameters.items():
+            if name in found:
+                gradient = found[name]
+                if gradient.rest is not None:
+                    raise ConfigError(
+                        f"parameter {name!r} has a gradient outside its layer in this batch only: use it in "
+                        "every batch, or in the layer only"
+                    )
+                out[name] = gradient.factors()
+            elif parameter.grad is not None:
+                out[name] = _dense(name, parameter.grad)
+            elif not self._unused:
+                raise ConfigError(_without_gradient(name))
+            elif name in self.factors:
+                rows, inputs = parameter.shape
+                zeros = np.zeros((1, inputs + rows), self.arrays[name].dtype)
+                out[name] = Factors(zeros[:, :inputs], zeros[:, inputs:])
+            else:
+                out[name][...] = 0
+
+
+class _Bench:
+    """A copy of the module for one thread at a time."""
+
+    def __init__(
+        self, module: nn.Module, arrays: Mapping[str, ArraySpec], factors: Collection[str] | None
+    ) -> None:
+        self.module = module.train()
+        named = dict(module.named_parameters())
+        self.parameters = {name: named[name] for name in arrays}
+        self.buffers = dict(module.named_buffers(remove_duplicate=False))
+        self.linear = LinearFactors(module, factors)
+        self._arrays = arrays
+        self._loaded: dict[str, int] = {}
+        """Version of each parameter after `load`."""
+
+    def load(self, values: Mapping[str, NDArray[Any]]) -> None:
+        """Point the parameters at values, and copy values of buffers if there are any.
+
+        The memory of the values is read-only for others; see `check_unchanged`.
+        """
+        for name, parameter in self.parameters.items():
+            parameter.grad = None
+            value = _tensor(values[name])
+            parameter.data = value if parameter.device.type == "cpu" else value.to(parameter.device)
+            self._loaded[name] = parameter._version
+        for name, buffer in self.buffers.items():
+            if name in values:
+                buffer.copy_(_tensor(values[name]))
+
+    def check_unchanged(self) -> None:
+        """Check that the forward pass left the values of all parameters.
+
+        Raises:
+            ConfigError: A parameter changed in place, or has another shape; it has the parameter.
+        """
+        for name, parameter in self.parameters.items():
+            if tuple(parameter.shape) != self._arrays[name].shape:
+                raise ConfigError(
+                    f"parameter {name!r} changed its shape from {self._arrays[name].shape} to "
+                    f"{tuple(parameter.shape)}: keep the shapes of parameters during a run"
+                )
+            if parameter._version != self._loaded[name]:
+                raise ConfigError(
+                    f"parameter {name!r} was changed in place by the module: only the servers' rule changes "
+                    "parameters; use a parametrisation, or make it a buffer"
+                )
+
+    def release(self) -> None:
+        """Let go of values and gradients."""
+        self.linear.clear()
+        for parameter in self.parameters.values():
+            parameter.grad = None
+            placeholder = torch.empty((), dtype=parameter.dtype, device=parameter.device)
+            parameter.data = placeholder.expand(parameter.shape)
+
+
+class _Writable:
+    """Describes the memory of a read-only array as writable, for `torch.from_numpy`, which would warn."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+        self.owner = array
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    """Return a tensor on the memory of an array, which no caller may write."""
+    return torch.from_numpy(np.asarray(_Writable(array)))
+
+
+def _dense(name: str, gradient: Tensor) -> NDArray[Any]:
+    if gradient.layout is not torch.strided:
+        raise ConfigError(
+            f"parameter {name!r} has a gradient of layout {gradient.layout}, which servers cannot apply: use "
+            "sparse=False where the gradient is made"
+        )
+    return gradient.detach().cpu().numpy()
+
+
+def _without_gradient(name: str) -> str:
+    return (
+        f"parameter {name!r} got no gradient: use it in the loss, freeze it with requires_grad_(False), or "
+        "give TorchStep(..., unused=True) if only some batches use it; a module may not replace its "
+        "parameters in a pass"
+    )
+
+
+def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters with gradients, each once, by their first names."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def _statistics(module: nn.Module) -> list[_NormBase]:
+    """The layers whose running statistics training changes; frozen ones stay in the mode for evaluation."""
+    module.train()
+    return [
+        part
+        for part in module.modules()
+        if isinstance(part, _NormBase) and part.track_running_stats and part.training
+    ]
+
+
+def _changed(before: Mapping[str, Tensor], module: nn.Module) -> list[str]:
+    """Buffers that a pass of training changed, except running statistics."""
+    known = {id(buffer) for layer in _statistics(module) for buffer in layer.buffers(recurse=False)}
+    return [
+        name
+        for name, buffer in module.named_buffers()
+        if id(buffer) not in known and not torch.equal(buffer, before[name])
+    ]
+
+
+def _constants(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[str, tuple[float, float]]:
+    """Return the fingerprints of the tensors of a module that are no arrays; see `TrainStep.constants`.
+
+    A fingerprint is the norm of a tensor, and its product with random signs, which tells two tensors of one
+    distribution apart.
+
+    Raises:
+        ConfigError: A tensor has no form in a model file; the error has its name.
+    """
+    skipped = {id(buffer) for layer in _statistics(module) for buffer in layer.buffers(recurse=False)}
+    found: dict[str, tuple[float, float]] = {}
+    named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
+    for name, tensor in sorted(named.items()):
+        if name in trained or id(tensor) in skipped:
+            continue
+        if tensor.dtype not in SAVED_TYPES or tensor.layout is not torch.strided:
+            raise ConfigError(
+                f"buffer {name!r} has values of type {tensor.dtype} and layout {tensor.layout}, which a "
+                "model file cannot hold: keep it as dense numbers, such as float32"
+            )
+        if tensor.requires_grad:
+            continue  # another name of an array
+        values = tensor.detach().cpu().double().numpy().ravel()
+        signs = np.random.default_rng(CONSTANTS_SEED).integers(0, 2, values.size) * 2.0 - 1.0
+        with np.errstate(all="ignore"):  # a mask may have infinite values
+            known = np.nan_to_num(values, posinf=1e30, neginf=-1e30)
+            found[name] = (float(np.linalg.norm(known)), float(known @ signs))
+    for name, other in module.state_dict().items():
+        if not isinstance(other, Tensor):
+            raise ConfigError(
+                f"{name!r} in state_dict() is a {type(other).__name__}, which a model file cannot hold: keep "
+                "it out of get_extra_state, or make it a tensor"
+            )
+    return found
+
+
+def _random_key(batch: Batch) -> int:
+    """The seed of a batch. It is a hash, because PyTorch's generator takes only 32 bits of a seed."""
+    return int.from_bytes(blake2b(f"{batch.epoch} {batch.number}".encode(), digest_size=8).digest(), "big")

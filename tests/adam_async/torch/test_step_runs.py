@@ -1,0 +1,110 @@
+"""Whole runs with a module of PyTorch: the numbers of `torch.optim`, all consistencies, and saved models."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
+
+from safetensors.torch import load as load_tensors
+from torch import Tensor, nn
+from torch.nn import functional
+
+from adam_async.checkpoint.model_file import dump_model
+from adam_async.cluster.local import LocalCluster
+from adam_async.run.config import Config
+from adam_async.torch.step import TorchBatch, TorchStep
+from tests.adam_async.runs import cluster_of
+from tests.adam_async.torch.modules import Residual, characters_step, mlp, residual_step
+
+RATE = 0.3
+
+
+def config_of(**options: Any) -> Config:
+    return Config(**{"epochs": 2, "threads": 1, "rate": RATE, "schedule": "constant", **options})
+
+
+class Seen:
+    """A `forward` that keeps the batches of training in their order."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, module: nn.Module, batch: TorchBatch) -> Tensor:
+        if batch.epoch:
+            self.batches.append((batch.images.clone(), batch.labels.clone()))
+        found: Tensor = module(batch.scaled())
+        return found
+
+
+@pytest.mark.parametrize("protocol", ["auto", "delta", "factors"])
+@pytest.mark.parametrize("make", [mlp, lambda: Residual().double()], ids=["mlp", "residual"])
+async def test_one_replica_in_lockstep_takes_the_steps_of_torch_optim(
+    make: Callable[[], nn.Module], protocol: str
+) -> None:
+    torch.manual_seed(2)
+    module, seen = make(), Seen()
+    config = config_of(
+        consistency="bsp", images_per_group=20, protocol=protocol, momentum=0.9, rule="sgd", rate=0.05
+    )
+    step = TorchStep(module, functional.cross_entropy, forward=seen)
+    async with cluster_of(config, step=step) as cluster:
+        result = await cluster.train()
+
+    assert len(seen.batches) == 6
+    module.train()
+    trained = [p for p in module.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.9)
+    for images, labels in seen.batches:
+        optimizer.zero_grad()
+        functional.cross_entropy(module(images.double() / 255), labels).backward()
+        optimizer.step()
+    for name, value in result.weights.items():
+        expected = module.get_parameter(name).detach().numpy()
+        np.testing.assert_allclose(value, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"replicas": 2, "threads": 2},
+        {"replicas": 2, "consistency": "ssp:1", "servers": 2},
+        {"replicas": 2, "consistency": "bsp", "copies": 2, "servers": 2},
+        {"rule": "adam", "rate": 0.01, "clip": 1.0, "push_every": 2},
+        {"validation": 100, "evaluation": "concurrent", "data_servers": 2},
+    ],
+)
+async def test_a_residual_network_learns_and_is_evaluated_with_its_statistics(
+    options: dict[str, Any],
+) -> None:
+    config = config_of(**{"data": "digits", "rate": 0.05, **options})
+    async with LocalCluster(config, step=residual_step()) as cluster:
+        result = await cluster.train()
+    assert result.test_accuracy > 0.85
+    module = Residual()
+    module.load_state_dict(load_tensors(dump_model(result.model, result.weights)))
+    images, labels = next(iter(cluster.driver._parts.evaluator._sets.values()))
+    scores = module.eval()(torch.from_numpy(images.copy()) / 255)
+    right = (scores.argmax(1).numpy() == labels).mean()
+    assert right == pytest.approx(result.test_accuracy, abs=0.01)
+
+
+async def test_a_language_model_learns_the_next_token() -> None:
+    config = config_of(data="digits", rule="adam", rate=0.01, epochs=1)
+    async with LocalCluster(config, step=characters_step()) as cluster:
+        result = await cluster.train()
+    assert result.test_accuracy > 0.3  # the most frequent token has a share of 0.27
+
+
+async def test_a_resumed_run_continues_with_the_same_bits(tmp_path: Path) -> None:
+    path, options = "tests.adam_async.torch.modules:mlp_step", {"consistency": "bsp", "momentum": 0.9}
+    async with cluster_of(config_of(epochs=4, rule="sgd", **options), step=path) as cluster:
+        whole = await cluster.train()
+    async with cluster_of(config_of(rule="sgd", **options), step=path, checkpoint=tmp_path) as cluster:
+        await cluster.train()
+    async with cluster_of(config_of(epochs=4, rule="sgd", **options), step=path, resume=tmp_path) as cluster:
+        resumed = await cluster.train()
+    assert all(np.array_equal(value, whole.weights[name]) for name, value in resumed.weights.items())
