@@ -1,7 +1,7 @@
 """The gradients of a module's parameters at one step, checked, and their sums over several steps."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -81,7 +81,7 @@ class Slot:
         return gradient.detach() if gradient.requires_grad else gradient
 
 
-Found = Tensor | LinearGradient
+Found: TypeAlias = Tensor | LinearGradient
 """A gradient of one step: dense, or as two factors."""
 
 
