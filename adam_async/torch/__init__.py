@@ -17,6 +17,7 @@ except ImportError as error:
     raise ImportError(
         'adam_async.torch needs PyTorch, which the extra installs: pip install "adam-async[torch]"'
     ) from error
+
 from adam_async.torch.buffers import arrays_with_buffers
 from adam_async.torch.convert import from_module, to_module
 from adam_async.torch.datasets import dataset

@@ -1,7 +1,7 @@
 """The gradients of a module's parameters at one step, checked, and their sums over several steps."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from adam_async.errors import StoreError
 from adam_async.run.arrays import Factors
 from adam_async.store.arrays import Gradient
+from adam_async.torch.factors import LinearGradient
 
 
 class Slot:
@@ -80,15 +81,28 @@ class Slot:
         return gradient.detach() if gradient.requires_grad else gradient
 
 
-def collect(slots: Iterable[Slot], *, allow_unused: bool) -> dict[str, Tensor]:
+Found: TypeAlias = Tensor | LinearGradient
+"""A gradient of one step: dense, or as two factors."""
+
+
+def collect(
+    slots: Iterable[Slot], captured: Mapping[str, LinearGradient], *, allow_unused: bool
+) -> dict[str, Found]:
     """Return the gradients of the parameters that are not frozen, by name.
+
+    Args:
+        slots: The parameters.
+        captured: Gradients as factors; they are multiplied here if that makes them smaller.
+        allow_unused: Whether a parameter may have no gradient.
 
     Raises:
         StoreError: A parameter has no gradient although it is not frozen; or see `Slot.gradient`.
     """
-    found: dict[str, Tensor] = {}
+    found: dict[str, Found] = {}
     for slot in slots:
-        gradient = slot.gradient()
+        gradient: Found | None = slot.gradient()
+        if (factors := captured.get(slot.name)) is not None:
+            gradient = factors if factors.fewer else factors.dense()
         if gradient is not None and slot.parameter.requires_grad:
             found[slot.name] = gradient
         elif slot.parameter.requires_grad and not allow_unused:
@@ -109,8 +123,8 @@ class Sums:
         self.steps = 0
         """Number of steps in the sums."""
 
-    def add(self, gradients: Mapping[str, Tensor]) -> None:
-        """Add the gradients of one step."""
+    def add(self, gradients: Mapping[str, Any]) -> None:
+        """Add the gradients of one step, dense ones."""
         first = [name for name in gradients if name not in self._present]
         later = [name for name in gradients if name in self._present]
         for name in first:
@@ -131,6 +145,11 @@ class Sums:
             torch._foreach_div_(list(found.values()), float(self.steps))
         self._present, self.steps = {}, 0
         return found
+
+
+def copied(factors: Factors) -> Factors:
+    """Return factors in memory of their own."""
+    return Factors(np.array(factors.activations), np.array(factors.errors))
 
 
 def fault_of(gradients: Mapping[str, Gradient]) -> str:

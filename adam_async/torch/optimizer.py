@@ -35,19 +35,21 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from adam_async.errors import ConfigError
+from adam_async.run.arrays import Factors
 from adam_async.runtime.disk import Disk
+from adam_async.store.arrays import Gradient
 from adam_async.store.rules import Sgd
 from adam_async.store.sync import ParameterStore
 from adam_async.store.values import ReadVersions
 from adam_async.torch.buffers import Buffers, Policy
 from adam_async.torch.devices import Staging, copy_streams
 from adam_async.torch.exchanges import Exchange, Exchanges
-from adam_async.torch.gradients import Slot, Sums, collect
+from adam_async.torch.factors import LinearFactors, LinearGradient
+from adam_async.torch.gradients import Found, Slot, Sums, collect, copied
 from adam_async.torch.overlap import Overlap
 from adam_async.torch.parameters import ModuleParameters
 
@@ -75,6 +77,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
             for the values that hold its push; None is 0, or 1 with `pull_every` above 1.
         overlap: Whether gradients are pushed during the backward pass. Gradients must stay as they are.
         buffers: ``local``, ``averaged``, ``push`` or ``pull``; see `adam_async.torch.buffers`.
+        factors: Whether weights of `nn.Linear` are pushed as two factors where these are smaller (see
+            `adam_async.torch.factors`). Such a weight has no `grad`, so clipping does not see it.
         allow_unused: Whether parameters without a gradient are left out of a push; otherwise they are errors.
 
     Raises:
@@ -94,6 +98,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         max_staleness: int | None = None,
         overlap: bool = False,
         buffers: Policy = "local",
+        factors: bool = False,
         allow_unused: bool = False,
     ) -> None:
         if not isinstance(store, ParameterStore):
@@ -103,6 +108,11 @@ class RemoteOptimizer(torch.optim.Optimizer):
             )
         most = (0 if pull_every == 1 else 1) if max_staleness is None else max_staleness
         _check_cadence(push_every, pull_every, most, store.consistency, overlap=overlap)
+        if factors and (push_every > 1 or overlap):
+            raise ConfigError(
+                f"factors=True excludes push_every={push_every}, whose sums are dense, and "
+                f"overlap={overlap}: use push_every=1 and overlap=False"
+            )
         known = ModuleParameters(module)
         known.check_store(store.arrays, store.name)
         self._module = module
@@ -113,6 +123,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._push_every, self._pull_every, self._most = push_every, pull_every, most
         self._allow_unused = allow_unused
         self._overlap = Overlap(self._push_bucket) if overlap else None
+        self._factors = LinearFactors(module) if factors else None
         self._slots: list[Slot] = []
         self._steps = 0
         self._pushes = 0
@@ -229,38 +240,51 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def _step(self) -> None:
         self._exchanges.raise_failure()
-        gradients = collect(self._slots, allow_unused=self._allow_unused)
+        captured = {} if self._factors is None else self._factors.take()
+        gradients = collect(self._slots, captured, allow_unused=self._allow_unused)
         self._steps += 1
         rates = [float(group["lr"]) for group in self.param_groups]
-        lands = False
-        if self._push_every == 1:
-            lands = self._push(gradients, rates)
-        else:
+        due = gradients
+        if self._push_every > 1:
             self._sums.add(gradients)
-            if self._sums.steps == self._push_every:
-                lands = self._push(self._sums.take(mean=self._is_summed), rates)
-        if self._takes_plain_steps and not (lands and self._most == 0):
+            if self._sums.steps < self._push_every:
+                # Values land only after a push, because they lack the gradients in the sums.
+                self._step_plainly(gradients, rates)
+                return
+            due = self._sums.take(mean=self._is_summed)
+        pulls = self._push(due, rates)
+        if not (pulls and self._most == 0):
             self._step_plainly(gradients, rates)
         # With clocks the first push waits for other clients, and the second one must not overtake it.
         self._exchanges.settle(self._most if self._is_begun else 0)
-        if self._pushes and not self._is_begun:
-            self._is_begun = True
-            if self._overlap is not None:
-                self._overlap.is_ahead = True
+        self._is_begun = True
+        if self._overlap is not None:
+            self._overlap.is_ahead = True
 
-    def _push(self, gradients: dict[str, Tensor], rates: Sequence[float]) -> bool:
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, also those captured as factors; see `torch.optim.Optimizer`."""
+        super().zero_grad(set_to_none)
+        if self._factors is not None:
+            self._factors.clear()
+
+    def _push(self, gradients: dict[str, Found], rates: Sequence[float]) -> bool:
         """Begin the push of a step, with the pull after it if one is due; return whether one is."""
         self._pushes += 1
         pulls = self._pushes % self._pull_every == 0
-        is_direct = self._most == 0
+        staging = None if self._most == 0 and self._is_near() else self._new_staging()
+        dense = {name: each for name, each in gradients.items() if isinstance(each, Tensor)}
         if self._overlap is not None:
-            gradients = self._overlap.rest(gradients)
-        staging = None if is_direct and not self._streams and self._is_near() else self._new_staging()
-        arrays: dict[str, NDArray[Any]]
+            dense = self._overlap.rest(dense)
+        arrays: dict[str, Gradient]
         if staging is None:
-            arrays = {name: gradient.numpy() for name, gradient in gradients.items()}
+            arrays = {name: gradient.numpy() for name, gradient in dense.items()}
         else:
-            arrays = staging.gradients.take(gradients)
+            arrays = {**staging.gradients.take(dense)}
+        if self._factors is not None:
+            for name, gradient in gradients.items():
+                if isinstance(gradient, LinearGradient):
+                    # The program may change a layer's inputs while a push is in flight.
+                    arrays[name] = gradient.factors() if staging is None else copied(gradient.factors())
         exchange = Exchange(gradients=arrays, rate=self._rate(arrays, rates), read=self._read_now())
         if pulls:
             self._add_pull(exchange, arrays, rates, staging)
@@ -273,7 +297,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
     def _add_pull(
         self,
         exchange: Exchange,
-        arrays: dict[str, NDArray[Any]],
+        arrays: dict[str, Gradient],
         rates: Sequence[float],
         staging: Staging | None,
     ) -> None:
@@ -317,26 +341,29 @@ class RemoteOptimizer(torch.optim.Optimizer):
             Exchange(gradients=arrays, rate=self._rate(arrays, rates), read=self._read_now(), ends_step=False)
         )
 
-    def _step_plainly(self, gradients: Mapping[str, Tensor], rates: Sequence[float]) -> None:
-        """Subtract rate * gradient from parameters whose rule is `Sgd`, until the next pull."""
-        for index, rate in enumerate(rates):
-            mine = [
-                (self._by_name[name].parameter, gradient)
-                for name, gradient in gradients.items()
-                if self._by_name[name].group == index and name in self._plain
-            ]
-            if mine:
-                torch._foreach_add_([each for each, _ in mine], [each for _, each in mine], alpha=-rate)
+    def _step_plainly(self, gradients: Mapping[str, Found], rates: Sequence[float]) -> None:
+        """With rare pulls, subtract rate * gradient from parameters whose rule is `Sgd`."""
+        if not self._takes_plain_steps:
+            return
+        for name, gradient in gradients.items():
+            if name in self._plain:
+                slot = self._by_name[name]
+                dense = gradient if isinstance(gradient, Tensor) else gradient.dense()
+                slot.parameter.sub_(dense, alpha=rates[slot.group])
 
     def _repeat_plain_step(self, exchange: Exchange) -> None:
         """Add a push in flight to values that lack it."""
         assert exchange.staging is not None
         names = [name for name in exchange.gradients if name in self._plain and name in self._by_name]
         rate = exchange.rate
-        gradients = exchange.staging.gradients.views
         for name in names:
-            each = rate[name] if isinstance(rate, dict) else rate
-            self._by_name[name].parameter.sub_(gradients[name], alpha=each)
+            parameter, gradient = self._by_name[name].parameter, exchange.gradients[name]
+            if isinstance(gradient, Factors):
+                product = torch.from_numpy(gradient.errors.T @ gradient.activations)
+                dense = product.to(parameter.device)
+            else:
+                dense = exchange.staging.gradients.views[name]
+            parameter.sub_(dense, alpha=rate[name] if isinstance(rate, dict) else rate)
         self._count_own(names)
 
     def _count_own(self, names: Iterable[str]) -> None:
@@ -478,8 +505,13 @@ class RemoteOptimizer(torch.optim.Optimizer):
         try:
             self.flush()
         finally:
-            if self._overlap is not None:
-                self._overlap.close()
+            self._remove_hooks()
+
+    def _remove_hooks(self) -> None:
+        if self._overlap is not None:
+            self._overlap.close()
+        if self._factors is not None:
+            self._factors.close()
 
     def __enter__(self) -> Self:
         return self
@@ -489,8 +521,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
     ) -> None:
         if error is None:
             self.close()
-        elif self._overlap is not None:
-            self._overlap.close()
+        else:
+            self._remove_hooks()
 
 
 def _check_cadence(push_every: int, pull_every: int, most: int, consistency: str, *, overlap: bool) -> None:

@@ -1,0 +1,143 @@
+"""Several clients of one store: threads (Hogwild), clocks, and children that a data loader forks."""
+
+import copy
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
+
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from adam_async import DeadlineExceeded, Sgd, StoreError, Waits, sync
+from adam_async.torch import RemoteOptimizer, parameter_arrays
+
+THREADS, STEPS = 3, 10
+
+
+def ones() -> nn.Module:
+    """A module whose gradient is 1 everywhere, whatever its values are."""
+    module = nn.Linear(8, 4, bias=False).double()
+    nn.init.zeros_(module.weight)
+    return module
+
+
+X = torch.ones(1, 8, dtype=torch.float64)
+
+
+def steps(module: nn.Module, optimizer: RemoteOptimizer, number: int = STEPS) -> None:
+    for _ in range(number):
+        optimizer.zero_grad()
+        module(X).sum().backward()
+        optimizer.step()
+
+
+def sharing_memory(module: nn.Module) -> nn.Module:
+    """Return a module with the same memory and gradients of its own."""
+    twin = copy.deepcopy(module)
+    for mine, theirs in zip(twin.parameters(), module.parameters(), strict=True):
+        mine.data = theirs.data
+    return twin
+
+
+@pytest.mark.parametrize("options", [{}, {"max_staleness": 2}, {"pull_every": 3}, {"overlap": True}], ids=str)
+@pytest.mark.parametrize("shares", [False, True], ids=["a module each", "one memory"])
+def test_threads_of_one_process_lose_no_push(shares, options) -> None:
+    first = ones()
+    with sync.ParameterStore.open("local", parameter_arrays(first), rule=Sgd(rate=1.0)) as store:
+
+        def train(_: int) -> None:
+            module = sharing_memory(first) if shares else ones()
+            with RemoteOptimizer(module, store, **options) as optimizer:
+                steps(module, optimizer)
+
+        with ThreadPoolExecutor(THREADS) as executor:
+            list(executor.map(train, range(THREADS)))
+        np.testing.assert_array_equal(store.pull()["weight"], np.full((4, 8), -THREADS * STEPS))
+
+
+@pytest.mark.parametrize("options", [{}, {"max_staleness": 1}, {"overlap": True}], ids=str)
+def test_in_lockstep_clients_step_by_the_mean_of_their_gradients(options) -> None:
+    def gradient_of(client: int, module: nn.Module) -> None:
+        (module(X).sum() * (client + 1)).backward()
+
+    def train(client: int) -> list[np.ndarray]:
+        module = ones()
+        with (
+            sync.ParameterStore.open(
+                "local", parameter_arrays(module), rule=Sgd(rate=1.0), consistency="bsp", replicas=2
+            ) as store,
+            RemoteOptimizer(module, store, **options) as optimizer,
+        ):
+            found = []
+            for _ in range(4):
+                optimizer.zero_grad()
+                gradient_of(client, module)
+                optimizer.step()
+                found.append(module.weight.detach().numpy().copy())
+            optimizer.flush()
+            return [*found, module.weight.detach().numpy().copy()]
+
+    with ThreadPoolExecutor(2) as executor:
+        found = list(executor.map(train, range(2)))
+    for mine in found:
+        assert [float(each[0, 0]) for each in mine[-1:]] == [-1.5 * 4]
+        if "max_staleness" not in options:
+            assert [float(each[0, 0]) for each in mine[:4]] == [-1.5, -3.0, -4.5, -6.0]
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_a_slow_client_is_named_by_the_step_that_waits_for_it(most) -> None:
+    module = ones()
+    waits = Waits(clock_s=0.3, answer_s=0.2)
+    options = {"consistency": "ssp:1", "replicas": 2, "waits": waits}
+    with (
+        sync.ParameterStore.open("local", parameter_arrays(module), **options) as store,
+        sync.ParameterStore.open("local"),
+    ):
+        optimizer = RemoteOptimizer(module, store, max_staleness=most)
+        steps(module, optimizer, 1)
+        with pytest.raises(DeadlineExceeded, match=r"waited 0.3 s for client \d .* to end step 1"):
+            steps(module, optimizer, 2 + most)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_data_loader_forks_workers_while_the_store_is_open() -> None:
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(48, 8).double(), torch.randn(48, 4).double())
+    found = []
+    for workers in (0, 2):
+        module = ones()
+        with sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=0.1)) as store:
+            optimizer = RemoteOptimizer(module, store, max_staleness=1)
+            for _ in range(2):
+                for x, y in DataLoader(data, batch_size=8, num_workers=workers):
+                    optimizer.zero_grad()
+                    (module(x) - y).square().mean().backward()
+                    optimizer.step()
+                    optimizer.flush()
+            found.append(parameter_arrays(module)["weight"])
+    np.testing.assert_array_equal(found[0], found[1])
+    assert found[0].any()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_step_in_a_forked_child_is_refused() -> None:
+    module = ones()
+    with sync.ParameterStore.open("local", parameter_arrays(module)) as store:
+        optimizer = RemoteOptimizer(module, store)
+        module.weight.grad = torch.ones_like(module.weight)
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                optimizer.step()
+            except StoreError as error:
+                code = 0 if "was opened before this process was forked" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        optimizer.step()

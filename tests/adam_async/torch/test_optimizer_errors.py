@@ -1,0 +1,179 @@
+"""Errors of `RemoteOptimizer` name the parameter and the remedy, and push nothing."""
+
+import re
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
+
+from torch import nn
+
+from adam_async import ConfigError, ParameterStore, Sgd, StoreError, sync
+from adam_async.torch import RemoteOptimizer, parameter_arrays
+
+
+class Mixed(nn.Module):
+    """Two layers, the second of which is used on request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 2)
+        self.second = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor, *, deep: bool = True) -> torch.Tensor:
+        x = self.first(x)
+        return self.second(x) if deep else x
+
+
+@pytest.fixture
+def module() -> Mixed:
+    torch.manual_seed(0)
+    return Mixed()
+
+
+@pytest.fixture
+def store(module):
+    with sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=0.1)) as store:
+        yield store
+
+
+X = torch.ones(4, 3)
+
+
+def versions(store: sync.ParameterStore) -> list[int]:
+    return store.pull().read.of_shards.tolist()
+
+
+def test_a_parameter_without_a_gradient_is_refused_or_left_out_on_request(module, store):
+    module(X, deep=False).sum().backward()
+    with pytest.raises(StoreError, match=r"'second.weight' has no gradient: .* allow_unused=True"):
+        RemoteOptimizer(module, store).step()
+    assert not any(versions(store))
+    optimizer = RemoteOptimizer(module, store, allow_unused=True)
+    optimizer.step()
+    found = store.pull()
+    np.testing.assert_array_equal(found["first.weight"], module.first.weight.detach().numpy())
+    assert sorted(versions(store)) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_staleness": 1}, {"push_every": 2}], ids=str)
+def test_a_loss_that_is_not_finite_is_refused_with_the_parameter_and_nothing_is_pushed(
+    module, store, options
+):
+    optimizer = RemoteOptimizer(module, store, **options)
+    with pytest.raises(
+        StoreError, match=r"gradient of parameter 'first.weight' has the value nan at index 0 .*[Ll]ower"
+    ):
+        for _ in range(2):
+            optimizer.zero_grad()
+            (module(X) * float("nan")).sum().backward()
+            optimizer.step()
+        optimizer.flush()
+    assert not any(versions(store))
+
+
+def test_a_parameter_that_changes_its_shape_is_refused(module, store):
+    optimizer = RemoteOptimizer(module, store)
+    module.first.weight.data = torch.zeros(2, 5)
+    module(torch.ones(4, 5)).sum().backward()
+    with pytest.raises(StoreError, match=r"'first.weight' has shape \(2, 5\), .* \(2, 3\): .* another store"):
+        optimizer.step()
+
+
+def test_new_memory_of_a_parameter_is_found(module, store):
+    optimizer = RemoteOptimizer(module, store)
+    module.first.weight.data = module.first.weight.data.clone()
+    module(X).sum().backward()
+    optimizer.step()
+    np.testing.assert_array_equal(store.pull()["first.weight"], module.first.weight.detach().numpy())
+
+
+def test_a_sparse_gradient_is_refused(module, store):
+    optimizer = RemoteOptimizer(module, store)
+    module(X).sum().backward()
+    module.first.weight.grad = module.first.weight.grad.to_sparse()
+    with pytest.raises(StoreError, match=r"'first.weight' has a sparse gradient .*: .*sparse=False"):
+        optimizer.step()
+    assert not any(versions(store))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"push_every": 0}, "push_every is a whole number of at least 1, not 0"),
+        ({"pull_every": 1.5}, "pull_every is a whole number of at least 1, not 1.5"),
+        ({"max_staleness": -1}, "max_staleness is a whole number of at least 0, not -1"),
+        ({"overlap": True, "push_every": 2}, "excludes push_every=2"),
+        ({"overlap": True, "max_staleness": 1}, "with max_staleness=1"),
+        ({"buffers": "shared"}, "buffers is one of local, averaged, push, pull, not 'shared'"),
+        ({"params": []}, "params is empty"),
+        ({"params": ["third.weight"]}, "'third.weight' is not of the module, which has 4: 'first.weight'"),
+        ({"params": [nn.Parameter(torch.zeros(7))]}, r"of shape \(7,\) is not of the module"),
+        ({"params": [{"params": ["first.weight"], "momentum": 0.9}]}, "momentum=0.9, a constant of the"),
+    ],
+    ids=str,
+)
+def test_an_invalid_argument_is_refused_by_its_name(module, store, options, text):
+    with pytest.raises(ConfigError, match=text):
+        RemoteOptimizer(module, store, **options)
+
+
+def test_cadences_that_a_store_in_lockstep_excludes_are_refused(module):
+    with sync.ParameterStore.open("local", parameter_arrays(module), consistency="bsp", replicas=1) as store:
+        with pytest.raises(ConfigError, match="pull_every=2 excludes a store with consistency bsp"):
+            RemoteOptimizer(module, store, pull_every=2)
+        with pytest.raises(ConfigError, match="max_staleness=2 excludes a store with consistency bsp"):
+            RemoteOptimizer(module, store, max_staleness=2)
+
+
+def test_the_store_of_another_module_is_refused_by_the_parameter(module, store):
+    module.second = nn.Linear(2, 3)
+    with pytest.raises(StoreError, match=r"'second.weight' is float32\[3, 2\], .* is float32\[2, 2\]"):
+        RemoteOptimizer(module, store)
+    with pytest.raises(StoreError, match=r"no array for parameter '0.first.weight'"):
+        RemoteOptimizer(nn.Sequential(Mixed()), store)
+
+
+async def test_an_asynchronous_store_is_refused(module):
+    async with ParameterStore.open("local", parameter_arrays(module)) as store:
+        with pytest.raises(
+            ConfigError, match=re.escape("a adam_async.sync.ParameterStore".replace("a ", ""))
+        ):
+            RemoteOptimizer(module, store)
+
+
+def test_a_group_without_a_rate_for_parameters_with_several_rates_is_refused(module):
+    rules = {name: Sgd(rate=0.1 if "weight" in name else 0.2) for name in parameter_arrays(module)}
+    with sync.ParameterStore.open("local", parameter_arrays(module), rule=rules) as store:
+        assert [group["lr"] for group in RemoteOptimizer(module, store).param_groups] == [0.1, 0.2]
+        with pytest.raises(ConfigError, match=r"rates 0.1, 0.2: give it an lr, or make a group for each"):
+            RemoteOptimizer(module, store, [{"params": module.parameters()}])
+        group = {"params": module.parameters(), "lr": 0.5}
+        assert RemoteOptimizer(module, store, [group]).param_groups[0]["lr"] == 0.5
+
+
+def test_overlap_refuses_gradients_that_are_changed_or_accumulated(module, store):
+    with RemoteOptimizer(module, store, overlap=True) as optimizer:
+        module(X).sum().backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 0.01)
+        with pytest.raises(
+            StoreError, match=r"parameter 'second.\w+' was changed after backward\(\): .*False"
+        ):
+            optimizer.step()
+        module(X).sum().backward()
+        with pytest.raises(
+            ConfigError, match=r"'second.\w+' gets a second gradient before step\(\): .*push_"
+        ):
+            module(X).sum().backward()
+    module(X).sum().backward()
+    module(X).sum().backward()
+
+
+def test_a_closed_store_and_a_deadline_in_the_background_are_raised_by_the_next_step(module):
+    with sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=0.1)) as store:
+        optimizer = RemoteOptimizer(module, store, max_staleness=1)
+        module(X).sum().backward()
+        optimizer.step()
+    with pytest.raises(StoreError, match="is closed: open it again"):
+        optimizer.step()
