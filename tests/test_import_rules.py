@@ -173,6 +173,8 @@ PORTS = (
         "Ray's calls block; a child tries its address; variables that Ray reads",
     ),
     port("adam_async/data_server/sources/ray_data.py", "threads", "Ray's iterator of batches blocks"),
+    port("adam_async/torch/datasets.py", "threads", "items of a user's dataset may decode images"),
+    port("adam_async/torch/step.py", "threads", "compute threads share a step, and one random stream"),
     port("adam_async/cluster/local_launcher.py", "system", "the folder of the controllers' state"),
     port(
         "adam_async/data_server/sources/file_ranges.py",

@@ -93,10 +93,13 @@ async def save_model(
 
     Raises:
         SavedModelError: The model has other tensors.
+        StepFailed: See `dump_model`.
         OSError: The file cannot be written.
     """
     path = folder / FILE_NAME
-    await disk.write_atomic(path, [dump_model(network, weights, class_names)])
+    # On a thread, because a step may compute its derived tensors.
+    data = await disk.run(lambda: dump_model(network, weights, class_names))
+    await disk.write_atomic(path, [data])
     return path
 
 

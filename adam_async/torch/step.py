@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from adam_async.errors import ConfigError, StepFailed
+from adam_async.errors import ConfigError
 from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.train_step import Batch, Gradients, Metrics, StepOutcome, TrainStep
 from adam_async.torch.factors import LinearFactors
@@ -158,27 +158,8 @@ class TorchStep(TrainStep):
         with self._preparing:
             if self._prepared == shape:
                 return
-            before = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
             bench = self._new_bench(self._module, factors=None)
-            batch = Batch(np.zeros((PROBED, *shape), np.uint8), np.zeros(PROBED, np.int64))
-            values, kept = self._values_of(self._module), self._values_of(self._module)
-            with _RANDOM, torch.random.fork_rng(devices=[]):
-                torch.manual_seed(CONSTANTS_SEED)
-                state = torch.get_rng_state()
-                try:
-                    bench.load(values)
-                    self._backward(bench, batch)
-                except (ConfigError, StepFailed):
-                    raise
-                except Exception as error:
-                    raise ConfigError(
-                        f"module {type(self._module).__name__} fails on {PROBED} images of shape {shape} "
-                        f"with labels 0: {type(error).__name__}: {error}; convert the images in `forward`"
-                    ) from error
-                self._draws = not torch.equal(state, torch.get_rng_state())
-            for name, value in values.items():
-                if not np.array_equal(value, kept[name]):
-                    raise ConfigError(_changed_in_place(name))
+            self._draws = self._try(bench, shape)
             found = bench.linear.take()
             self.factors = [name for name, each in found.items() if each.rows == PROBED and each.rest is None]
             for name, parameter in bench.parameters.items():
@@ -186,7 +167,7 @@ class TorchStep(TrainStep):
                     _dense(name, parameter.grad)
                 elif name not in found and not self._unused:
                     raise ConfigError(_without_gradient(name))
-            changed = _changed(before, bench.module)
+            changed = _changed(self._module, bench.module)
             if changed:
                 logger.warning(
                     "training changes buffers %s of %s: each copy of the module changes its own, and "
@@ -197,6 +178,34 @@ class TorchStep(TrainStep):
             self.deterministic = not self._draws and not changed
             self._training.clear()
             self._prepared = shape
+
+    def _try(self, bench: "_Bench", shape: tuple[int, int, int]) -> bool:
+        """Run both passes on black images; returns whether they may draw random numbers.
+
+        Raises:
+            ConfigError: See `prepare`.
+        """
+        batch = Batch(np.zeros((PROBED, *shape), np.uint8), np.zeros(PROBED, np.int64))
+        values, kept = self._values_of(self._module), self._values_of(self._module)
+        with _RANDOM, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(CONSTANTS_SEED)
+            state = torch.get_rng_state()
+            try:
+                bench.load(values)
+                self._backward(bench, batch)
+            except ConfigError:
+                raise
+            except Exception as error:  # any error of the user's module
+                raise ConfigError(
+                    f"module {type(self._module).__name__} fails on {PROBED} images of shape {shape} "
+                    f"with labels 0: {type(error).__name__}: {error}; convert the images in `forward`"
+                ) from error
+            # The streams of accelerators are not compared.
+            draws = self._device.type != "cpu" or not torch.equal(state, torch.get_rng_state())
+        for name, value in values.items():
+            if not np.array_equal(value, kept[name]):  # by `parameter.data`, which has no version
+                raise ConfigError(_changed_in_place(name))
+        return draws
 
     def initial(self, seed: int) -> Mapping[str, NDArray[Any]]:
         """Return the module's values; those of a module made under the seed, if a function makes it."""
@@ -452,13 +461,14 @@ def _statistics(module: nn.Module) -> list[_NormBase]:
     ]
 
 
-def _changed(before: Mapping[str, Tensor], module: nn.Module) -> list[str]:
-    """Buffers that a pass of training changed, except running statistics."""
+def _changed(before: nn.Module, module: nn.Module) -> list[str]:
+    """Buffers that passes of a copy of a module changed, except running statistics."""
+    kept = dict(before.named_buffers())
     known = {id(buffer) for layer in _statistics(module) for buffer in layer.buffers(recurse=False)}
     return [
         name
         for name, buffer in module.named_buffers()
-        if id(buffer) not in known and not torch.equal(buffer, before[name])
+        if id(buffer) not in known and not torch.equal(buffer, kept[name])
     ]
 
 

@@ -16,6 +16,7 @@ from adam_async.data_server.validation_split import ValidationSplit, sample_of
 from adam_async.driver.replay.decode import read_recording
 from adam_async.driver.replay.run import Replay
 from adam_async.errors import ConfigError, RoleFailed, StepFailed
+from adam_async.run.arrays import ArraySpec
 from adam_async.run.config import Config
 from adam_async.run.user_code import NamedStep, named_step
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
@@ -236,6 +237,26 @@ async def test_a_record_of_a_deterministic_step_replays_to_the_last_bit():
 
 class Changed(Wrong):
     """A step that only the driver has."""
+
+
+class Wider(Softmax):
+    """The step of a driver with another version of the code."""
+
+    arrays = {**Softmax.arrays, "w": ArraySpec((12, 64), "float64")}
+
+    def initial(self, seed):
+        return {**super().initial(seed), "w": np.zeros((12, 64))}
+
+
+async def test_a_worker_with_other_arrays_than_the_store_refuses_the_run():
+    async with cluster_of(config_of(), step=Softmax()) as cluster:
+        driver = cluster.driver
+        name = driver._inputs.step.name
+        driver._inputs = type(driver._inputs)(step=NamedStep(Wider(), name))
+        with pytest.raises(
+            RoleFailed, match=r"worker-0 cannot .*array 'w' is float64\[10, 64\] here, and float64\[12, 64\]"
+        ):
+            await cluster.train()
 
 
 async def test_a_worker_without_the_step_refuses_the_run_and_serves_the_next():

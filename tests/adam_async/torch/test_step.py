@@ -234,6 +234,16 @@ def test_a_module_without_random_numbers_is_deterministic_and_leaves_the_stream(
     assert residual.deterministic  # running statistics do not change gradients
 
 
+def test_buffers_that_training_changes_are_named_and_make_a_module_not_deterministic(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module = nn.Sequential(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(64, 10)))
+    step = TorchStep(module, functional.cross_entropy)
+    step.prepare((1, 8, 8), 10)
+    assert not step.deterministic
+    assert "training changes buffers 1.parametrizations.weight.0._u" in caplog.text
+
+
 # --- errors -----------------------------------------------------------------------------------------
 
 
