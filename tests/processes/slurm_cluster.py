@@ -125,8 +125,8 @@ class SlurmCluster:
     def kill(self, name: str) -> None:
         """Kill a node with all its processes, as the loss of its machine would.
 
-        All processes stop before the first one dies: a second process of `srun` notices the death of the first,
-        and asks slurmctld to kill the step on all nodes. On a lost machine, no process acts any more.
+        All processes stop before the first one dies: a second process of `srun` would notice the death of the
+        first, and ask slurmctld to kill the step on all nodes. On a lost machine, no process acts any more.
         """
         stopped: set[int] = set()
         while new := set(self.processes(name)) - stopped:

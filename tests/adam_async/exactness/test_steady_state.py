@@ -44,14 +44,14 @@ def make_what_a_burst_needs(cluster, in_flight):
 def traced(monkeypatch):
     """Trace allocations from the beginning, so that pooled buffers are known when the measuring begins.
 
-    Two parts of a run allocate much that no group keeps, and their moment depends on the speed of the machine:
+    Two parts of a run allocate much that no group keeps, at moments that depend on the machine:
 
     - The data server gathers images in blocks of 512 KB, so the measuring begins with one block or with two.
     - Each second the driver asks all roles for their counts. The answers leave up to 250 KB to the next run
       of the garbage collector.
 
-    Here blocks have 16 KB, and the driver does not ask. What remains grows by 50 to 150 KB in 200 groups:
-    most of it are entries of the lease ledger, which the data server drops after each epoch.
+    Here blocks have 16 KB, and the driver does not ask. The rest has a peak of 50 to 170 KB in 200 groups.
+    Its growing part are entries of the lease ledger, which the data server drops after each epoch.
     """
     monkeypatch.setattr(group_cache, "INSTANT_BLOCK_BYTES", 16 << 10)
     monkeypatch.setattr(training_run, "POLL_S", 3600.0)
