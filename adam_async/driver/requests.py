@@ -5,10 +5,12 @@ record. The run's driver sees it in the cluster map, acts, and puts the answer i
 driver needs no listener, the controllers need no further kind of key, and only members with the permission to
 set such a record may ask. The controllers remove request and answer with the operator's node.
 
-The driver answers one request after the other, and keeps the answers of at most `MOST_ANSWERS` operators;
-further operators wait.
+The driver answers one request after the other, and keeps the answers of at most `MOST_ANSWERS` operators.
+If further operators wait, an answer that is `KEPT_S` old makes room, so operators that stay in the cluster
+hold up no other.
 """
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +19,7 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 
 from adam_async.controller.client import Membership
-from adam_async.errors import AdamError, ConfigError, RunFailed
+from adam_async.errors import AdamError, ConfigError, DeadlineExceeded, RunFailed
 from adam_async.run.bundle_record import Member
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import MOST
@@ -31,6 +33,15 @@ REQUEST, ANSWERS = "request", "answers"
 
 MOST_ANSWERS = 3
 """Maximum number of answers that a driver keeps in its record."""
+
+KEPT_S = 10.0
+"""Seconds in which an operator can read its answer; an older answer makes room for another operator's."""
+
+RETRY_S = 1.0
+"""Seconds until a driver sends an answer again that did not reach the controllers."""
+
+IDLE_S = 3600.0
+"""Seconds between two looks at a cluster map that does not change, without a waiting operator."""
 
 MOST_ANSWER_BYTES = 8 << 10
 """Maximum size of an answer as JSON text, in bytes; a longer one loses its first lines."""
@@ -103,18 +114,37 @@ class OperatorRequests:
         self._run = run
         self._stop = stop
         self._answers: dict[Member, Answer] = {}
+        self._since: dict[Member, float] = {}
+        """Time of the answer of each live operator, also of one whose answer has made room."""
         self._published: dict[str, Any] = {}
 
     async def serve(self) -> None:
         """Answer requests until cancelled."""
-        async with contextlib.aclosing(self._membership.changes()) as maps:
-            async for cluster in maps:
-                asked = requests_in(cluster, self._membership.member)
-                self._answers = {member: self._answers[member] for member in asked if member in self._answers}
-                for member, request in asked.items():
-                    if member not in self._answers and len(self._answers) < MOST_ANSWERS:
-                        self._answers[member] = await self._answer(request)
-                await self._publish()
+        while True:
+            cluster = self._membership.map
+            asked = requests_in(cluster, self._membership.member)
+            self._answers = {member: self._answers[member] for member in asked if member in self._answers}
+            self._since = {member: self._since[member] for member in asked if member in self._since}
+            for member, request in asked.items():
+                if member not in self._since and self._has_room():
+                    self._answers[member] = await self._answer(request)
+                    self._since[member] = asyncio.get_running_loop().time()
+            pause_s = IDLE_S if await self._publish() else RETRY_S
+            if len(self._since) < len(asked):
+                pause_s = min(pause_s, self._full_s())
+            with contextlib.suppress(DeadlineExceeded):
+                await self._membership.wait_for(lambda m: m is not cluster, "a request", pause_s)  # noqa: B023
+
+    def _has_room(self) -> bool:
+        """Whether another answer has room; if need be, the oldest answer makes it."""
+        if len(self._answers) == MOST_ANSWERS and not self._full_s():
+            del self._answers[min(self._answers, key=self._since.__getitem__)]
+        return len(self._answers) < MOST_ANSWERS
+
+    def _full_s(self) -> float:
+        """Seconds until the oldest answer may make room."""
+        oldest = min(self._since[member] for member in self._answers)
+        return max(oldest + KEPT_S - asyncio.get_running_loop().time(), 0.0)
 
     async def _answer(self, request: Request | str) -> Answer:
         """Carry out a request; a text is the fault of an invalid one."""
@@ -137,19 +167,20 @@ class OperatorRequests:
         except AdamError as error:
             return Answer(refusal=str(error)[:MOST_REFUSAL])
 
-    async def _publish(self) -> None:
-        """Put the answers into the driver's record; after an error the next map brings another attempt."""
+    async def _publish(self) -> bool:
+        """Put the answers into the driver's record; returns whether they are there."""
         answers = {
             _word(member): msgspec.to_builtins(answer) for member, answer in sorted(self._answers.items())
         }
         if answers == self._published:
-            return
+            return True
         try:
             await self._membership.set_info(**{ANSWERS: answers})
         except (AdamError, TransportError) as error:
             logger.info("an answer did not reach the controllers: %s", error)
-        else:
-            self._published = answers
+            return False
+        self._published = answers
+        return True
 
 
 async def ask(membership: Membership, request: Request, *, within_s: float) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from tests.processes.commands import ROOT, command_line, until
@@ -76,11 +77,7 @@ class SlurmCluster:
         self._start("slurmctld", "slurmctld", "-D")
         for name in self.names:
             self._start(name, "slurmd", "-D", "-N", name)
-        until(
-            lambda: self.run("sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * len(self.names),
-            "idle nodes",
-            seconds=START_S,
-        )
+        self._wait_until_idle(*self.names)
         return self
 
     def _start(self, name: str, *words: str) -> None:
@@ -126,13 +123,29 @@ class SlurmCluster:
         return sorted(found)
 
     def kill(self, name: str) -> None:
-        """Kill a node with all its processes, as the loss of its machine would."""
-        for pid in self.processes(name):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        """Kill a node with all its processes, as the loss of its machine would.
+
+        All processes stop before the first one dies: a second process of `srun` would notice the death of the
+        first, and ask slurmctld to kill the step on all nodes. On a lost machine, no process acts any more.
+        """
+        stopped: set[int] = set()
+        while new := set(self.processes(name)) - stopped:
+            _signal(new, signal.SIGSTOP)
+            stopped |= new
+        _signal(stopped, signal.SIGKILL)
         self.daemons[name].wait()
+
+    def revive(self, name: str) -> None:
+        """Replace a killed node by a machine of the same name; it has registered on return."""
+        # slurmd removes files of earlier jobs as it registers, also those of a job that starts meanwhile.
+        shutil.rmtree(self.folder / name)
+        self._start(name, "slurmd", "-D", "-N", name)
+        self._wait_until_idle(name)
+
+    def _wait_until_idle(self, *names: str) -> None:
+        states = ["idle"] * len(names)
+        words = ("sinfo", "-h", "-N", "-n", ",".join(names), "-o", "%T")
+        until(lambda: self.run(*words).split() == states, f"{names} to be idle", seconds=START_S)
 
     def __exit__(self, *exc: object) -> None:
         self.run("scancel", "--state=RUNNING", "--state=PENDING", "--quiet")
@@ -191,3 +204,9 @@ class SlurmJob:
                     if "--supervised" in rest:
                         found[rest.split()[0]] = (name, pid)
         return found
+
+
+def _signal(pids: set[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,10 +90,11 @@ def test_a_signalled_job_returns_into_the_queue_and_continues_from_its_checkpoin
     job.wait_for_state("COMPLETED")
 
 
-@pytest.mark.timeout(240)
-def test_a_job_that_loses_its_first_node_returns_into_the_queue(slurm: SlurmCluster) -> None:
+@pytest.mark.timeout(300)
+def test_a_job_that_loses_its_first_node_returns_into_the_queue_and_continues(slurm: SlurmCluster) -> None:
     job = SlurmJob(slurm, "adam.toml", *TWO, "--epochs", "200", "--checkpoint", "kept")
     job.wait_for("epoch 2/200")
+    until((slurm.folder / "kept/latest").exists, "the first checkpoint")
     left = [pid for pid in slurm.processes("n2") if pid != slurm.daemons["n2"].pid]
     with watched(left) as all_end:
         slurm.kill("n1")
@@ -100,6 +102,24 @@ def test_a_job_that_loses_its_first_node_returns_into_the_queue(slurm: SlurmClus
         all_end(120)
     job.wait_for_state("PENDING")
     assert job.roles() == {}
+    slurm.revive("n1")
+    job.start_now()
+    job.wait_for("restart 1: the run continues from checkpoint-")
+    job.wait_for("resumed from checkpoint-")
+    job.wait_for("% after 200 epochs", seconds=90)
+    job.wait_for_state("COMPLETED")
+
+
+def test_a_job_whose_driver_is_killed_fails_and_leaves_no_process(slurm: SlurmCluster) -> None:
+    job = SlurmJob(slurm, "adam.toml", *TWO, "--epochs", "100000", "--checkpoint", "kept")
+    job.wait_for("epoch 2/")
+    daemons = {daemon.pid for daemon in slurm.daemons.values()}
+    tasks = {pid for name in slurm.names for pid in slurm.processes(name)} - daemons
+    driver = next(pid for pid in tasks if " launch slurm " in command_line(pid))
+    with watched([*tasks]) as all_end:
+        os.kill(driver, signal.SIGKILL)
+        job.wait_for_state("FAILED")
+        all_end(PATIENCE_S)
 
 
 def test_a_cancelled_job_ends_in_order_and_does_not_return(slurm: SlurmCluster) -> None:

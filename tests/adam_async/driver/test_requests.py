@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ import pytest
 
 from adam_async.cluster.networks import cluster_network
 from adam_async.controller.client import Membership, joined_as
+from adam_async.driver import requests
 from adam_async.driver.requests import (
     ANSWERS,
     MOST_ANSWER_BYTES,
@@ -22,7 +23,7 @@ from adam_async.driver.requests import (
     requests_in,
 )
 from adam_async.driver.submission import submit, update_program
-from adam_async.errors import ConfigError, RunFailed
+from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.runtime.clock import system_entropy
@@ -130,6 +131,64 @@ async def test_operators_at_the_same_time_all_get_their_answers() -> None:
             asking = [group.create_task(one(n)) for n in range(1, 3 * MOST_ANSWERS)]
 
     assert [task.result() for task in asking] == [(f"{n} workers",) for n in range(1, 3 * MOST_ANSWERS)]
+
+
+async def scaled(where: str, workers: int) -> tuple[str, ...]:
+    """Ask for a number of workers as a new operator, which leaves after its answer."""
+    async with member(where) as operator:
+        request = Request(run="run-1", action="scale", workers=workers)
+        return await ask(operator, request, within_s=WITHIN_S)
+
+
+@asynccontextmanager
+async def idle_operators(where: str) -> AsyncIterator[None]:
+    """As many operators as there are answers, which stay after their answers."""
+    async with AsyncExitStack() as stack:
+        for workers in range(1, MOST_ANSWERS + 1):
+            operator = await stack.enter_async_context(member(where))
+            request = Request(run="run-1", action="scale", workers=workers)
+            await ask(operator, request, within_s=WITHIN_S)
+        yield
+
+
+async def test_operators_that_stay_after_their_answers_hold_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(requests, "KEPT_S", 0.1)
+    operations = Cluster()
+    async with driven_run(operations) as (where, _, driver), idle_operators(where):
+        for workers in range(10, 13):
+            assert await scaled(where, workers) == (f"{workers} workers",)
+        assert len(driver.map.nodes[driver.node].info[ANSWERS]) <= MOST_ANSWERS
+
+    # An operator whose answer has made room is not answered again.
+    assert operations.scaled == [1, 2, 3, 10, 11, 12]
+
+
+async def test_an_operator_has_its_time_to_read_the_answer() -> None:
+    request = Request(run="run-1", action="scale", workers=10)
+    async with driven_run(Cluster()) as (where, _, _driver), idle_operators(where), member(where) as other:
+        with pytest.raises(DeadlineExceeded, match="the driver of run run-1 to answer"):
+            await ask(other, request, within_s=0.2)
+
+
+@pytest.mark.thorough  # the controllers wait two seconds for the return of one that never left
+async def test_an_operator_that_is_cancelled_leaves_no_request_and_no_answer() -> None:
+    operations = Cluster()
+    async with driven_run(operations) as (where, _, driver), member(where) as watcher:
+        for pauses in range(12):
+            asking = asyncio.create_task(scaled(where, 1))
+            for _ in range(2**pauses // 2):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait((asking,))
+        await watcher.wait_for(
+            lambda m: set(m.live("driver")) == {driver.node, watcher.node}, "the operators to leave", WITHIN_S
+        )
+        await watcher.wait_for(
+            lambda m: not m.nodes[driver.node].info.get(ANSWERS), "the answers to leave", WITHIN_S
+        )
+        assert await scaled(where, 2) == ("2 workers",)
 
 
 @pytest.mark.parametrize(
