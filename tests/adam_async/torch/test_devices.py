@@ -13,6 +13,9 @@ from adam_async import AdamW, Sgd, sync
 from adam_async.torch import RemoteOptimizer, parameter_arrays
 from adam_async.torch.devices import Lanes, copy_streams
 
+if torch.cuda.is_available():
+    torch.zeros(1, device="cuda")  # opens the driver's files, which stay open, before the first test
+
 CUDA = pytest.param(
     "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 )
