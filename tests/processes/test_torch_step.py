@@ -80,3 +80,20 @@ def test_a_module_trains_through_a_drill(tmp_path: Path) -> None:
     (pair,) = report["observations"]["pairs"]
     assert pair["faults"] == 1
     assert min(pair["accuracy_without"], pair["accuracy_with"]) > 0.85
+
+
+def test_a_record_of_a_module_is_replayed_with_its_step(tmp_path: Path) -> None:
+    record, here, there = tmp_path / "run.record", tmp_path / "here", tmp_path / "there"
+    train = (*TRAIN, *STEP, "--epochs", "1", "--threads", "1", "--record", str(record), "--out", str(here))
+    code, output = run(*train)
+    assert code == 0, output
+    code, output = run("train", "--replay", str(record))
+    assert code == 2, output
+    assert (
+        "run of the record trains step tests.adam_async.torch.modules:normalised_step: if you trust" in output
+    )
+    code, output = run("train", "--replay", str(record), *STEP, "--out", str(there))
+    assert code == 0, output
+    assert "all weights are those of the run, to the last bit" in output
+    first, second = (load_file(folder / "model.safetensors") for folder in (here, there))
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())

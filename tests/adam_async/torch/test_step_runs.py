@@ -71,6 +71,7 @@ async def test_one_replica_in_lockstep_takes_the_steps_of_torch_optim(
         np.testing.assert_allclose(value, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -96,6 +97,7 @@ async def test_a_residual_network_learns_and_is_evaluated_with_its_statistics(
     assert right == pytest.approx(result.test_accuracy, abs=0.01)
 
 
+@pytest.mark.slow
 async def test_a_language_model_learns_the_next_token() -> None:
     config = config_of(data="digits", rule="adam", rate=0.01, epochs=1)
     async with LocalCluster(config, step=characters_step()) as cluster:
