@@ -195,6 +195,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 self._overlap.watch(slot)
         self._all_names = tuple([slot.name for slot in self._slots])
         self._by_name = {slot.name: slot for slot in self._slots}
+        # Staging memory has no room for the new parameters.
+        with torch.no_grad():
+            self._exchanges.settle(0)
         self._free.clear()
 
     def _resolved(self, members: Iterable[Any]) -> list[nn.Parameter]:

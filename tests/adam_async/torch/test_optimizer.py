@@ -354,3 +354,48 @@ def test_parameters_that_are_not_contiguous_are_trained():
         found = train(module, RemoteOptimizer(module, store), batches())
     assert not module[0].weight.is_contiguous()
     assert_same(found, train(reference, torch.optim.SGD(reference.parameters(), lr=0.1), batches()))
+
+
+@pytest.mark.parametrize("options", [{}, {"max_staleness": 2}], ids=str)
+def test_a_group_that_is_added_later_is_trained(options):
+    module = network()
+    reference = copy.deepcopy(module)
+    with sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=0.1)) as store:
+        optimizer = RemoteOptimizer(module, store, ["0.weight", "0.bias"], **options)
+        train(module, optimizer, batches(3))
+        optimizer.flush()
+        before = parameter_arrays(module)
+        np.testing.assert_array_equal(before["2.weight"], parameter_arrays(reference)["2.weight"])
+        optimizer.add_param_group({"params": module[2].parameters(), "lr": 0.5})
+        train(module, optimizer, batches(3))
+        optimizer.flush()
+        assert not np.array_equal(parameter_arrays(module)["2.weight"], before["2.weight"])
+        np.testing.assert_array_equal(store.pull()["2.weight"], parameter_arrays(module)["2.weight"])
+
+
+async def test_it_works_where_a_loop_runs_as_in_a_notebook():
+    module = network()
+    reference = copy.deepcopy(module)
+    with sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=0.1)) as store:
+        found = train(module, RemoteOptimizer(module, store), batches(2))
+    assert_same(found, train(reference, torch.optim.SGD(reference.parameters(), lr=0.1), batches(2)))
+
+
+def test_a_schedule_of_one_cycle_sets_the_rate_of_each_push():
+    module = network()
+    reference = copy.deepcopy(module)
+    found = []
+    with sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=0.1)) as store:
+        for each, of in (
+            (RemoteOptimizer(module, store), module),
+            (torch.optim.SGD(reference.parameters(), lr=0.1), reference),
+        ):
+            schedule = torch.optim.lr_scheduler.OneCycleLR(
+                each, max_lr=0.5, total_steps=9, cycle_momentum=False
+            )
+            values = []
+            for batch in batches():
+                values += train(of, each, [batch])
+                schedule.step()
+            found.append(values)
+    assert_same(*found)
