@@ -10,7 +10,7 @@ export OPENBLAS_NUM_THREADS = 1
 # Empty is unset: where bytecode is not kept, every test process rewrites and compiles every test again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: check format-check lint types test test-thorough fmt test-loops test-slow test-launchers bench demo cov sizes
+.PHONY: check format-check lint types test test-thorough fmt test-loops test-slow test-launchers test-torch bench demo cov sizes
 
 check: format-check lint types test  ## everything a change must pass; under two minutes on two cores
 
@@ -43,6 +43,9 @@ test-slow:  ## what the fast tier leaves out: long properties, real processes, c
 
 test-launchers:  ## roles over SSH, Ray and other engines, if their parts are installed; a skipped test says the reason
 	$(BIN)/python -m pytest tests/processes/test_launch_*.py --timeout=600
+
+test-torch:  ## modules of PyTorch on parameter servers, if the extra torch is installed
+	$(BIN)/python -m pytest tests/adam_async/torch tests/processes/test_torch_*.py --timeout=600
 
 bench:  ## every benchmark; rows go to benchmarks/results/latest-NAME.json
 	set -e; for file in $$(grep -l -e '"--json"' benchmarks/[a-z]*.py); do name=$$(basename $$file .py); \

@@ -56,6 +56,7 @@ ROOMS = (
     "cluster",
     "store",
     "sync",
+    "torch",
     "launch",
     "drill",
     "simulation",
@@ -66,6 +67,9 @@ ROOMS = (
 
 SERIALISERS = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "dbm"})
 MSGPACK_FILE = "transport/frames.py"
+
+TORCH_USERS = ("adam_async/cli/export.py",)
+"""Files outside the room torch that may import it, inside of a function."""
 
 OWN_TASKS = ("adam_async/store/store.py", "adam_async/store/local_servers.py")
 """Files whose objects own a task that `close` ends, because `await` opens a store without a block."""
@@ -269,6 +273,10 @@ def import_violations(path: str, tree: ast.Module) -> Iterator[str]:
                 yield f"{where}; {package} may import only {sorted(PACKAGE_IMPORTS[package])} and the library"
             if root in SERIALISERS:
                 yield f"{where}; nothing here loads or stores objects that way"
+            if root == "torch" and not path.startswith("adam_async/torch/"):
+                yield f"{where}; only adam_async/torch may, because PyTorch is optional"
+            if module.startswith("adam_async.torch") and rest[0] != "torch" and path not in TORCH_USERS:
+                yield f"{where}; PyTorch is optional, and only {TORCH_USERS} may"
             if root == "msgpack" and path != MSGPACK_FILE:
                 yield f"{where}; only {MSGPACK_FILE} may"
             if rest and rest[0] == "model":
@@ -353,6 +361,8 @@ def test_no_permission_is_held_in_reserve() -> None:
         ("transport/x.py", "from adam_async.run.ids import NodeId", "transport may import only"),
         ("transport/x.py", "import msgpack", "only transport/frames.py may"),
         ("transport/x.py", "from . import frames", "relative import"),
+        ("adam_async/worker/x.py", "import torch", "only adam_async/torch may"),
+        ("adam_async/cli/x.py", "from adam_async.torch import convert", "PyTorch is optional"),
         ("adam_async/x.py", '"""Pure: x."""\nimport asyncio', "calls itself Pure"),
         ("adam_async/x.py", '"""Pure: x."""\nfrom pathlib import Path', "calls itself Pure"),
         ("adam_async/x.py", '"""Pure: x."""\ndef f():\n    import random', "calls itself Pure"),
