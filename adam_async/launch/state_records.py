@@ -82,7 +82,7 @@ class StateRecords:
             if hosts:
                 await self._disk.write_atomic(path, [_text(hosts)])
             else:
-                await self._disk.run(_remove, path)
+                await self._disk.remove_file(path)
         except OSError as error:
             logger.warning("record %s does not change: %s", path, error)
 
@@ -92,7 +92,3 @@ class StateRecords:
 
 def _text(hosts: Sequence[str]) -> bytes:
     return "".join(f"{host}\n" for host in hosts).encode()
-
-
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)

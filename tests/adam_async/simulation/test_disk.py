@@ -60,6 +60,9 @@ def test_it_behaves_as_the_real_port(tmp_path):
             await disk.read_bytes(home / "part")
         await disk.remove_folder(home / "a" / "b")
         await disk.remove_folder(home / "nothing")
+        await disk.write_atomic(home / "gone", [b"x"])
+        await disk.remove_file(home / "gone")
+        await disk.remove_file(home / "gone")
         statistics = disk.statistics()
         return [
             pieces,
