@@ -243,6 +243,10 @@ class Disk:
         """Remove a folder with its contents, if it exists."""
         await self.run(_remove_folder, folder)
 
+    async def remove_file(self, path: Path) -> None:
+        """Remove a file, if it exists."""
+        await self.run(_remove_if_there, path)
+
     async def write_down(self, path: Path, parts: Iterable[Part]) -> int:
         """Write a new file into a folder without readers; its bytes are durable on return.
 

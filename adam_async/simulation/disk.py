@@ -249,6 +249,9 @@ class SimulatedDisk(Disk):
 
         await self._ask(remove)
 
+    async def remove_file(self, path: Path) -> None:
+        await self._ask(partial(self._remove_if_there, path))
+
     async def write_down(self, path: Path, parts: Iterable[Part]) -> int:
         written = await self._write(path, parts)
         self._count_write(written)

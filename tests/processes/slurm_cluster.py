@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -77,7 +78,7 @@ class SlurmCluster:
         self._start("slurmctld", "slurmctld", "-D")
         for name in self.names:
             self._start(name, "slurmd", "-D", "-N", name)
-        self._wait_until_idle(*self.names)
+        self.wait_until_idle()
         return self
 
     def _start(self, name: str, *words: str) -> None:
@@ -140,12 +141,13 @@ class SlurmCluster:
         # slurmd removes files of earlier jobs as it registers, also those of a job that starts meanwhile.
         shutil.rmtree(self.folder / name)
         self._start(name, "slurmd", "-D", "-N", name)
-        self._wait_until_idle(name)
+        self.wait_until_idle()
 
-    def _wait_until_idle(self, *names: str) -> None:
-        states = ["idle"] * len(names)
-        words = ("sinfo", "-h", "-N", "-n", ",".join(names), "-o", "%T")
-        until(lambda: self.run(*words).split() == states, f"{names} to be idle", seconds=START_S)
+    def wait_until_idle(self) -> None:
+        """Wait until all nodes are idle."""
+        states = ["idle"] * len(self.names)
+        words = ("sinfo", "-h", "-N", "-o", "%T")
+        until(lambda: self.run(*words).split() == states, "idle nodes", seconds=START_S)
 
     def __exit__(self, *exc: object) -> None:
         self.run("scancel", "--state=RUNNING", "--state=PENDING", "--quiet")
@@ -186,7 +188,15 @@ class SlurmJob:
         until(lambda: self.state in states, f"{states} in place of {self.state}", seconds=seconds)
 
     def start_now(self) -> None:
-        """Start a job that has returned into the queue, without the two minutes that Slurm lets it wait."""
+        """Start a job that has returned into the queue, without the two minutes that Slurm lets it wait.
+
+        A node refuses a job whose credential is no younger than the end of its last start, in whole seconds:
+        the next start is in a later second.
+        """
+        self.wait_for_state("PENDING")
+        self.cluster.wait_until_idle()
+        ended = time.time()
+        until(lambda: time.time() > ended + 2, "a later second")
 
         def runs() -> bool:
             self.cluster.run("scontrol", "update", f"JobId={self.number}", "StartTime=now")

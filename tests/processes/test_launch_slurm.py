@@ -81,7 +81,8 @@ def test_a_signalled_job_returns_into_the_queue_and_continues_from_its_checkpoin
     assert "token" not in script
     with watched([pid for _, pid in roles.values()]) as all_end:
         slurm.run("scancel", "--signal=TERM", "--batch", job.number)
-        job.wait_for(f"job {job.number} goes back into the queue, and continues from its checkpoint")
+        # The driver asks for the return, and Slurm may kill it before it prints the answer.
+        job.wait_for_state("PENDING")
         all_end(PATIENCE_S)
     job.start_now()
     job.wait_for("restart 1: the run continues from checkpoint-")

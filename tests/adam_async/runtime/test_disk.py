@@ -91,6 +91,9 @@ async def test_a_folder_that_holds_something_is_not_replaced_but_can_be_removed(
         await disk.remove_folder(tmp_path / "old")  # gone already
         await disk.rename(tmp_path / "new", tmp_path / "old")
         assert await disk.read_bytes(tmp_path / "old" / "file") == b"new"
+        await disk.remove_file(tmp_path / "old" / "file")
+        await disk.remove_file(tmp_path / "old" / "file")  # gone already
+        assert await disk.names(tmp_path / "old") == []
 
 
 async def test_a_file_is_continued_where_it_ends_and_nowhere_else(tmp_path: Path) -> None:
