@@ -20,7 +20,7 @@ except ImportError as error:
 
 from adam_async.torch.buffers import arrays_with_buffers
 from adam_async.torch.convert import from_module, to_module
-from adam_async.torch.datasets import dataset
+from adam_async.torch.datasets import from_torch
 from adam_async.torch.optimizer import RemoteOptimizer
 from adam_async.torch.parameters import ModuleParameters, parameter_arrays
 from adam_async.torch.step import TorchBatch, TorchStep
@@ -31,8 +31,8 @@ __all__ = [
     "TorchBatch",
     "TorchStep",
     "arrays_with_buffers",
-    "dataset",
     "from_module",
+    "from_torch",
     "parameter_arrays",
     "to_module",
 ]

@@ -25,7 +25,7 @@ ITEMS_PER_READ = 256
 """Number of items that one call on a thread reads."""
 
 
-async def dataset(
+async def from_torch(
     source: Any,
     *,
     test: Any = 0.1,
