@@ -35,6 +35,7 @@ def test_the_program_of_the_reference_trains_and_saves(tmp_path: Path) -> None:
     assert torch.nn.Linear(20, 2).load_state_dict(load_file(tmp_path / "model.safetensors"))
 
 
+@pytest.mark.thorough
 def test_the_loop_of_the_readme_trains_the_readers_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
