@@ -16,8 +16,8 @@ gradients into one push, and a pull follows each `pull_every`-th push.
 
 In blocking mode (`max_staleness=0`) `step()` waits for its exchange. The store reads gradients from `grad`
 and writes values into the parameters, if these are contiguous memory of the CPU. In all other cases gradients
-and values have `Staging` memory. Then up to `max_staleness` exchanges stay in flight during the next forward and
-backward passes, and a later `step()` copies values that have arrived into the parameters. Only `step()`,
+and values have `Staging` memory. Then up to `max_staleness` exchanges stay in flight during the next forward
+and backward passes, and a later `step()` copies values that have arrived into the parameters. Only `step()`,
 `pull()` and `flush()` change parameters, so these never change between a forward pass and its backward pass.
 
 The rule's state (momentum, means) is on the servers. With `pull_every` above 1 each `step()` takes a local
@@ -181,8 +181,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         for word in ("momentum", "nesterov", "weight_decay", "betas", "eps", "dampening", "lr_decay"):
             if word in group:
                 raise ConfigError(
-                    f"a parameter group has {word}={group[word]!r}, a constant of the servers' rule: leave it "
-                    "out, and open the store with rule={name: Sgd(...), ...}, a rule for each array"
+                    f"a parameter group has {word}={group[word]!r}, a constant of the servers' rule: leave "
+                    "it out, and open the store with rule={name: Sgd(...), ...}, a rule for each array"
                 )
         if "lr" not in group:
             rates = {self._store.rules[name].rate for name in names} if self._lr is None else {self._lr}
@@ -225,7 +225,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
     # --- steps ---------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Push the gradients and pull values, or take part in a later exchange; see the constructor.
+        """Push the gradients and pull the values, if `push_every` and `pull_every` make these due.
 
         Args:
             closure: Computes the loss again, and its gradients.

@@ -110,7 +110,7 @@ def test_a_sparse_gradient_is_refused(module, store):
         ({"params": []}, "params is empty"),
         (
             {"params": ["third.weight"]},
-            "'third.weight' is not of the module, which has 4 parameters, such as",
+            "'third.weight' is not of the module, which has 4 parameters, such",
         ),
         ({"params": [nn.Parameter(torch.zeros(7))]}, r"of shape \(7,\) is not of the module"),
         ({"params": [{"params": ["first.weight"], "momentum": 0.9}]}, "momentum=0.9, a constant of the"),
