@@ -65,8 +65,8 @@ class _Rows:
             source = _of_loader(source, name)
         if isinstance(source, IterableDataset) or not isinstance(source, Items):
             raise DataError(
-                f"{name} is a {type(source).__name__}, which has no items by number, and a run leases items by "
-                "number: give a dataset with __len__ and __getitem__, such as list(source) if it fits into "
+                f"{name} is a {type(source).__name__}, which has no items by number, as a run leases "
+                "them: give a dataset with __len__ and __getitem__, such as list(source) if it fits into "
                 "memory"
             )
         self._source = source

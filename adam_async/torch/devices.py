@@ -1,9 +1,10 @@
 """Staging memory on the CPU between tensors and a store's arrays, and the copies to and from a GPU.
 
 A `Lane` is staging memory for the arrays of one device and type; `Lanes` are those of a module, and
-`Staging` those of one exchange. On CUDA the memory on the CPU is pinned: `fetch` copies values to the GPU on a stream
-of its own while the program computes, and `land` copies them into the parameters within the GPU. On MPS the
-copies block. On the CPU both sides of a lane are the same memory, so the same code runs without a GPU.
+`Staging` those of one exchange. On CUDA the memory on the CPU is pinned: `fetch` copies values to the GPU on
+a stream of its own while the program computes, and `land` copies them into the parameters within the GPU. On
+MPS the copies block. On the CPU both sides of a lane are the same memory, so the same code runs without a
+GPU.
 """
 
 from collections.abc import Mapping, Sequence

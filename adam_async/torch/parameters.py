@@ -69,8 +69,8 @@ class ModuleParameters:
             if found is None:
                 some = ", ".join(map(repr, list(arrays)[:5]))
                 raise StoreError(
-                    f"store {store!r} has no array for parameter {name!r}; it has {len(arrays)} arrays, such "
-                    f"as {some}: {remedy}"
+                    f"store {store!r} has no array for parameter {name!r}; it has {len(arrays)}: {some}; "
+                    f"{remedy}"
                 )
             if (found.shape, found.dtype) != (spec.shape, spec.dtype):
                 raise StoreError(

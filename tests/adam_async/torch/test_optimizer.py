@@ -310,7 +310,7 @@ def test_a_state_dict_restores_rates_and_counters():
         assert again.state_dict() == state
         assert again.param_groups[0]["lr"] == 0.01
         assert state["adam_async"] == {"push_every": 1, "pull_every": 2, "steps": 3, "pushes": 3}
-        with pytest.raises(ValueError, match=r"pull_every=2, this optimizer 1"):
+        with pytest.raises(ValueError, match=r"pull_every=2, and this optimizer pull_every=1"):
             RemoteOptimizer(module, store).load_state_dict(state)
         with pytest.raises(ValueError, match="of another optimizer"):
             again.load_state_dict(torch.optim.SGD(module.parameters()).state_dict())

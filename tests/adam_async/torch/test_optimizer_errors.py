@@ -77,7 +77,7 @@ def test_a_parameter_that_changes_its_shape_is_refused(module, store):
     optimizer = RemoteOptimizer(module, store)
     module.first.weight.data = torch.zeros(2, 5)
     module(torch.ones(4, 5)).sum().backward()
-    with pytest.raises(StoreError, match=r"'first.weight' has shape \(2, 5\), .* \(2, 3\): .* another store"):
+    with pytest.raises(StoreError, match=r"'first.weight' has shape \(2, 5\), .* \(2, 3\), .* another store"):
         optimizer.step()
 
 
@@ -161,7 +161,7 @@ def test_overlap_refuses_gradients_that_are_changed_or_accumulated(module, store
         module(X).sum().backward()
         nn.utils.clip_grad_norm_(module.parameters(), 0.01)
         with pytest.raises(
-            StoreError, match=r"parameter 'second.\w+' was changed after backward\(\): .*False"
+            StoreError, match=r"parameter 'second.\w+' was changed after backward\(\), .*False"
         ):
             optimizer.step()
         module(X).sum().backward()
