@@ -3,10 +3,10 @@
     python -m benchmarks.torch_kills --json FILE
 
 - ours: `examples/torch_resnet.py --kill` kills one of two workers, and then one of three servers.
-- DDP: two processes over gloo train the same module on images of the same shape; one of them is killed.
+- DDP: two processes over gloo train the same module on images of the same shape; the second kills itself.
 
-Rows: case; finished (whether the training went on to its end); seconds from the start to the end; text: the
-last line of the output, or of the error of the process that was left.
+Rows: case; finished, whether the training reached its end; seconds from start to end; text, the last line of
+the output, or of the error of the remaining process.
 """
 
 import argparse
@@ -22,13 +22,15 @@ from typing import Any
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 STEPS = 400
+"""Number of steps of each DDP process."""
 KILLED_AT = 50
+"""Step after which the second DDP process kills itself, from 0."""
 LIMIT_S = 300.0
 """Deadline of a run, in seconds."""
 
 
 def train_with_ddp(rank: int, port: int) -> None:
-    """Train as one of two processes; the second one kills itself after some steps."""
+    """Train as one of two processes; the second kills itself after step `KILLED_AT`."""
     import torch
     from torch import distributed, nn
 
@@ -51,7 +53,7 @@ def train_with_ddp(rank: int, port: int) -> None:
 
 
 def ended(command: list[str], **also: Any) -> dict[str, Any]:
-    """Run a program to its end, and return a row."""
+    """Run a program to its end or its deadline, and return a row."""
     begin = time.perf_counter()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, **also)
@@ -68,7 +70,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--port", type=int, default=29_517, help="of DDP's first process")
+    parser.add_argument("--port", type=int, default=29_517, help="TCP port of DDP's first process")
     parser.add_argument("--json", type=Path, help="file for the rows")
     arguments = parser.parse_args()
     if arguments.rank is not None:

@@ -1,11 +1,11 @@
-"""Modules of PyTorch on MNIST: `RemoteOptimizer` beside PyTorch's Hogwild, DDP and a local optimizer.
+"""PyTorch modules on MNIST: `RemoteOptimizer` beside PyTorch's Hogwild, DDP and a local optimizer.
 
     ADAM_DATA_DIR=DIR python -m benchmarks.torch_training --case resnet --json FILE
     ADAM_DATA_DIR=DIR python -m benchmarks.torch_training --case mlp --push-every 4
     ADAM_DATA_DIR=DIR python -m benchmarks.torch_training --case overhead
     ADAM_DATA_DIR=DIR python -m benchmarks.torch_training --case straggler --workers 4 --to-accuracy 0.98
 
-All modes have the same module, batch, images and float32, and one thread of PyTorch per process:
+All modes have the same module, batch size, images and type (float32), and one PyTorch thread per process:
 
 - ``ours``: `--workers` processes with `RemoteOptimizer`, a controller and a parameter server as processes.
 - ``hogwild``: `--workers` processes over parameters in shared memory, each with `torch.optim.SGD`.
@@ -13,12 +13,12 @@ All modes have the same module, batch, images and float32, and one thread of PyT
 - ``local``: one process with `torch.optim.SGD`. ``store``: the same with `RemoteOptimizer` and the store
   ``local``, whose server is a thread of the process.
 
-The modes take turns for `--rounds` rounds. Processes of ``ours`` and ``hogwild`` take batches from one shared
-counter; those of ``ddp`` need equal shares. With a straggler the last of four processes waits four times the
-time of each of its steps, so it has a fifth of its speed. Seconds are those of training, without evaluations.
+The modes run alternately for `--rounds` rounds. Processes of ``ours`` and ``hogwild`` take batches from one
+shared counter; those of ``ddp`` need equal shares. In the case ``straggler`` the last process pauses after
+each step for four times the step's duration, so it has a fifth of its speed. Seconds exclude evaluations.
 
 Rows: case; ours and peer, medians of images per second, or of seconds to the accuracy; ratio (above 1 ours is
-better); unit; accuracies after the last step of all rounds; the values of all rounds.
+better); unit; accuracies after the last step of each round; the values of each round; rate and peer_rate.
 """
 
 import os
@@ -49,7 +49,7 @@ from adam_async.data_server.sources.idx import gunzip, parse_idx
 
 BATCH = 64
 WARM_UP = 5
-"""Steps of each process before the measured ones."""
+"""Number of steps of each process before the measured ones."""
 SLOW_BY = 5
 """Factor by which the straggler is slower."""
 
@@ -72,7 +72,7 @@ class Block(nn.Module):
 
 
 def resnet() -> nn.Module:
-    """A ResNet of 8 layers for images of one channel, 77,000 parameters."""
+    """Make a ResNet of 8 layers for images of one channel, with 77,000 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, 1, 1, bias=False),
         nn.BatchNorm2d(16),
@@ -87,7 +87,7 @@ def resnet() -> nn.Module:
 
 
 def mlp() -> nn.Module:
-    """A network of three dense layers, 2.0 million parameters."""
+    """Make a network of three dense layers, with 2.0 million parameters."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, 1060), nn.ReLU(), nn.Linear(1060, 1060), nn.ReLU(), nn.Linear(1060, 10)
     )
@@ -97,7 +97,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {"resnet": resnet, "mlp": mlp}
 
 
 def mnist(split: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images (N, 1, 28, 28) from 0 to 1, and labels (N,)."""
+    """Return images (N, 1, 28, 28) from 0 to 1, and labels (N,)."""
     folder = Path(os.environ["ADAM_DATA_DIR"])
     found = []
     for kind, axes in (("images-idx3", 3), ("labels-idx1", 1)):
@@ -109,7 +109,7 @@ def mnist(split: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 @torch.no_grad()
 def accuracy(module: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Share of right answers."""
+    """Return the share of right answers."""
     module.eval()
     found = torch.cat([module(part) for part in images.split(500)]).argmax(1)
     module.train()
@@ -121,10 +121,10 @@ class Process:
 
     Args:
         rank: Number of the process.
-        options: Those of the run.
+        options: Options of the run.
         shared: Module in shared memory, for ``hogwild``.
         counter: Number of the next batch, for modes without equal shares.
-        barrier: Meets all processes.
+        barrier: Barrier of all processes.
     """
 
     def __init__(self, rank: int, options: dict[str, Any], shared: Any, counter: Any, barrier: Any) -> None:
@@ -206,7 +206,7 @@ class Process:
         return number
 
     def evaluated(self) -> float:
-        """Accuracy on the test images; in rank 0 with the newest values of a store."""
+        """Return the accuracy on the test images, with the newest values of a store; 0 in all ranks but 0."""
         if self.rank:
             return 0.0
         if self.store is not None:
@@ -319,7 +319,7 @@ def measured(options: dict[str, Any]) -> dict[str, float]:
 
 
 def compared(arguments: argparse.Namespace, modes: tuple[str, ...], **more: Any) -> list[dict[str, Any]]:
-    """Run the modes in turns, and compare the first one with each other one."""
+    """Run the modes alternately, and compare the first one with each other one."""
     base = {
         "module": arguments.module,
         "workers": 1 if "local" in modes else arguments.workers,
@@ -377,17 +377,17 @@ def main() -> None:
     parser.add_argument("--case", choices=["resnet", "mlp", "overhead", "straggler"], default="resnet")
     parser.add_argument("--module", choices=[*MODULES], default="", help="by default that of the case")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--images", type=int, default=24_000, help="of a run, or at most until the accuracy")
+    parser.add_argument("--images", type=int, default=24_000, help="of a run; the maximum with --to-accuracy")
     parser.add_argument("--between", type=int, default=96, help="batches between two evaluations")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--servers", type=int, default=1)
-    parser.add_argument("--push-every", type=int, default=1, help="steps of a push and of a pull")
-    parser.add_argument("--max-staleness", type=int, help="pushes in flight")
+    parser.add_argument("--push-every", type=int, default=1, help="steps per push and pull")
+    parser.add_argument("--max-staleness", type=int, help="maximum number of pushes in flight")
     parser.add_argument("--rate", type=float, default=0.05)
-    parser.add_argument("--peer-rate", type=float, default=0.0, help="of DDP, if it is another one")
+    parser.add_argument("--peer-rate", type=float, default=0.0, help="rate of DDP, if it differs")
     parser.add_argument("--momentum", type=float, default=0.0)
     parser.add_argument("--to-accuracy", type=float, default=0.0)
-    parser.add_argument("--device", default="cpu", help="of the case overhead: cpu, cuda or mps")
+    parser.add_argument("--device", default="cpu", help="device of the case overhead: cpu, cuda or mps")
     parser.add_argument("--json", type=Path, help="file for the rows")
     arguments = parser.parse_args()
     if arguments.once is not None:

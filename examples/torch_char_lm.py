@@ -1,6 +1,6 @@
-"""A character language model in PyTorch learns the standard library's documentation, through a server.
+"""A character language model in PyTorch, trained on the standard library's documentation through a server.
 
-python examples/torch_char_lm.py [tcp://HOST:PORT]   # of a controller; several programs share its store
+python examples/torch_char_lm.py [tcp://HOST:PORT]   # of a controller; several processes share its store
 """
 
 import importlib
@@ -23,7 +23,7 @@ def text() -> str:
 
 
 class CharacterModel(nn.Module):
-    """Maps characters (N, T) to scores of each next one; input and output share a matrix."""
+    """Maps characters (N, T) to scores (N, T, C) of each next one; input and output layer share a matrix."""
 
     def __init__(self, characters: int, width: int = 64) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""A denoiser of PyTorch with BatchNorm and tied weights, trained through a parameter server.
+"""A denoiser in PyTorch with BatchNorm and tied weights, trained through a parameter server.
 
-    python examples/torch_denoiser.py [tcp://HOST:PORT]   # of a controller; several programs share its store
+    python examples/torch_denoiser.py [tcp://HOST:PORT]   # of a controller; processes share its store
 
-Encoder and decoder have one matrix, so the store has it once. The store averages the statistics of BatchNorm.
+Encoder and decoder share a matrix, so the store has it once. The store averages BatchNorm's statistics.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""A small ResNet of PyTorch as a training step, on images of CIFAR's shape; servers and workers may be lost.
+"""A small ResNet in PyTorch as a training step, on images of CIFAR's shape; two workers, three servers.
 
-    python examples/torch_resnet.py [--kill]   # kill -9 of a worker and of a server in the first epoch
+    python examples/torch_resnet.py [--kill]   # with kill -9 of a worker and of a server during the training
 
 `adam-async train --step torch_resnet:resnet --step-path examples --data FOLDER` trains it on other images.
 """

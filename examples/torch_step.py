@@ -1,8 +1,7 @@
-"""A module of PyTorch as a step: a small convolutional network with batch normalisation.
+"""A PyTorch module as a training step: a small convolutional network with batch normalisation.
 
-    adam-async train --data digits --step torch_step:cnn --step-path examples --replicas 2
-
-It needs the extra torch: pip install "adam-async[torch]".
+pip install "adam-async[torch]"
+adam-async train --data digits --step torch_step:cnn --step-path examples --replicas 2
 """
 
 from torch import nn

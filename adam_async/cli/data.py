@@ -69,7 +69,7 @@ async def load_data(
 
 
 def is_import_path(source: str) -> bool:
-    """Whether a source of data is a function to import, ``package.module:function``, and no file."""
+    """Return whether a source is a function to import, ``package.module:function``, and not a file."""
     module, _, name = source.partition(":")
     return all(part.isidentifier() for part in (*module.split("."), name)) and not Path(source).exists()
 

@@ -1,6 +1,6 @@
 """The command `export`: a saved model as an ONNX file, or as weights for PyTorch.
 
-This file imports PyTorch only in its functions, because other commands work without it.
+Only functions of this file import PyTorch, because other commands must run without it.
 """
 
 import os
@@ -27,7 +27,7 @@ async def run_export(path: Path, options: ExportOptions, terminal: Terminal) -> 
     Raises:
         ConfigError: The file is no model, an option is wrong, a package is missing, or a layer has no equal
             in PyTorch.
-        ModelError: onnxruntime computes other scores than the network.
+        ModelError: The scores of onnxruntime differ from the network's.
     """
     targets = [file for file in (options.onnx, options.torch) if file is not None]
     if not targets:
@@ -49,7 +49,11 @@ async def run_export(path: Path, options: ExportOptions, terminal: Terminal) -> 
 
 
 def _check_targets(path: Path, targets: list[Path]) -> None:
-    """Check that no file is written twice, or over the model."""
+    """Check that the command writes no file twice, and does not overwrite the model.
+
+    Raises:
+        ConfigError: A target is the model, or is named twice.
+    """
     taken = {path.resolve(), (path / FILE_NAME).resolve()}
     for target in targets:
         if target.resolve() in taken:
@@ -59,7 +63,7 @@ def _check_targets(path: Path, targets: list[Path]) -> None:
 
 def _onnx(model: Model) -> tuple[bytes, list[str]]:
     """Return the ONNX file, and lines that describe it."""
-    # Before the first import of onnxruntime, which reads it once.
+    # Before the first import of onnxruntime, which reads the variable once.
     os.environ.setdefault(NO_TELEMETRY, "1")
     with _needs_torch():
         from adam_async.torch.onnx import IMAGES, OPSET, SCORES, check_onnx, make_onnx
@@ -91,7 +95,7 @@ def _state(model: Model, file: Path) -> tuple[bytes, list[str]]:
 
 @contextmanager
 def _needs_torch() -> Iterator[None]:
-    """Turn the error of a missing PyTorch into one of the command."""
+    """Raise `ConfigError` with the remedy if PyTorch is missing."""
     try:
         yield
     except ImportError as error:

@@ -112,7 +112,7 @@ class TrainOptions:
     data: str | None = None
     """Training data: auto, mnist, digits, fashion-mnist, cifar-10, synthetic, a folder or file
     (docs/reference/data.md), package.module:function that returns a data set, or tcp://HOST:PORT of a data
-    server that stands alone; several with commas."""
+    server that stands alone; several addresses with commas."""
     damaged: Damaged | None = None
     """Damaged images: error stops at the first one, skip leaves out up to one in twenty."""
     size: str | None = None
@@ -514,7 +514,7 @@ class ExportOptions:
     onnx: Path | None = None
     """Write an ONNX file, and check it with onnxruntime; needs the extra `onnx`."""
     torch: Path | None = None
-    """Write the weights as a safetensors file for PyTorch, and print the module; needs extra `torch`."""
+    """Write the weights as a safetensors file for PyTorch, and print the module; needs the extra `torch`."""
     loop: LoopName = "uvloop"
     """The event loop."""
 

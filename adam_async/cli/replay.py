@@ -35,8 +35,8 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
     """Repeat a recorded run, check that its weights are the same, and write them.
 
     Raises:
-        ConfigError: An option contradicts the record, the record names functions without
-            `--allow-functions` or a step that `--step` does not name, or the model cannot be written.
+        ConfigError: An option contradicts the record, the record names functions and `--allow-functions` is
+            missing, `--step` is not the step of the record, or the model cannot be written.
         RecordError: The record cannot be read or played.
         ReplayDiffers: The weights differ.
         DataError: The data are missing or damaged.

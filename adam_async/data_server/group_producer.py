@@ -94,7 +94,7 @@ class GroupProducer:
         self.validation: tuple[NDArray[np.uint8], NDArray[np.int64]] = (_NO_IMAGES, _NO_LABELS)
         """Images (n, C, H, W) and labels (n,) that the run holds back."""
         self.sample: tuple[NDArray[np.uint8], NDArray[np.int64]] = (_NO_IMAGES, _NO_LABELS)
-        """Some of the images to train on, without transforms, for a step that asks for them."""
+        """Sample of the run's step (`StepSpec.sample`): training images without transforms, and labels."""
         self._pool: ComputePool | None = None
         self._has_thread = asyncio.Event()
         self._wanted: list[_Wanted] = []
@@ -164,7 +164,7 @@ class GroupProducer:
         self._trained = split.trained
 
     async def _read_sample(self, program: TrainingProgram) -> None:
-        """Read the images from which the run's step derives statistics; they stay in memory.
+        """Read the sample of the run's step, which stays in memory.
 
         Raises:
             ConfigError: The record of the step is invalid.

@@ -1,4 +1,4 @@
-"""Pure: the validation split, training images that a run holds back from training; and the sample of a step.
+"""Pure: the validation split (images that a run holds back from training), and the sample of a step.
 
 The split depends only on the labels, the seed and the count, so each data server of a run holds back the same
 images. The split is stratified: each class gives images in proportion to its size.

@@ -49,9 +49,10 @@ class Evaluator:
         """Images and labels; key True: those of the validation split, key False: test images."""
 
     async def read_sample(self, model: RunModel, address: Callable[[], str]) -> None:
-        """Read the training images from which a step derives statistics, if it needs and lacks them.
+        """Read the sample of training images from a data server, if the model is a step that still lacks it.
 
         Args:
+            model: The model.
             address: Returns the address of a data server.
         """
         if isinstance(model, StepModel) and model.lacks_sample:

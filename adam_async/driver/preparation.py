@@ -161,9 +161,9 @@ async def prepare_model(
         step, model = await _step_model(inputs.step, data, config, pool)
         if config.record and not getattr(model.step, "deterministic", False):
             raise ConfigError(
-                f"record needs a step whose repetition gives equal bits, and step {step.name} is not "
-                "deterministic: leave record out, or set its attribute `deterministic` if it is (a TorchStep "
-                "is, unless the module draws random numbers or changes buffers in training)"
+                f"record needs a step that gives equal bits for equal arguments, and step {step.name} is not "
+                "deterministic: leave record out, or set the step's attribute `deterministic` (a TorchStep "
+                "sets it, unless the module draws random numbers or changes buffers in training)"
             )
         return step, model
     if inputs.spec is not None:
@@ -178,7 +178,7 @@ async def prepare_model(
 async def _step_model(
     named: NamedStep, data: dict[str, Any], config: Config, pool: ComputePool
 ) -> tuple[StepSpec, StepModel]:
-    """Prepare a step for the data, on a thread of the pool, because a step may compute to prepare itself."""
+    """Prepare a step for the data, on a thread of the pool because `TrainStep.prepare` may compute."""
     spec = named.spec(data)
     new_model = partial(StepModel, named.step, spec, keep_going=config.keep_going)
     return spec, await pool.run(new_model, cost="model")

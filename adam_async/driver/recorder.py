@@ -123,7 +123,7 @@ class Recorder:
         return b"".join(dump_record(header, logs))
 
     def _kernels(self, statistics: Mapping[str, RoleStatistics]) -> str:
-        """Return the kernels of the workers; those of the transforms if a step is trained."""
+        """Return the kernels of the workers; with a step the configured ones, for the transforms."""
         if isinstance(self._model, StepModel):
             return self._program.config.kernels
         return _kernels(statistics)

@@ -6,8 +6,8 @@ driver needs no listener, the controllers need no further kind of key, and only 
 set such a record may ask. The controllers remove request and answer with the operator's node.
 
 The driver answers one request after the other, and keeps the answers of at most `MOST_ANSWERS` operators.
-If further operators wait, an answer that is `KEPT_S` old makes room, so operators that stay in the cluster
-hold up no other.
+If further operators wait, the driver removes an answer that is `KEPT_S` old, so operators that stay in the
+cluster do not block others.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ MOST_ANSWERS = 3
 """Maximum number of answers that a driver keeps in its record."""
 
 KEPT_S = 10.0
-"""Seconds in which an operator can read its answer; an older answer makes room for another operator's."""
+"""Minimum time for an operator to read its answer, in seconds, before another answer replaces it."""
 
 RETRY_S = 1.0
-"""Seconds until a driver sends an answer again that did not reach the controllers."""
+"""Pause before a driver sends answers again that did not reach the controllers, in seconds."""
 
 IDLE_S = 3600.0
-"""Seconds between two looks at a cluster map that does not change, without a waiting operator."""
+"""Maximum wait for a change of the cluster map if no operator waits, in seconds."""
 
 MOST_ANSWER_BYTES = 8 << 10
 """Maximum size of an answer as JSON text, in bytes; a longer one loses its first lines."""
@@ -115,7 +115,7 @@ class OperatorRequests:
         self._stop = stop
         self._answers: dict[Member, Answer] = {}
         self._since: dict[Member, float] = {}
-        """Time of the answer of each live operator, also of one whose answer has made room."""
+        """Time of the answer to each live operator, including operators whose answers were removed."""
         self._published: dict[str, Any] = {}
 
     async def serve(self) -> None:
@@ -136,13 +136,13 @@ class OperatorRequests:
                 await self._membership.wait_for(lambda m: m is not cluster, "a request", pause_s)  # noqa: B023
 
     def _has_room(self) -> bool:
-        """Whether another answer has room; if need be, the oldest answer makes it."""
+        """Return whether another answer has room; remove the oldest one before, if it is `KEPT_S` old."""
         if len(self._answers) == MOST_ANSWERS and not self._full_s():
             del self._answers[min(self._answers, key=self._since.__getitem__)]
         return len(self._answers) < MOST_ANSWERS
 
     def _full_s(self) -> float:
-        """Seconds until the oldest answer may make room."""
+        """Return the seconds until the oldest answer may be removed."""
         oldest = min(self._since[member] for member in self._answers)
         return max(oldest + KEPT_S - asyncio.get_running_loop().time(), 0.0)
 
@@ -168,7 +168,7 @@ class OperatorRequests:
             return Answer(refusal=str(error)[:MOST_REFUSAL])
 
     async def _publish(self) -> bool:
-        """Put the answers into the driver's record; returns whether they are there."""
+        """Put the answers into the driver's record; return whether the controllers have them."""
         answers = {
             _word(member): msgspec.to_builtins(answer) for member, answer in sorted(self._answers.items())
         }

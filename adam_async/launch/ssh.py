@@ -39,10 +39,10 @@ CHECK_S = 60.0
 """Deadline of `adam-async --version` on a host, in seconds."""
 
 START_S = 15.0
-"""Deadline of a host that starts the command of a role on an open connection, in seconds."""
+"""Deadline for the start of a role's command on a host with an open connection, in seconds."""
 
 REMOVE_S = 15.0
-"""Deadline of a host that removes the state of controllers, in seconds."""
+"""Deadline for the removal of a state folder on one host, in seconds."""
 
 KEEPALIVE_S = 5.0
 """Seconds between two keepalive requests to a silent host; three without an answer end the connection."""
@@ -117,10 +117,10 @@ class SshLauncher:
 
     @asynccontextmanager
     async def state_folder(self, name: str) -> AsyncIterator[str]:
-        """The folder with the state of the controllers on their hosts; removed from hosts that answer.
+        """Yield the folder with the state of the controllers on their hosts, and remove it at the end.
 
-        The block also removes the state of ended launches, whose process was killed or whose host did not
-        answer.
+        The block also removes folders of earlier launches that were killed, or whose hosts did not answer. A
+        host that does not answer keeps its folder until the next launch.
         """
         hosts = [host for host in self.hosts.hosts if "controller" in host.roles]
         async with Disk(name="records") as disk:
@@ -186,11 +186,11 @@ class SshLauncher:
 
     @asynccontextmanager
     async def answering(self, host: Host, action: str, *, within_s: float) -> AsyncIterator[None]:
-        """A block of requests over a connection to a host.
+        """Bound a block of requests to a host by a deadline, and give its errors the action and the remedy.
 
         Args:
             host: The host.
-            action: Action that the host carries out, for the error.
+            action: Action of the host in the block, an infinitive for the error text.
             within_s: Deadline of the block, in seconds.
 
         Raises:
@@ -230,7 +230,7 @@ class SshLauncher:
         self.cores[host.name] = int(words[-1])
 
     async def _remove(self, hosts: Sequence[Host], name: str) -> list[str]:
-        """Remove a state folder from hosts; returns the names of the hosts that still have it."""
+        """Remove a state folder from hosts; return the names of the hosts that may still have it."""
         kept: list[str] = []
 
         async def remove(host: Host) -> None:
@@ -242,7 +242,9 @@ class SshLauncher:
                 ):
                     done = await connection.run(f"rm -rf -- {shlex.quote(f'{STATE}/{name}')}", check=False)
             except AdamError as error:
-                logger.info("the next launch removes %s/%s: %s", STATE, name, error)
+                logger.info(
+                    "host %s keeps %s/%s until the next launch removes it: %s", host.name, STATE, name, error
+                )
                 kept.append(host.name)
                 return
             if done.exit_status:

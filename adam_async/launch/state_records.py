@@ -1,8 +1,9 @@
-"""Records of the state that controllers leave on hosts: a later launch removes the state of a killed one.
+"""Records of the folders that controllers use on hosts, so that a launch removes those of a killed launch.
 
 The record of a launch is a file on the launching machine. Its name is the name of the state folder, and its
-lines are the hosts that may have the folder. The launch holds the file's lock until it ends, and the system
-releases the lock of a killed process. So a record with a free lock names state that no controller needs.
+lines are the hosts that may have the folder. The launch holds the file's lock until it ends, and the
+operating system releases the lock of a killed process. So no controller needs the folder of a record with a
+free lock.
 """
 
 import logging
@@ -35,14 +36,14 @@ class StateRecords:
 
     @asynccontextmanager
     async def held(self, name: str, hosts: Sequence[str]) -> AsyncIterator[None]:
-        """Hold a record of this launch; without one, a log line says so.
+        """Write a record of this launch, and hold its lock. If it cannot be written, a warning is logged.
 
         Args:
             name: Name of the state folder, in hexadecimal digits.
             hosts: Names of the hosts that may have the folder.
         """
         path = self._folder / name
-        # The record gets its name after its lock, so no other launch takes it for an ended one.
+        # The file gets its name after its lock, so that no other launch treats the record as an ended one.
         made = self._folder / f".{name}"
         async with AsyncExitStack() as stack:
             try:
@@ -51,8 +52,8 @@ class StateRecords:
                 await self._disk.rename(made, path)
             except OSError as error:
                 logger.warning(
-                    "no record in %s: state of controllers outlives the kill of this process; "
-                    "set XDG_CACHE_HOME to a writable folder (%s)",
+                    "no record in %s (%s): if this process is killed, the state of its controllers stays on "
+                    "their hosts; set XDG_CACHE_HOME to a writable folder",
                     self._folder,
                     error,
                 )
@@ -62,21 +63,22 @@ class StateRecords:
         """Return the hosts of each record whose launch has ended, by the name of the state folder."""
         found: dict[str, tuple[str, ...]] = {}
         names: list[str] = []
-        with suppress(OSError):  # there is no record yet
+        with suppress(OSError):  # no folder before the first record
             names = await self._disk.names(self._folder)
         for name in names:
             path = self._folder / name
             # A name with other characters could make a host remove another folder.
             if not _NAME.fullmatch(name):
                 continue
-            with suppress(OSError, UnicodeDecodeError):  # its launch runs, or another one removes the record
+            # An error means that the launch still runs, or that another launch removes the record.
+            with suppress(OSError, UnicodeDecodeError):
                 async with self._disk.hold(path):
                     lines = await self._disk.read_part(path, 0, MOST_RECORD_BYTES)
                     found[name] = tuple(lines.decode().split("\n")[:-1])
         return found
 
     async def leave(self, name: str, hosts: Sequence[str]) -> None:
-        """Leave only these hosts in a record; without hosts remove it."""
+        """Reduce a record to these hosts; without hosts remove the record."""
         path = self._folder / name
         try:
             if hosts:
@@ -84,7 +86,7 @@ class StateRecords:
             else:
                 await self._disk.remove_file(path)
         except OSError as error:
-            logger.warning("record %s does not change: %s", path, error)
+            logger.warning("record %s cannot be changed, so a later launch reads it again: %s", path, error)
 
     def __repr__(self) -> str:
         return f"<StateRecords in {self._folder}>"

@@ -7,7 +7,7 @@ from adam_async.messages.bounds import Addresses, Images, NodeId
 class ReadTest(Body, frozen=True, kw_only=True):
     """Request for test images `start` to `stop`, or for images of the current run's validation set or sample.
 
-    The sample are training images from which a step derives statistics (`StepSpec.sample`).
+    The sample consists of training images from which a step derives statistics (`StepSpec.sample`).
     """
 
     start: Images

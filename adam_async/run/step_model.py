@@ -31,8 +31,8 @@ EVALUATE_IMAGES = 256
 """Maximum number of images of a batch that a step evaluates."""
 
 CONSTANTS_TOLERANCE = 1e-3
-"""Difference between fingerprints of equal tensors, as a share of the tensor's size: processors round sines
-and random numbers differently."""
+"""Maximum difference between fingerprints of equal tensors, as a share of the norm. It is not 0, because
+processors round sines and random numbers differently."""
 
 _T = TypeVar("_T")
 
@@ -170,7 +170,7 @@ class StepModel:
         """Check that the store of the run has the arrays of this step.
 
         Raises:
-            ConfigError: An array is missing, superfluous, or of another shape or type; the error has it.
+            ConfigError: An array is missing, superfluous, or of another shape or type; the error names it.
         """
         there = {array.name: (tuple(array.shape), array.dtype) for array in arrays}
         here = {name: (spec.shape, spec.dtype) for name, spec in self.arrays.items()}
@@ -311,7 +311,7 @@ class StepModel:
 
     @property
     def lacks_sample(self) -> bool:
-        """Whether the step needs a sample of training images that `take_sample` has not brought."""
+        """Whether the step needs a sample of training images, and `take_sample` was not called yet."""
         return bool(self.spec.sample) and self._sample is None
 
     def take_sample(self, images: NDArray[Any], labels: NDArray[Any]) -> None:
@@ -329,7 +329,7 @@ class StepModel:
         if derive is None:
             return given
         images, labels = self._sample or (np.empty((0, *self.spec.shape), np.uint8), np.empty(0, np.int64))
-        # Batches of about equal sizes: normalisation fails on a rest of one image.
+        # Batches of about equal sizes: normalisation fails on a last batch of one image.
         parts = np.array_split(np.arange(len(labels)), -(-len(labels) // EVALUATE_IMAGES) or 1)
         batches = [
             Batch(images[part[0] : part[-1] + 1], labels[part[0] : part[-1] + 1], number=number)
@@ -341,8 +341,8 @@ class StepModel:
             if name in given or not isinstance(tensor, np.ndarray):
                 raise self._failed(
                     "derived",
-                    f"tensor {name!r:.80} is a {type(tensor).__name__} or an array of the step: return numpy "
-                    "arrays under other names",
+                    f"tensor {name!r:.80} is a {type(tensor).__name__}, or has the name of an array of the "
+                    "step: return NumPy arrays under other names",
                 )
         return {**given, **{name: _read_only(tensor) for name, tensor in derived.items()}}
 

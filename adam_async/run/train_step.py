@@ -234,8 +234,9 @@ class TrainStep(Protocol):
     """Maximum number of training images that `derived` gets; the same images in the whole run."""
 
     constants: Mapping[str, tuple[float, float]] = {}
-    """Fingerprint of each tensor that is no array, such as a frozen parameter. A worker refuses a run whose
-    driver has others; fingerprints may differ by 1/1000 of the first number, the size of the tensor."""
+    """Fingerprint of each tensor that is no array, such as a frozen parameter: its norm, and another number
+    of this magnitude. A worker refuses a run if its numbers differ from the driver's by more than 1/1000 of
+    the norm."""
 
     deterministic: bool = False
     """Whether `step` gives equal bits for equal arguments, which a record needs. Read after `prepare`."""

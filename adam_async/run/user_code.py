@@ -35,7 +35,7 @@ class NamedStep:
         """Return the step's record, with the image shape and the number of classes of the data.
 
         Raises:
-            ConfigError: The step's `sample` is no number of images.
+            ConfigError: The step's `sample` is not a whole number of images in the allowed range.
         """
         channels, rows, columns = data["shape"]
         sample = getattr(self.step, "sample", 0)

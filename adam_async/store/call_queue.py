@@ -1,4 +1,4 @@
-"""The calls of one client of a store, in order: pushes wait until the servers owe fewer answers."""
+"""The calls of one client of a store, in order: a push waits until the servers have answered earlier ones."""
 
 import asyncio
 from collections import deque
@@ -26,7 +26,7 @@ class CallQueue:
     def put(
         self, send: Callable[[], None], fail: Callable[[Exception], None], *, is_push: bool = False
     ) -> None:
-        """Send a call after the earlier ones, now if none waits.
+        """Send a call after the earlier ones: at once if none waits, otherwise later.
 
         Args:
             send: Sends the call.
@@ -63,5 +63,5 @@ def _run(send: Callable[[], None], fail: Callable[[Exception], None]) -> None:
     try:
         send()
     except Exception as error:
-        # An error beside `StoreError` is a defect; its caller must not wait for ever.
+        # Any error but `StoreError` is a defect, and the caller must not wait for ever.
         fail(error)

@@ -246,7 +246,7 @@ class StoreLink:
             return pull.values()
         pulling = self._new_pull(tuple(gradients) if names is None else names, out)
         push = PushCollector(self.layout, self.note_versions, len(messages), self._ended)
-        # Without a wait between the three: the next call's push belongs to the next step.
+        # No wait between push, tick and pull: a push of the next call must not come before this tick.
         self._begin_push(messages, read, weight, push)
         ticked = None if self.slack is None else self._begin_tick(push)
         self._begin_pull(*pulling)
@@ -424,8 +424,8 @@ class StoreLink:
         await self._ended_tick(self._begin_tick())
 
     def _begin_tick(self, after: Collector | None = None) -> "asyncio.Future[None]":
-        """End the step after the earlier calls; the future has the error of the push `after`, which then ends
-        no step."""
+        """End the step after the earlier calls. If the push `after` fails, the step does not end, and the
+        future has the error."""
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.put(partial(self._send_ticks, sent, after), sent.set_exception)
         return sent

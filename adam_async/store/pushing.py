@@ -55,7 +55,7 @@ class PushMessages:
         self._is_summed = is_summed
 
     def plan(self, names: Iterable[str], rate: Rate) -> StorePlan:
-        """Return the messages for the shards of arrays; arrays of two rates are in two messages."""
+        """Return the messages for the shards of arrays; no message has arrays with different rates."""
         if not isinstance(rate, Mapping):
             return self._layout.plan(tuple(names))
         groups: dict[float | None, list[str]] = {}

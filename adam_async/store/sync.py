@@ -326,11 +326,12 @@ class ParameterStore:
     def begin(self, work: Callable[[face.ParameterStore], Coroutine[Any, Any, _T]]) -> "Call[_T]":
         """Begin work with the asynchronous store, on its thread, and return a future of the result.
 
-        `store.begin(lambda twin: twin.push(gradients)).wait()` is `store.push(gradients)`. Works begin in the
-        order of the calls.
+        `store.begin(lambda inner: inner.push(gradients)).wait()` does the same as `store.push(gradients)`.
+        Several calls begin their work in the order of the calls.
 
         Args:
-            work: Takes the asynchronous store, and returns a coroutine; it runs on the caller's thread.
+            work: Function that takes the asynchronous store and returns a coroutine. The function runs on the
+                caller's thread, the coroutine on the thread of the store.
         """
         return self._begin(work(self._store))
 

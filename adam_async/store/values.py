@@ -20,7 +20,7 @@ class ReadVersions:
     of_shards: NDArray[np.int64]
     """Version of each shard of the store; -1 for shards that were not read."""
     own: Mapping[str, int] = field(default_factory=dict)
-    """Number of this client's later pushes that the caller has added to its copy of the values, by array."""
+    """Number of this client's later pushes that the caller has applied to its copy of each array."""
 
 
 class Values(Mapping[str, NDArray[Any]]):

@@ -1,13 +1,15 @@
 """The buffers of a module, such as the statistics of BatchNorm, and their policies.
 
-`local`: each program keeps its own. `averaged`: all clients move the buffers of the store to the mean of
-theirs. `push`: the buffers of this client are those of the store; `pull`: this client takes them.
+- ``local``: each client keeps its own buffers.
+- ``averaged``: all clients push the changes of their buffers, and the store has the mean.
+- ``push``: the store has the buffers of this client.
+- ``pull``: this client takes the buffers of the store.
 
-Buffers in a store are arrays with the rule `Sgd(rate=1)`. A client pushes the difference between the values
-that it last pulled and its own as a gradient, so the array moves by the client's changes: divided by the
-number of clients for `averaged` (in bsp the servers take the mean), and whole for `push`. Exactly-once pushes
-hold for them too. Only floating-point buffers that `state_dict` has are in a store; whole numbers, such as
-`num_batches_tracked`, stay local.
+Buffers in a store are arrays with the rule `Sgd(rate=1)`. A client pushes the values that it last pulled,
+less its current ones, as a gradient. The push so adds the client's changes to the array: divided by the
+number of clients for ``averaged`` (in bsp the servers take the mean), and undivided for ``push``. The servers
+apply these pushes exactly once, as all others. Only floating-point buffers that `state_dict` has are in a
+store. Whole numbers, such as `num_batches_tracked`, stay local.
 """
 
 from collections.abc import Mapping
@@ -24,15 +26,16 @@ from adam_async.store.sync import ParameterStore
 from adam_async.torch.parameters import DTYPES, parameter_arrays
 
 Policy = Literal["local", "averaged", "push", "pull"]
+"""Treatment of a module's buffers; see the head of this file."""
 
 POLICIES: tuple[Policy, ...] = ("local", "averaged", "push", "pull")
 
 RULE = Sgd(rate=1.0)
-"""Rule of buffers in a store: a push moves an array by its gradient."""
+"""Rule of buffers in a store: a push subtracts its gradient from the array."""
 
 
 def shared_buffers(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Return the buffers that a store can hold by name: the module that owns each, and its name there."""
+    """Return the buffers that a store can hold, by name: the submodule of each, and its name there."""
     saved = module.state_dict(keep_vars=True)
     found = {}
     for prefix, part in module.named_modules():
@@ -77,7 +80,7 @@ class Buffers:
         policy: See the head of this file.
 
     Attributes:
-        names: Their names; none with `local`.
+        names: Names of the buffers; empty with ``local``.
 
     Raises:
         ConfigError: The policy is unknown.
@@ -106,7 +109,8 @@ class Buffers:
         if (spec.shape, spec.dtype) != (array.shape, array.dtype.name):
             raise StoreError(
                 f"buffer {name!r} is {array.dtype}{list(array.shape)}, and its array in store "
-                f"{self._store.name!r} is {spec.dtype}{list(spec.shape)}: build the creator's module"
+                f"{self._store.name!r} is {spec.dtype}{list(spec.shape)}: build the same module as the "
+                "creator of the store, or give the store another name"
             )
         if (rule := self._store.rules[name]) != RULE:
             raise StoreError(f"buffer {name!r} has the rule {rule} in the store, not {RULE}: {remedy}")
@@ -115,11 +119,11 @@ class Buffers:
         part, attribute = self._owners[name]
         buffer = part._buffers[attribute]
         if buffer is None:
-            raise StoreError(f"buffer {name!r} was removed from the module: make its optimizer anew")
+            raise StoreError(f"buffer {name!r} was removed from the module: make a new optimizer")
         return buffer
 
     def load(self, values: Mapping[str, NDArray[Any]]) -> None:
-        """Take the values of the store."""
+        """Copy values of the store into the buffers."""
         for name in self.names:
             self._base[name] = np.array(values[name])
             self._buffer(name).copy_(torch.from_numpy(self._base[name]))
@@ -140,24 +144,24 @@ class Buffers:
         return found
 
     def gradients(self, snapshot: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Return the gradients that move the store's buffers by this client's changes."""
+        """Return the gradients that add this client's changes to the store's buffers; none with ``pull``."""
         if self._policy == "pull":
             return {}
         return {name: self._base[name] - array for name, array in snapshot.items()}
 
     @property
     def rate(self) -> float:
-        """Rate of the buffers' push."""
+        """Rate of the push of buffers: the share of this client's changes that the store takes."""
         if self._policy == "averaged" and self._store.consistency != "bsp":
             return 1.0 / self._store.clients
         return 1.0
 
     def land(self, values: Mapping[str, NDArray[Any]], snapshot: Mapping[str, NDArray[Any]]) -> None:
-        """Take pulled values, and keep the module's changes since the snapshot."""
+        """Copy pulled values into the buffers, and add the module's changes since the snapshot."""
         for name, array in snapshot.items():
             buffer, new = self._buffer(name), np.array(values[name])
             if self._policy != "pull":
-                # Before the values are replaced: steps since the push have changed the buffer.
+                # Forward passes since the push have changed the buffer.
                 new_values = new + (_array(buffer) - array)
                 buffer.copy_(torch.from_numpy(new_values))
             else:

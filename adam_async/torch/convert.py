@@ -9,9 +9,9 @@ Names and layouts are the same on both sides: the tensor ``fc1.weight`` of a net
 ``block.fc1``, is a path of nested modules. A layer with the name of an attribute of modules, such as
 ``half``, gets an underscore, ``half_``.
 
-A module has no loss: it takes images as floats from 0 to 1, (N, C, H, W) or (N, features), and returns
-scores, the input of the network's loss layer. `Model.predict` divides uint8 images by 255 before, and takes
-the softmax of the scores after.
+A module has no loss. It takes images as floats from 0 to 1, (N, C, H, W) or (N, features), and returns
+scores, the input of the network's loss layer. `Model.predict` also divides uint8 images by 255, and takes the
+softmax of the scores.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ from adam_async.model.spec import INPUT, LayerSpec, ModelSpec, OptionValue
 from adam_async.torch.layers import Add, Concatenate, LayerGraph, LocallyConnected
 
 SOFTMAX_LOSS = LayerSpec.of("loss", "softmax_cross_entropy")
-"""Loss layer of a network made of a module, unless the caller names another."""
+"""Default loss layer of a network that is made of a module."""
 
 ANY_MODULE = "adam_async.torch.TorchStep trains any module"
 """Remedy for a module that is no network of built-in layers."""
@@ -46,21 +46,21 @@ def to_module(model: Model) -> nn.Module:
 
     A chain of layers becomes an `nn.Sequential`, another network a `LayerGraph`. The module is in evaluation
     mode, has the network's dtype, and shares no memory with the model. Parameters of frozen layers have
-    ``requires_grad`` False. Max pooling gives the gradient of equal values to another of them than the
-    network does.
+    ``requires_grad`` False. If several values in the window of a max pooling are the largest, the module may
+    give the gradient to another one than the network.
 
     Returns:
         A module from images, floats from 0 to 1, to scores. Its ``state_dict`` has the names of
         ``model.weights``, apart from layers with the name of an attribute of modules.
 
     Raises:
-        ConfigError: A layer has no equal in PyTorch, its path is that of another layer, or a weight is
-            missing, not finite, or of the wrong shape.
+        ConfigError: A layer has no equal in PyTorch, two layers have one path, or a weight is missing, not
+            finite, or of the wrong shape.
     """
     network = model.network
     *layers, loss = network.layers
     paths = {INPUT: INPUT} | {layer.name: _path_of(layer.name) for layer in layers}
-    # Without memory and values, so that PyTorch's random generator stays as it is.
+    # On the device meta tensors have no values, so PyTorch's random generator stays unchanged.
     with torch.device("meta"):
         modules = [(paths[layer.name], _module_of(layer, number)) for number, layer in enumerate(layers)]
     whole: nn.Module = _nested(modules)
@@ -69,7 +69,7 @@ def to_module(model: Model) -> nn.Module:
         read = ", ".join(loss.spec.inputs)
         raise loss.refusal(f"reads {read}, but a module returns one output, that of {output!r}")
     edges = [(paths[layer.name], tuple(paths[source] for source in layer.spec.inputs)) for layer in layers]
-    # Names such as a.x, b, a.y change the order of a chain, because modules of one prefix lie together.
+    # Names such as a.x, b, a.y change the order of a chain: submodules of one prefix follow one another.
     if edges != list(_chain_edges(path for path, _ in _leaves(whole))):
         whole = LayerGraph(list(whole.named_children()), edges)
     whole.load_state_dict(_tensors(model, paths), assign=True)
@@ -81,7 +81,7 @@ _EMPTY = nn.Sequential(), LayerGraph((), ())
 
 
 def _path_of(name: str) -> str:
-    """Return the path of a layer: its name, with an underscore after each part that modules have."""
+    """Return the path of a layer: its name, with an underscore after each part that names an attribute."""
     parts = (f"{part}_" if any(hasattr(it, part) for it in _EMPTY) else part for part in name.split("."))
     return ".".join(parts)
 
@@ -92,7 +92,7 @@ def _module_of(layer: Layer, number: int) -> nn.Module:
 
 
 def _kind_of_module(layer: Layer, number: int) -> nn.Module:
-    # A user's layer may extend a built-in one, and computes something else.
+    # A user's layer may extend a built-in one, and compute something else.
     if not type(layer).__module__.startswith("adam_async.model."):
         raise _no_equal(layer, number)
     channels = layer.input_shapes[0][0]
@@ -163,8 +163,8 @@ def _nested(modules: Iterable[tuple[str, nn.Module]]) -> nn.Sequential:
 
 def _bad_path(path: str) -> ConfigError:
     return ConfigError(
-        f"layer {path!r} cannot have this path in PyTorch: a part is empty, or another layer lies at it or "
-        "at a part of it; rename the layer"
+        f"layer {path!r} cannot have this path in PyTorch: a part of it is empty, or another layer is at the "
+        "path or at its beginning; rename the layer"
     )
 
 
@@ -179,7 +179,7 @@ def _chain_edges(paths: Iterator[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
 def _tensors(model: Model, paths: Mapping[str, str]) -> dict[str, Any]:
     """Return copies of a model's weights as tensors, by the paths of their layers."""
     found = {}
-    # A user's loss may have parameters, which a module has not.
+    # A module has no loss layer, so it has no parameters of a user's loss.
     for parameter in chain.from_iterable(layer.parameters for layer in model.network.layers[:-1]):
         value = model.weights.get(parameter.name)
         shape = "missing" if value is None else f"of shape {list(value.shape)}"
@@ -206,17 +206,17 @@ def _check_finite(name: str, value: NDArray[Any]) -> None:
 def from_module(
     module: nn.Module, input_shape: Sequence[int], *, loss: LayerSpec = SOFTMAX_LOSS, name: str = "module"
 ) -> Model:
-    """Make a model of a module: an `nn.Sequential`, nested at will, of layers that this package has.
+    """Make a model of a module: an `nn.Sequential`, nested to any depth, of layers that this package has.
 
     These are Linear, Conv2d, MaxPool2d, AvgPool2d, ReLU, Sigmoid, Tanh, Dropout, LocalResponseNorm, Flatten,
-    Identity, which the network leaves out, and all that `to_module` returns. A layer's name is its path in
-    the module, such as ``"0"`` or ``"features.0"``. A layer whose parameters all have ``requires_grad`` False
-    is frozen. The module stays as it is.
+    Identity (the network has no layer for it), and all that `to_module` returns. A layer's name is its path
+    in the module, such as ``"0"`` or ``"features.0"``. A layer is frozen if all its parameters have
+    ``requires_grad`` False. The call does not change the module.
 
     ``model.save(folder)`` writes the file for ``train --init folder``; `LocalCluster` takes ``init=model``.
 
     Args:
-        module: A module that returns scores; its softmax, if it has one, belongs to the loss.
+        module: A module that returns scores. Leave a final softmax out: the loss layer has one.
         input_shape: Shape of one image, (channels, rows, columns), or (features,).
         loss: Loss layer, which a module does not have.
         name: Name of the network.
@@ -225,7 +225,7 @@ def from_module(
         The network and copies of the parameters, with the same dtype and bits.
 
     Raises:
-        ConfigError: A submodule is of another type or has options without an equal here; the message has its
+        ConfigError: A submodule is of another type, or has options that no layer here has; the error has its
             path, its type and the remedy. Or parameters are not finite, shared, or neither float32 nor
             float64.
         SpecError: The layers do not fit `input_shape` or `loss`.
@@ -242,23 +242,23 @@ def from_module(
     parameters = _parameters(leaves)
     dtypes = {value.dtype for value in parameters.values()} or {np.dtype(np.float32)}
     if len(dtypes) > 1:
-        raise ConfigError("parameters have two dtypes, float32 and float64; call module.float() before")
+        raise ConfigError("parameters have two dtypes, float32 and float64; call module.float() first")
     network = Network(spec, dtypes.pop(), kernels="auto")
     for parameter in network.parameters:
         shape = parameters[parameter.name].shape
         if shape != parameter.shape:
             raise ConfigError(
-                f"parameter {parameter.name!r} has shape {list(shape)}, but with images of "
-                f"{list(input_shape)} this layer needs {list(parameter.shape)}; give the input_shape of the "
+                f"parameter {parameter.name!r} has shape {list(shape)}, but its layer needs "
+                f"{list(parameter.shape)} for images of {list(input_shape)}; give the input_shape of the "
                 "module's data"
             )
     return Model(network, parameters)
 
 
 def _leaves(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that are no chains, by their paths, in the order of their calls."""
+    """Yield the modules inside nested chains, with their paths, in the order of their calls."""
     _check_plain(path, module)
-    # `named_children` leaves a module out that stands in a chain for the second time.
+    # `named_children` leaves out the second entry of a module that is in a chain twice.
     for name, child in module._modules.items():
         inner = f"{path}.{name}" if path else name
         if type(child) is nn.Sequential:
@@ -273,9 +273,9 @@ def _check_plain(path: str, module: nn.Module) -> None:
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     for attribute in hooks:
         if getattr(module, attribute, None):
-            raise _refusal(path, module, f"has hooks ({attribute}), which a network has not; remove them")
+            raise _refusal(path, module, f"has hooks ({attribute}), which a network cannot have; remove them")
     if "forward" in getattr(module, "__dict__", {}):
-        raise _refusal(path, module, "has a `forward` of its own, which a network has not")
+        raise _refusal(path, module, "has a `forward` of its own, which a network cannot have")
 
 
 def _refusal(path: str, module: nn.Module, reason: str) -> ConfigError:
@@ -356,14 +356,14 @@ def _square(path: str, leaf: nn.Module, attribute: str) -> int:
 
 
 def _padding(path: str, leaf: nn.Module) -> int:
-    """Read the padding of a convolution, ``"same"`` if it has as many rows above as below."""
+    """Read the padding of a convolution; ``"same"`` needs an odd kernel, which pads both sides equally."""
     if leaf.padding == "valid":
         return 0
     if leaf.padding != "same":
         return _square(path, leaf, "padding")
     kernel = _square(path, leaf, "kernel_size")
     if kernel % 2 == 0:
-        raise _refusal(path, leaf, "pads one side more than the other; give padding as a number")
+        raise _refusal(path, leaf, "pads one side by more than the other; give the padding as a number")
     return kernel // 2
 
 
@@ -391,13 +391,13 @@ def _parameters(leaves: Mapping[str, nn.Module]) -> dict[str, NDArray[Any]]:
 
 def _values(name: str, parameter: Any) -> NDArray[Any]:
     if parameter.is_meta:
-        raise ConfigError(f"parameter {name!r} is on the device meta, which has no values; load them before")
+        raise ConfigError(f"parameter {name!r} is on the device meta, which has no values; load values first")
     if parameter.dtype not in (torch.float32, torch.float64):
         raise ConfigError(
             f"parameter {name!r} has dtype {parameter.dtype}, expected torch.float32 or torch.float64; call "
-            "module.float() before"
+            "module.float() first"
         )
     value = np.array(parameter.detach().cpu().numpy(), order="C")
     if not np.isfinite(value).all():
-        raise ConfigError(f"parameter {name!r} has values that are not finite; load finite ones before")
+        raise ConfigError(f"parameter {name!r} has values that are not finite; load finite values first")
     return value

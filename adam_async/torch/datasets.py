@@ -1,7 +1,7 @@
-"""Datasets and data loaders of PyTorch as data of a run.
+"""Datasets of PyTorch as data of a run.
 
-A run leases groups of images by their numbers, in another order in each epoch, so a source needs items by
-number. All images are in memory, as uint8; each item is read once.
+A run leases images by their numbers, in another order in each epoch, so a source needs ``__len__`` and
+``__getitem__``. `from_torch` reads each item once, and keeps all images in memory as uint8.
 """
 
 import asyncio
@@ -22,33 +22,34 @@ from adam_async.data_server.sources.objects import LIMIT_BYTES, Items, from_obje
 from adam_async.errors import DataError
 
 ITEMS_PER_READ = 256
-"""Number of items that one call on a thread reads."""
+"""Number of items that a thread reads in one call."""
 
 
-async def dataset(
+async def from_torch(
     source: Any,
     *,
     test: Any = 0.1,
     limit_bytes: int = LIMIT_BYTES,
     name: str = "torch",
 ) -> Dataset:
-    """Read all items of a dataset of PyTorch into a data set for a cluster, on a thread.
+    """Make a data set for a cluster of a PyTorch dataset; a thread reads all items.
 
-    Random transforms of the source are drawn once, for all epochs: pass the source without them, and give
-    ``--transforms`` or augment in the step's `forward`. Normalise in `forward`, too.
+    Each item is read once, so random transforms of the source would give the same image in all epochs. Give a
+    source without random transforms, and use ``--transforms`` or the step's `forward` for these. Normalise in
+    `forward`, too.
 
     Args:
-        source: A dataset with items by number, such as a `TensorDataset`, a `Subset` or those of torchvision,
-            whose items are pairs (image, label); or a `DataLoader` of one, whose order and batch size are
-            those of the run instead. Images are (H, W), (C, H, W) or (H, W, C) of uint8, or floats from 0 to
-            1, which become uint8.
+        source: A dataset with items by number, such as a `TensorDataset`, a `Subset` or those of torchvision;
+            or a `DataLoader` of one, whose order and batch size a run does not use. Items are pairs (image,
+            label). Images are (H, W), (C, H, W) or (H, W, C) of uint8, or of floats from 0 to 1, which become
+            uint8.
         test: A source of test images; or the share of `source` that is reserved for testing.
         limit_bytes: Maximum size of training and test images together, in bytes.
         name: Short name of the data set, also for errors.
 
     Raises:
-        DataError: The source has no items by number, or its loader chooses or changes items; or an item is
-            wrong, see `from_object`.
+        DataError: The source has no items by number, its loader has a sampler or a `collate_fn` of its own,
+            or an item is invalid (see `from_object`).
     """
     rows = _Rows(source, name)
     if not isinstance(test, (int, float)):
@@ -64,8 +65,9 @@ class _Rows:
             source = _of_loader(source, name)
         if isinstance(source, IterableDataset) or not isinstance(source, Items):
             raise DataError(
-                f"{name} is a {type(source).__name__}, which has no items by number for the leases of a run: "
-                "give a dataset with __len__ and __getitem__; list(source) is one, if it fits into memory"
+                f"{name} is a {type(source).__name__}, which has no items by number, as a run leases "
+                "them: give a dataset with __len__ and __getitem__, such as list(source) if it fits into "
+                "memory"
             )
         self._source = source
         self._name = name
@@ -97,7 +99,7 @@ def _of_loader(loader: "DataLoader[Any]", name: str) -> Any:
     """Return the dataset of a loader that takes each item once, as it is.
 
     Raises:
-        DataError: The loader chooses items or changes batches; the error has the remedy.
+        DataError: The loader has a sampler or a `collate_fn` of its own; the error has the remedy.
     """
     if isinstance(loader.dataset, IterableDataset):
         return loader.dataset

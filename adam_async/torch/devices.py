@@ -1,8 +1,10 @@
-"""Memory of the CPU between tensors and a store's arrays, and the copies to and from a GPU.
+"""Staging memory on the CPU between tensors and a store's arrays, and the copies to and from a GPU.
 
-A `Lane` has room for all arrays of one device and type. On CUDA its memory on the CPU is pinned, and values
-travel to the GPU on a stream of their own while the program computes; `land` then copies within the GPU. On
-MPS the copies wait. On the CPU both sides are the same memory, so the same code runs without a GPU.
+A `Lane` is staging memory for the arrays of one device and type; `Lanes` are those of a module, and
+`Staging` those of one exchange. On CUDA the memory on the CPU is pinned: `fetch` copies values to the GPU on
+a stream of its own while the program computes, and `land` copies them into the parameters within the GPU. On
+MPS the copies block. On the CPU both sides of a lane are the same memory, so the same code runs without a
+GPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,18 +15,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ALIGNMENT = 16
-"""Values between whose multiples arrays begin in a lane: 64 bytes of float32."""
+"""Alignment of the arrays of a lane, in values: 64 bytes of float32."""
 
 
 class Lane:
-    """Memory for arrays of one device and type, on the CPU and on the device.
+    """Staging memory for arrays of one device and type, on the CPU and on the device.
 
     Args:
-        tensors: Tensors by name, of one device and type, whose shapes the arrays have.
+        tensors: Tensors by name, of one device and type; the arrays get their shapes.
         stream: Stream of the copies to a CUDA device; None on other devices.
 
     Attributes:
-        arrays: Name to the array in the memory of the CPU.
+        arrays: Name to the array in the memory on the CPU.
         views: Name to the tensor on the device.
     """
 
@@ -70,7 +72,7 @@ class Lane:
             self._fetched.record(self._stream)
 
     def land(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the fetched values into tensors of the device, in the order of its other work."""
+        """Copy the fetched values into tensors of the device, after the work in its current stream."""
         if self._fetched is not None:
             torch.cuda.current_stream(self._device).wait_event(self._fetched)
         torch._foreach_copy_(list(tensors.values()), [self.views[name] for name in tensors])
@@ -78,20 +80,20 @@ class Lane:
             self._landed.record(torch.cuda.current_stream(self._device))
 
     def reuse(self) -> None:
-        """Wait until the memory of the CPU may be filled again."""
+        """Wait until the memory on the CPU may be filled again: until the last `fetch` has copied it."""
         if self._fetched is not None:
             self._fetched.synchronize()
 
 
 class Lanes:
-    """Memory for arrays of several devices and types, a lane for each.
+    """Staging memory for arrays of several devices and types, a lane for each device and type.
 
     Args:
         tensors: Tensors by name.
         streams: Streams of the copies, by device; `copy_streams` makes them.
 
     Attributes:
-        arrays: Name to the array in the memory of the CPU.
+        arrays: Name to the array in the memory on the CPU.
         views: Name to the tensor on its device.
     """
 
@@ -121,7 +123,7 @@ class Lanes:
         return found
 
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-        """Copy tensors into memory of the CPU, and return them as arrays."""
+        """Copy tensors into memory on the CPU, and return them as arrays."""
         for lane, mine in self._split(tensors):
             lane.take(mine)
         return {name: self.arrays[name] for name in tensors}
@@ -143,8 +145,9 @@ class Lanes:
 
 
 class Staging:
-    """Memory for one exchange of tensors with a store. An open push may be sent again, so its gradients and
-    the values of its answer have memory of their own.
+    """Staging memory for one exchange.
+
+    An unanswered push may be sent again, so its gradients do not share memory with the values of its answer.
 
     Args:
         tensors: See `Lanes`.

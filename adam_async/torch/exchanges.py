@@ -1,4 +1,4 @@
-"""The pushes of an optimizer that its store has not answered, with the pulls after them, in order."""
+"""The exchanges of an optimizer with its store: pushes and the pulls after them, in order."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ from adam_async.torch.gradients import fault_of
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Exchange:
-    """One push, and perhaps the pull after it."""
+    """One push, and the pull after it if one is due."""
 
     gradients: Mapping[str, Gradient]
     rate: Rate
@@ -31,10 +31,11 @@ class Exchange:
     ends_step: bool = True
     """Whether the push is the last of its step."""
     staging: Staging | None = None
-    """Memory of the exchange; the store's thread begins the copy of its values to the device."""
+    """Memory of the gradients and values on the CPU; None if the tensors' own memory is used."""
     buffers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """Values of the module's buffers at the push, by name."""
     values: Values | None = None
+    """Pulled values; None before the end, and without a pull."""
     call: "Call[None]" = field(init=False)
 
     async def run(self, store: face.ParameterStore) -> None:
@@ -44,7 +45,7 @@ class Exchange:
             if self.ends_step:
                 await store.tick()
             return
-        # Without names the answer to the push brings the values, in one message each way.
+        # For the arrays of the push alone, the answer to the push has the values: one message each way.
         names = None if tuple(self.gradients) == self.names else self.names
         self.values = await store.push_pull(
             self.gradients, names, out=self.out, read=self.read, rate=self.rate
@@ -76,7 +77,7 @@ class Exchanges:
         self._open.append(exchange)
 
     def raise_failure(self) -> None:
-        """Raise the error of an exchange that has failed, and forget the exchange."""
+        """Remove the first exchange that has failed, and raise its error; do nothing if none has."""
         for exchange in self._open:
             if exchange.call.done() and exchange.call.exception() is not None:
                 self._open.remove(exchange)

@@ -5,12 +5,12 @@ as activations and the gradients of its outputs y as errors (Adam, section 3.5.2
 fewer bytes than the gradient if K (R + I) < R I.
 
 Theory of operation. Hooks around each layer's forward pass make its weight a constant for the layer's own
-arithmetic, so autograd never computes the weight's gradient there. A tap behind the layer has no arithmetic:
-its forward pass keeps the inputs, and its backward pass the errors. All other uses of the weight, such as a
-penalty in the loss, still make a gradient in `weight.grad`, which `take` adds to the product.
+arithmetic, so autograd never computes the weight's gradient there. An identity function (`_Tap`) follows the
+layer: its forward pass stores the inputs, and its backward pass the errors. All other uses of the weight,
+such as a penalty in the loss, still make a gradient in `weight.grad`, which `take` returns as
+`LinearGradient.rest`.
 
-Factors are exact if every use of the weight is a call of its layer, or a use outside the layer. Layers whose
-weight is tied to another layer, subclasses of `nn.Linear`, and parametrised weights are left dense.
+Subclasses of `nn.Linear`, parametrised weights and weights that two layers share keep dense gradients.
 
 Letters: K rows of all calls of a layer, I inputs, R outputs.
 """
@@ -48,7 +48,7 @@ class LinearGradient:
 
     @property
     def fewer(self) -> bool:
-        """Whether the factors have fewer values than the gradient, and are all of it."""
+        """Whether the factors are the whole gradient, and have fewer values than the dense one."""
         inputs, outputs = self.activations.shape[1], self.errors.shape[1]
         return self.rest is None and self.rows * (inputs + outputs) < inputs * outputs
 
@@ -71,8 +71,8 @@ class LinearGradient:
 def linear_weights(module: nn.Module) -> dict[str, nn.Linear]:
     """Return the layers whose weight gradients have factors, by the names of their weights.
 
-    A layer counts if it is an `nn.Linear` and no subclass, and its weight takes gradients, is a parameter of
-    this layer only, and has no parametrisation.
+    Each is an `nn.Linear` and no subclass. Its weight takes gradients, is a parameter of this layer only, and
+    has no parametrisation.
     """
     owners: dict[int, int] = {}
     for part in module.modules():
@@ -93,7 +93,7 @@ def linear_weights(module: nn.Module) -> dict[str, nn.Linear]:
 class LinearFactors:
     """Captures the factors of a module's linear layers, from its creation until `close`.
 
-    One thread at a time may run the module. Several passes before `take` add up: their rows are stacked.
+    One thread at a time may run the module. `take` returns the rows of all passes since the last call.
 
     Args:
         module: The module, whose layers get hooks.
@@ -116,7 +116,7 @@ class LinearFactors:
         if unknown := [name for name in names or () if name not in layers]:
             raise ConfigError(
                 f"parameter {unknown[0]!r} is not the weight of a plain nn.Linear with gradients, used by "
-                f"one layer: leave it out of the factors; {len(layers)} weights have factors"
+                f"one layer: leave it out of the factors; {len(layers)} other weights can have factors"
             )
         self._captures = {
             name: _Capture(name, layer, on_captured)
@@ -157,7 +157,7 @@ class LinearFactors:
 
 
 class _Capture:
-    """The hooks and the pairs of one layer."""
+    """The hooks of one layer, and its captured factors."""
 
     def __init__(self, name: str, layer: nn.Linear, on_captured: Callable[[str], None] | None) -> None:
         self.name = name
@@ -195,7 +195,7 @@ class _Capture:
         return found
 
     def captured(self, activations: Tensor, errors: Tensor) -> None:
-        """Take the factors of one call, of any number of leading axes."""
+        """Store the factors of one call, whose tensors may have any number of leading axes."""
         weight = self.layer.weight
         rows = activations.reshape(-1, weight.shape[1]).to(weight.dtype)
         self.pairs.append((rows, errors.detach().reshape(-1, weight.shape[0]).to(weight.dtype)))
@@ -220,7 +220,7 @@ class _Capture:
 
 
 class _Tap(torch.autograd.Function):
-    """Passes a layer's outputs on unchanged; its backward pass gives the errors to the capture."""
+    """Returns a layer's outputs unchanged; its backward pass gives inputs and errors to the capture."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, weight: Tensor, inputs: Tensor, capture: _Capture) -> Tensor:

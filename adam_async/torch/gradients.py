@@ -15,7 +15,7 @@ from adam_async.torch.factors import LinearGradient
 
 
 class Slot:
-    """One parameter of an optimizer.
+    """One parameter of an optimizer, with the address of its memory.
 
     Args:
         name: Name of its array.
@@ -39,7 +39,7 @@ class Slot:
         self.look()
 
     def look(self) -> None:
-        """Look at the parameter's memory again, after it has moved.
+        """Read the address of the parameter's memory, at first and after the memory has moved.
 
         Raises:
             StoreError: The parameter has another shape, or is on another device.
@@ -48,13 +48,13 @@ class Slot:
         if parameter.device != self.device:
             raise StoreError(
                 f"parameter {self.name!r} moved from {self.device} to {parameter.device}: move the module "
-                "first, and make its RemoteOptimizer then"
+                "before you make its RemoteOptimizer"
             )
         if parameter.shape != self.shape:
             raise StoreError(
                 f"parameter {self.name!r} has shape {tuple(parameter.shape)}, and its array in the store "
-                f"{tuple(self.shape)}: a store's arrays keep their shapes; open another store for the "
-                "changed module, and make its optimizer anew"
+                f"{tuple(self.shape)}, which cannot change: open another store for the changed module, and "
+                "make a new optimizer over it"
             )
         self.pointer = parameter.data_ptr()
         is_near = parameter.device.type == "cpu"
@@ -82,7 +82,7 @@ class Slot:
 
 
 Found: TypeAlias = Tensor | LinearGradient
-"""A gradient of one step: dense, or as two factors."""
+"""Gradient of one parameter in one step: dense, or as two factors."""
 
 
 def collect(
@@ -92,7 +92,7 @@ def collect(
 
     Args:
         slots: The parameters.
-        captured: Gradients as factors; they are multiplied here if that makes them smaller.
+        captured: Gradients as factors; this function multiplies factors that do not have fewer values.
         allow_unused: Whether a parameter may have no gradient.
 
     Raises:
@@ -124,7 +124,7 @@ class Sums:
         """Number of steps in the sums."""
 
     def add(self, gradients: Mapping[str, Any]) -> None:
-        """Add the gradients of one step, dense ones."""
+        """Add the gradients of one step, which are dense."""
         first = [name for name in gradients if name not in self._present]
         later = [name for name in gradients if name in self._present]
         for name in first:
@@ -153,7 +153,7 @@ def copied(factors: Factors) -> Factors:
 
 
 def fault_of(gradients: Mapping[str, Gradient]) -> str:
-    """Return which gradient is not finite, with its cause and the remedy; empty if all are finite."""
+    """Return an error text for the first gradient that is not finite; empty if all are finite."""
     for name, gradient in gradients.items():
         parts: Sequence[Any] = (
             (gradient.activations, gradient.errors) if isinstance(gradient, Factors) else (gradient,)
@@ -165,7 +165,7 @@ def fault_of(gradients: Mapping[str, Gradient]) -> str:
                 place = int(np.argmin(finite))
                 return (
                     f"the gradient of parameter {name!r} has the value {flat[place]} at index {place} of its "
-                    "flat values: the loss of this step is not finite, or its way back overflowed. Lower the "
-                    "rate, clip gradients, or skip steps whose loss is not finite"
+                    "flat values: the loss of this step is not finite, or its backward pass overflowed. "
+                    "Lower the rate, clip gradients, or skip steps whose loss is not finite"
                 )
     return ""

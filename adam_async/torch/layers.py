@@ -1,4 +1,4 @@
-"""Modules for the built-in layers without an equal in `torch.nn`, and for networks that are no chain.
+"""Modules for built-in layers that `torch.nn` lacks, and for networks that are no chain.
 
 Letters: N images, C channels, H rows, W columns, O filters, P output pixels, K one position in the kernel of
 all input channels.
@@ -69,12 +69,12 @@ class Concatenate(nn.Module):
 
 
 class LayerGraph(nn.Module):
-    """Layers that read any earlier layers; the last one's output is the module's.
+    """A graph of layers, which read any earlier layers. The module returns the output of the last layer.
 
     Args:
-        children: Module of each name; a module may have further modules within.
-        edges: For each layer in the order of the forward pass its path, such as ``"fc1"`` or ``"block.fc1"``,
-            and the paths that it reads; ``"input"`` stands for the module's argument.
+        children: Names and modules; a module may contain further modules.
+        edges: Path of each layer, such as ``"fc1"`` or ``"block.fc1"``, in the order of the forward pass,
+            with the paths that the layer reads. ``"input"`` stands for the module's argument.
     """
 
     def __init__(

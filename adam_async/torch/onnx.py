@@ -1,9 +1,9 @@
-"""Networks as ONNX files, which other runtimes execute. Needs the extra ``onnx``.
+"""Networks as ONNX files for other runtimes. This file needs the extra ``onnx``.
 
-PyTorch's exporter writes the module of `to_module`. The file computes in float32, also if the network has
-float64, because runtimes lack float64 for some layers. It has one input, ``images``: floats from 0 to 1,
-(N, C, H, W) or (N, features), for any N; and one output, ``scores``, the input of the network's loss layer.
-Its metadata has the key ``class_names``, a JSON list, if the classes have names.
+PyTorch's exporter writes the module of `to_module`. An ONNX file computes in float32, even for a network in
+float64, because runtimes lack float64 for some layers. Its one input is ``images``: floats from 0 to 1,
+(N, C, H, W) or (N, features), for any N. Its one output is ``scores``, the input of the network's loss layer.
+If the classes have names, its metadata has them as a JSON list under the key ``class_names``.
 """
 
 import json
@@ -24,23 +24,23 @@ from adam_async.model.network import Network
 from adam_async.torch.convert import to_module
 
 OPSET = 18
-"""Version of ONNX's operators in a file: that of PyTorch's own translations, which convert nothing."""
+"""Version of the ONNX operators in a file: PyTorch's exporter writes this version without a conversion."""
 
 MAX_PARAMETERS = (1 << 29) - (1 << 20)
-"""Maximum number of parameters in one file: 2 GiB of float32, the limit of the format, less the graph."""
+"""Maximum number of parameters in one file: 2 GiB of float32, the limit of ONNX, less 4 MiB for the graph."""
 
 TOLERANCE = 1e-5
 """Maximum difference between a runtime's scores and the network's, relative to the largest score, or to 1."""
 
 GROUPS = (1, 3)
-"""Numbers of images of the check, which differ to test that the file takes any number."""
+"""Numbers of images in the passes of the check; two numbers show that the file takes any."""
 
 IMAGES, SCORES, NAMES = "images", "scores", "class_names"
 """Names of the input, of the output, and of the metadata with the names of the classes."""
 
 
 def make_onnx(model: Model) -> bytes:
-    """Return the bytes of an ONNX file that computes a model's scores. Takes some seconds.
+    """Return the bytes of an ONNX file that computes a model's scores. The call takes some seconds.
 
     Equal models give equal bytes with one version of PyTorch.
 
@@ -57,7 +57,7 @@ def make_onnx(model: Model) -> bytes:
             "a safetensors file instead (--torch)"
         )
     module = to_module(model).float()
-    # Two images, because the exporter takes an axis of one for a constant.
+    # Two images: the exporter would make an axis of length one constant.
     example = torch.zeros(2, *model.input_shape, device="cpu")
     program = _quietly(
         lambda: torch.onnx.export(
@@ -72,7 +72,7 @@ def make_onnx(model: Model) -> bytes:
         )
     )
     proto = program.model_proto
-    # The exporter writes names of source files and lines of this machine.
+    # The exporter's metadata names source files of this machine.
     for part in (*proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output):
         part.ClearField("metadata_props")
     proto.graph.ClearField("metadata_props")
@@ -84,7 +84,7 @@ def make_onnx(model: Model) -> bytes:
 
 
 def check_onnx(data: bytes, model: Model) -> float | None:
-    """Run an ONNX file by onnxruntime, and compare its scores with those of the network in float64.
+    """Run an ONNX file in onnxruntime, and compare its scores with those of the network in float64.
 
     Since version 1.29 onnxruntime reports its use to Microsoft, unless the environment variable
     ``ORT_DISABLE_TELEMETRY`` is 1 at its first import. The command `export` sets this variable.
@@ -107,7 +107,7 @@ def check_onnx(data: bytes, model: Model) -> float | None:
         (found,) = session.run([SCORES], {IMAGES: images})
         expected = exact.scores(model.weights, images)
         difference = float(np.abs(found - expected).max(initial=0))
-        # Written so that a score that is not a number fails too.
+        # `not <=` instead of `>`, so that a score that is not a number fails too.
         if found.shape != expected.shape or not difference <= TOLERANCE * max(1.0, np.abs(expected).max()):
             raise ModelError(
                 f"onnxruntime gives scores of shape {list(found.shape)} for {count} images, which differ "
@@ -135,7 +135,7 @@ def _load(package: str) -> Any:
 
 
 def _quietly(work: Callable[[], Any]) -> Any:
-    """Do work without PyTorch's warnings, which are about its own code and packages that no network needs."""
+    """Do work without PyTorch's warnings, which concern its own code and packages that no network needs."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

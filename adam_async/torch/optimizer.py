@@ -1,4 +1,4 @@
-"""A PyTorch optimizer whose steps are pushes to a store, for training loops that exist already.
+"""A PyTorch optimizer that pushes gradients to a store and pulls values, for existing training loops.
 
     rule = Sgd(rate=0.1, momentum=0.9)
     with adam_async.sync.ParameterStore.open("local", parameter_arrays(model), rule=rule) as store:
@@ -11,20 +11,22 @@
 
 Theory of operation
 -------------------
-A step is `push_every` calls of `step()`, whose gradients are summed, and one push. After each `pull_every`-th
-push come the values. In blocking mode (`max_staleness=0`) the push brings its own answer: the values land in
-the parameters' own memory, if it is contiguous memory of the CPU, and `step()` returns. Otherwise gradients
-and values pass through `Staging` memory, up to `max_staleness` exchanges stay in flight behind the next
-forward and backward passes, and `step()` copies values that have arrived into the parameters. So parameters
-never change between a forward pass and its backward pass.
+An `Exchange` is one push, and the pull after it if one is due. `push_every` calls of `step()` sum their
+gradients into one push, and a pull follows each `pull_every`-th push.
 
-The rule's state (momentum, means) is on the servers. With `pull_every` above 1 the module takes a plain step
-of its own after each gradient, in parameters with the rule `Sgd`, as the workers of this package do
-(DistBelief, section 4.1; decision 10). Pulled values replace them, and the plain steps of pushes in flight
-are taken again. Pushes name the versions that their gradients were computed from, and the number of own
-pushes that plain steps have put into them.
+In blocking mode (`max_staleness=0`) `step()` waits for its exchange. The store reads gradients from `grad`
+and writes values into the parameters, if these are contiguous memory of the CPU. In all other cases gradients
+and values have `Staging` memory. Then up to `max_staleness` exchanges stay in flight during the next forward
+and backward passes, and a later `step()` copies values that have arrived into the parameters. Only `step()`,
+`pull()` and `flush()` change parameters, so these never change between a forward pass and its backward pass.
 
-One thread uses an optimizer. The store's thread does the waiting work.
+The rule's state (momentum, means) is on the servers. With `pull_every` above 1 each `step()` takes a local
+step, ``p -= rate * gradient``, in parameters with the rule `Sgd`, as the workers of this package do
+(DistBelief, section 4.1; decision 10). Pulled values replace the local steps, and the optimizer repeats those
+of pushes in flight. A push names the versions from which its gradients were computed, and the number of own
+pushes that local steps had put into these values.
+
+Only one thread may use an optimizer. The store's thread sends, waits and receives.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,9 +63,9 @@ STATE = "adam_async"
 
 
 class RemoteOptimizer(torch.optim.Optimizer):
-    """Pushes a module's gradients to a store, and pulls its parameters from there.
+    """Pushes a module's gradients to a store, and pulls the values of its parameters.
 
-    The constructor pulls all parameters of the module: a client that joins a store gets its values.
+    The constructor pulls all parameters, so a client that joins a store begins with the store's values.
 
     Args:
         module: The module. Its parameters may be on any device; names are those of `named_parameters()`.
@@ -71,15 +73,18 @@ class RemoteOptimizer(torch.optim.Optimizer):
         params: Parameters to train, names of these, or groups: mappings with `params`, and with an `lr` of
             their own; None for all parameters of the module. Frozen parameters are not pushed.
         lr: Rate of groups without one; None for the rates of the store's rules.
-        push_every: Number of steps whose gradients one push sums (n_push of Downpour); in bsp their mean.
-        pull_every: Number of pushes between two pulls (n_fetch of Downpour).
+        push_every: Number of calls of `step()` whose gradients one push sums (n_push of Downpour). In bsp the
+            push has their mean.
+        pull_every: Number of pushes from one pull to the next (n_fetch of Downpour).
         max_staleness: Number of pushes that may be unanswered when `step()` returns. With 0 `step()` waits
-            for the values that hold its push; None is 0, or 1 with `pull_every` above 1.
-        overlap: Whether gradients are pushed during the backward pass. Gradients must stay as they are.
+            for the answer to its push, and for the pull if one is due. None: 0, or 1 with `pull_every` above
+            1.
+        overlap: Whether gradients are pushed during the backward pass. The program must not change them.
         buffers: ``local``, ``averaged``, ``push`` or ``pull``; see `adam_async.torch.buffers`.
-        factors: Whether weights of `nn.Linear` are pushed as two factors where these are smaller (see
-            `adam_async.torch.factors`). Such a weight has no `grad`, so clipping does not see it.
-        allow_unused: Whether parameters without a gradient are left out of a push; otherwise they are errors.
+        factors: Whether the gradient of an `nn.Linear` weight is pushed as two factors if these have fewer
+            values (see `adam_async.torch.factors`). Such a weight has no `grad`, so gradient clipping does
+            not see it.
+        allow_unused: Whether a push may lack parameters without a gradient; if not, they are errors.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -110,8 +115,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         _check_cadence(push_every, pull_every, most, store.consistency, overlap=overlap)
         if factors and (push_every > 1 or overlap):
             raise ConfigError(
-                f"factors=True excludes push_every={push_every}, whose sums are dense, and "
-                f"overlap={overlap}: use push_every=1 and overlap=False"
+                f"factors=True needs push_every=1 and overlap=False, not push_every={push_every} and "
+                f"overlap={overlap}: sums of gradients, and gradients pushed ahead, are dense"
             )
         known = ModuleParameters(module)
         known.check_store(store.arrays, store.name)
@@ -130,9 +135,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._read: ReadVersions | None = None
         self._own: dict[str, int] = {}
         self._sums = Sums()
-        self._takes_plain_steps = pull_every > 1
+        self._takes_local_steps = pull_every > 1
         self._plain = frozenset(name for name, rule in store.rules.items() if isinstance(rule, Sgd))
-        """Arrays whose parameters take plain steps between pulls."""
+        """Arrays whose parameters take local steps between pulls."""
         self._is_summed = store.consistency == "bsp"
         self._is_begun = False
         """Whether a push of this optimizer was answered."""
@@ -155,7 +160,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             return [dict(group) for group in found]
         if self._lr is not None:
             return [{"params": found}]
-        # The rates of the store's rules, which may differ: a group for each.
+        # The rates of the store's rules may differ: make a group for each rate.
         groups: dict[float, list[nn.Parameter]] = {}
         for parameter in self._resolved(found):
             rate = self._store.rules[self._names[id(parameter)]].rate
@@ -163,7 +168,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         return [{"params": group, "lr": rate} for rate, group in groups.items()]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, such as of parameters that were frozen; see `torch.optim.Optimizer`.
+        """Add a group, such as one of parameters that were frozen; see `torch.optim.Optimizer`.
 
         Raises:
             ConfigError: A parameter is not of the module, `lr` is missing for parameters with several rates,
@@ -176,8 +181,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         for word in ("momentum", "nesterov", "weight_decay", "betas", "eps", "dampening", "lr_decay"):
             if word in group:
                 raise ConfigError(
-                    f"a parameter group has {word}={group[word]!r}, a constant of the servers' rule: open "
-                    "the store with rule={name: Sgd(...), ...}, a rule for each array"
+                    f"a parameter group has {word}={group[word]!r}, a constant of the servers' rule: leave "
+                    "it out, and open the store with rule={name: Sgd(...), ...}, a rule for each array"
                 )
         if "lr" not in group:
             rates = {self._store.rules[name].rate for name in names} if self._lr is None else {self._lr}
@@ -201,7 +206,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._free.clear()
 
     def _resolved(self, members: Iterable[Any]) -> list[nn.Parameter]:
-        """Return parameters, or parameters by their names, each once."""
+        """Return the parameters that are given as such or by name, each once."""
         found = {}
         for member in members:
             if isinstance(member, tuple) and len(member) == 2:  # of `named_parameters()`
@@ -211,8 +216,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 shown = repr(member) if isinstance(member, str) else f"of shape {tuple(member.shape)}"
                 some = ", ".join(map(repr, list(self._named)[:5]))
                 raise ConfigError(
-                    f"parameter {shown} is not of the module, which has {len(self._named)}: {some}; build "
-                    "params from this module's named_parameters()"
+                    f"parameter {shown} is not of the module, which has {len(self._named)} parameters, such "
+                    f"as {some}: build params from this module's named_parameters()"
                 )
             found[id(parameter)] = parameter
         return list(found.values())
@@ -220,7 +225,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
     # --- steps ---------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Push the gradients, and land the values of the store, as the arguments of the optimizer say.
+        """Push the gradients and pull the values, if `push_every` and `pull_every` make these due.
 
         Args:
             closure: Computes the loss again, and its gradients.
@@ -229,8 +234,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
             The loss of `closure`.
 
         Raises:
-            StoreError: A gradient is missing, sparse, not finite or of another shape, and nothing of it was
-                pushed; or see `ParameterStore.push_pull`. Errors of earlier steps in flight come here too.
+            StoreError: A gradient is missing, sparse, not finite or of another shape, and nothing was pushed;
+                or see `ParameterStore.push_pull`. Or an exchange of an earlier step failed.
             DeadlineExceeded: A server or the slowest client did not answer in time; see `ParameterStore`.
         """
         loss = None
@@ -251,27 +256,27 @@ class RemoteOptimizer(torch.optim.Optimizer):
         if self._push_every > 1:
             self._sums.add(gradients)
             if self._sums.steps < self._push_every:
-                # Values land only after a push, because they lack the gradients in the sums.
-                self._step_plainly(gradients, rates)
+                # No values yet: those of the store lack the gradients in the sums.
+                self._take_local_step(gradients, rates)
                 return
             due = self._sums.take(mean=self._is_summed)
         pulls = self._push(due, rates)
         if not (pulls and self._most == 0):
-            self._step_plainly(gradients, rates)
-        # With clocks the first push waits for other clients, and the second one must not overtake it.
+            self._take_local_step(gradients, rates)
+        # In a store with clocks the first push waits for other clients; the second must not overtake it.
         self._exchanges.settle(self._most if self._is_begun else 0)
         self._is_begun = True
         if self._overlap is not None:
             self._overlap.is_ahead = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, also those captured as factors; see `torch.optim.Optimizer`."""
+        """Remove the gradients, also those captured as factors; see `torch.optim.Optimizer`."""
         super().zero_grad(set_to_none)
         if self._factors is not None:
             self._factors.clear()
 
     def _push(self, gradients: dict[str, Found], rates: Sequence[float]) -> bool:
-        """Begin the push of a step, with the pull after it if one is due; return whether one is."""
+        """Begin an exchange; return whether it pulls."""
         self._pushes += 1
         pulls = self._pushes % self._pull_every == 0
         staging = None if self._most == 0 and self._is_near() else self._new_staging()
@@ -292,7 +297,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         if pulls:
             self._add_pull(exchange, arrays, rates, staging)
         exchange.staging = staging
-        if self._takes_plain_steps:
+        if self._takes_local_steps:
             self._count_own(gradients)
         self._exchanges.begin(exchange)
         return pulls
@@ -304,8 +309,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         rates: Sequence[float],
         staging: Staging | None,
     ) -> None:
-        """Let an exchange pull the values of all parameters that are not frozen, and exchange buffers."""
-        # With frozen parameters, or without some gradients, the names differ from those of the push.
+        """Add to an exchange the pull of all parameters that are not frozen, and the buffers."""
+        # Equal names in equal order need one message each way; gradients may lack some names.
         names = [slot.name for slot in self._slots if slot.parameter.requires_grad]
         if len(names) == len(arrays):
             names = list(arrays)
@@ -344,9 +349,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
             Exchange(gradients=arrays, rate=self._rate(arrays, rates), read=self._read_now(), ends_step=False)
         )
 
-    def _step_plainly(self, gradients: Mapping[str, Found], rates: Sequence[float]) -> None:
-        """With rare pulls, subtract rate * gradient from parameters whose rule is `Sgd`."""
-        if not self._takes_plain_steps:
+    def _take_local_step(self, gradients: Mapping[str, Found], rates: Sequence[float]) -> None:
+        """If pulls are rare, subtract rate * gradient from the parameters with the rule `Sgd`."""
+        if not self._takes_local_steps:
             return
         for name, gradient in gradients.items():
             if name in self._plain:
@@ -354,8 +359,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 dense = gradient if isinstance(gradient, Tensor) else gradient.dense()
                 slot.parameter.sub_(dense, alpha=rates[slot.group])
 
-    def _repeat_plain_step(self, exchange: Exchange) -> None:
-        """Add a push in flight to values that lack it."""
+    def _repeat_local_step(self, exchange: Exchange) -> None:
+        """Repeat the local step of a push in flight on pulled values, which lack the push."""
         assert exchange.staging is not None
         names = [name for name in exchange.gradients if name in self._plain and name in self._by_name]
         rate = exchange.rate
@@ -377,7 +382,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
     # --- landing -------------------------------------------------------------------------------
 
     def _ended(self, exchange: Exchange) -> None:
-        """Copy the values of an exchange into the module, where the exchange did not."""
+        """Copy the values of an ended exchange into the parameters that the store did not fill directly."""
         values = exchange.values
         if values is not None:
             self._read = values.read
@@ -396,8 +401,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
             if exchange.buffers:
                 self._buffers.land(values, exchange.buffers)
             self._own.clear()
-            for later in self._exchanges if self._takes_plain_steps else ():
-                self._repeat_plain_step(later)
+            for later in self._exchanges if self._takes_local_steps else ():
+                self._repeat_local_step(later)
         if exchange.staging is not None:
             self._free.append(exchange.staging)
 
@@ -442,8 +447,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the parameter groups and the counters.
 
-        The momentum and the means of the store's rule are not in it: they are in the memory of the servers,
-        and live as long as the store.
+        The result has neither the momentum nor the means of the store's rule, which the servers keep as long
+        as the store exists.
         """
         found: dict[str, Any] = super().state_dict()
         found[STATE] = {
@@ -458,18 +463,20 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """Take the groups' rates and the counters of a `state_dict`.
 
         Raises:
-            ConfigError: It is of another optimizer, or has another cadence.
+            ConfigError: The `state_dict` is of another optimizer, or has another `push_every` or
+                `pull_every`.
         """
         own = state_dict.get(STATE)
         if own is None:
             raise ConfigError(
-                "the state_dict is of another optimizer, whose momentum a store cannot take: begin with "
-                "the store's rule, and load the model's values before the store is opened"
+                "the state_dict is of another optimizer, and a store cannot take its momentum: leave this "
+                "call out, and load the module's values before its arrays create the store"
             )
         for name, mine in (("push_every", self._push_every), ("pull_every", self._pull_every)):
             if own[name] != mine:
                 raise ConfigError(
-                    f"the state_dict has {name}={own[name]}, this optimizer {mine}: make it with the same"
+                    f"the state_dict has {name}={own[name]}, and this optimizer {name}={mine}: make the "
+                    f"optimizer with {name}={own[name]}"
                 )
         super().load_state_dict({name: part for name, part in state_dict.items() if name != STATE})
         self._steps, self._pushes = int(own["steps"]), int(own["pushes"])
@@ -477,9 +484,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
     def save(self, path: str | Path) -> Path:
         """Write the module's `state_dict` with the store's values, in the safetensors format.
 
-        `module.load_state_dict(safetensors.torch.load_file(path))` reads it, also with tied parameters and
-        buffers. Buffers are those of this module. The call flushes first; the file is written whole or not
-        at all.
+        `module.load_state_dict(safetensors.torch.load_file(path))` reads the file, with tied parameters and
+        buffers. The buffers are those of this module. The call flushes first, and writes the file whole or
+        not at all.
 
         Returns:
             The path.
@@ -492,7 +499,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
         tensors = {}
         for name, tensor in self._module.state_dict().items():
             if not isinstance(tensor, Tensor):
-                raise ConfigError(f"the module's state has {name!r}, which is no tensor: save it apart")
+                raise ConfigError(
+                    f"{name!r} in the module's state_dict() is no tensor: save it in a file of its own"
+                )
             tensors[name] = tensor.detach().cpu().clone().contiguous()
         target, content = Path(path), save_tensors(tensors)
 
@@ -538,16 +547,16 @@ def _check_cadence(push_every: int, pull_every: int, most: int, consistency: str
             raise ConfigError(f"{name} is a whole number of at least {least}, not {value!r}")
     if consistency == "bsp" and pull_every > 1:
         raise ConfigError(
-            f"pull_every={pull_every} excludes a store with consistency bsp, in which every step reads the "
-            "sum of the one before: leave pull_every at 1; push_every makes steps longer"
+            f"pull_every={pull_every} does not fit a store with consistency bsp, in which each step reads "
+            "the values of the step before: use pull_every=1, and push_every=N for fewer exchanges"
         )
     if consistency == "bsp" and most > 1:
         raise ConfigError(
-            f"max_staleness={most} excludes a store with consistency bsp, whose clients may be one step "
-            "ahead: use 0 or 1"
+            f"max_staleness={most} does not fit a store with consistency bsp, whose clients may be at most "
+            "one step ahead: use 0 or 1"
         )
     if overlap and (push_every > 1 or most > 0):
         raise ConfigError(
-            f"overlap=True pushes each gradient in its backward pass, and excludes push_every={push_every} "
-            f"with max_staleness={most}: use push_every=1 and max_staleness=0"
+            f"overlap=True needs push_every=1 and max_staleness=0, not push_every={push_every} and "
+            f"max_staleness={most}: it pushes each gradient during its backward pass"
         )

@@ -1,7 +1,7 @@
-"""Pushes during the backward pass: a hook on each parameter pushes its gradient with those before it.
+"""Pushes during the backward pass: hooks on the parameters collect gradients, and push them together.
 
-A bucket is pushed as soon as its gradients have `BUCKET_BYTES`. The optimizer's `step` pushes the rest, after
-a check that the program has not changed a pushed gradient.
+A hook pushes the collected gradients as soon as they have `BUCKET_BYTES`. The optimizer's `step` pushes the
+rest, after a check that the program has not changed a pushed gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from adam_async.errors import ConfigError, StoreError
 from adam_async.torch.gradients import Slot
 
 BUCKET_BYTES = 1 << 20
-"""Bytes of gradients from which on a bucket is pushed, unless the backward pass ends before."""
+"""Minimum size of the gradients that a hook pushes together, in bytes."""
 
 
 class Overlap:
@@ -23,7 +23,7 @@ class Overlap:
         push: Pushes the gradients of some parameters.
 
     Attributes:
-        is_ahead: Whether hooks push; otherwise all gradients are left to `rest`.
+        is_ahead: Whether hooks push; if not, `rest` returns all gradients.
     """
 
     def __init__(self, push: Callable[[Sequence[Slot]], None]) -> None:
@@ -32,7 +32,7 @@ class Overlap:
         self._bucket: list[Slot] = []
         self._bytes = 0
         self._pushed: dict[str, tuple[Tensor, int]] = {}
-        """Gradient of each parameter in the backward pass, and its version then."""
+        """Gradient of each parameter in this backward pass, and its version at the call of the hook."""
         self._removals: list[Callable[[], None]] = []
 
     def watch(self, slot: Slot) -> None:
@@ -48,7 +48,7 @@ class Overlap:
         if slot.name in self._pushed:
             raise ConfigError(
                 f"parameter {slot.name!r} gets a second gradient before step(): overlap=True pushes each "
-                "gradient in its backward pass. Call step() after each backward(), or use overlap=False, "
+                "gradient during its backward pass. Call step() after each backward(), or use overlap=False, "
                 "with push_every=N to sum over N steps"
             )
         self._pushed[slot.name] = (gradient, gradient._version)
@@ -73,8 +73,8 @@ class Overlap:
             now = gradients.get(name)
             if now is None or now is not gradient or now._version != version:
                 raise StoreError(
-                    f"the gradient of parameter {name!r} was changed after backward(): overlap=True has "
-                    "pushed it by then. Use overlap=False to clip, scale or replace gradients"
+                    f"the gradient of parameter {name!r} was changed after backward(), but overlap=True had "
+                    "pushed it before: use overlap=False to clip, scale or replace gradients"
                 )
         return {
             name: gradient for name, gradient in gradients.items() if name in waiting or name not in pushed

@@ -94,7 +94,7 @@ def parameter_arrays(module: nn.Module) -> dict[str, NDArray[np.floating]]:
 def _problem(parameter: nn.Parameter) -> str:
     """Return the cause and the remedy if a store cannot hold a parameter; otherwise an empty text."""
     if isinstance(parameter, UninitializedParameter):
-        return "has no shape yet: run the module once on an example before it meets the store"
+        return "has no shape yet: run the module once on an example before you open the store"
     if parameter.is_meta:
         return "is on the device 'meta' and has no values: call module.to_empty and set its values first"
     if parameter.is_complex():
@@ -107,7 +107,7 @@ def _problem(parameter: nn.Parameter) -> str:
     if parameter.dtype not in DTYPES:
         return (
             f"has values of type {parameter.dtype}, and a store holds float32 and float64: keep parameters "
-            "in float32, and compute in less under torch.autocast"
+            "in float32, and use torch.autocast for passes in lower precision"
         )
     return ""
 

@@ -1,20 +1,21 @@
-"""A PyTorch module as a step of `adam-async train`: everything that a run has, for a module.
+"""A PyTorch module as a training step, for `adam-async train --step`.
 
     def make_step():  # adam-async train --step package.module:make_step
         return TorchStep(Net, torch.nn.functional.cross_entropy)
 
-Theory of operation. The arrays of the step are the parameters with gradients. Compute threads take copies of
-the module from a pool, and a copy's parameters point at the memory of the values, without a copy of them. The
-weights of linear layers have factors (`factors.py`) if the layer has one row per image, which one pass over
-two black images shows before the run (`prepare`).
+Theory of operation. The arrays of the step are the parameters with gradients. Each compute thread takes a
+copy of the module from a pool, and sets the copy's parameters to the memory of the values, which is not
+copied. `prepare` runs the module on two black images before the run. Linear layers with one row per image
+have factors (`factors.py`).
 
 All other tensors of `state_dict()` are no arrays, because a run has one rule, which is wrong for them:
 
-- frozen parameters and constant buffers are those of the module, equal in all processes;
-- running statistics of normalisation layers come from training images and the values that are evaluated, as
-  plain means over batches ("precise" statistics, Wu and Johnson 2021). Averages of the workers would mix the
-  values of many steps and replicas;
-- other buffers that training changes belong to one copy of the module, and are not evaluated or saved.
+- Frozen parameters and constant buffers have the values of the module, which are equal in all processes.
+- Running statistics of normalisation layers are means over batches of training images, under the values to
+  evaluate ("precise" statistics, Wu and Johnson 2021). Averages over the workers would mix the values of many
+  steps and replicas.
+- Other buffers that training changes differ between the copies of the module. Evaluations and the saved model
+  have their first values.
 
 Letters: N images, C channels, H rows, W columns, K classes.
 """
@@ -47,16 +48,16 @@ SAMPLE_IMAGES = 2048
 """Default number of training images for the running statistics."""
 
 PROBED = 2
-"""Number of images of the pass that shows which layers have factors; normalisation needs more than one."""
+"""Number of images in the trial pass of `prepare`, 2 because normalisation needs more than one."""
 
 CONSTANTS_SEED = 0
-"""Seed of the parts of a module that are not arrays, if a function makes the module."""
+"""Seed of the tensors of a module that are no arrays, if a function makes the module."""
 
 SAVED_TYPES = (
     torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool,
 )  # fmt: skip
-"""Types of buffers that a model file can hold and numpy has."""
+"""Types of buffers that both a model file and NumPy can hold."""
 
 _RANDOM = Lock()
 """Held while a module is made under a seed, because PyTorch has one random stream per process."""
@@ -94,19 +95,20 @@ class TorchStep(TrainStep):
     """Trains a module by its loss.
 
     Args:
-        module: The module, whose values are the first values of a run; or a function that makes it, which is
-            called with PyTorch's random stream at the run's seed. Several processes must make equal frozen
-            parameters and buffers, which a function does by itself.
-        loss: Takes the output and the labels (N,), and returns the mean loss of the batch, a scalar.
-        metrics: Takes the output and the labels, and returns results by name. ``accuracy`` is required, and
-            added if the output has shape (N, K).
-        forward: Takes the module and a `TorchBatch`, and returns the output, which may be any object: outputs
-            with targets per position, for example. By default the module gets the scaled images.
+        module: A function that makes the module, or the module. The step sets PyTorch's random stream before
+            it calls a function, so all processes make equal modules, and first values depend on the run's
+            seed. A module has the first values of the run; its frozen parameters and buffers must be equal in
+            all processes.
+        loss: Takes the output and the labels (N,), and returns the mean loss of the batch, a scalar tensor.
+        metrics: Takes the output and the labels, and returns results by name. ``accuracy`` is required; the
+            step adds it if the output has shape (N, K).
+        forward: Takes the module and a `TorchBatch`, and returns the output, which may be any object, such as
+            scores with targets. By default the module gets the scaled images.
         sample: Maximum number of training images for the running statistics, if the module has any.
-        unused: Whether a batch may leave parameters without a gradient, which then is zero.
+        unused: Whether a batch may leave parameters without a gradient; their gradient is then zero.
 
     Raises:
-        ConfigError: The module cannot be trained; the error has the parameter and the remedy.
+        ConfigError: The module cannot be trained; the error names the tensor and the remedy.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class TorchStep(TrainStep):
         self._make = None if isinstance(module, nn.Module) else module
         self._loss, self._metrics, self._forward = loss, metrics, forward
         self._unused = unused
-        # The step's own module stays as it is: threads use copies.
+        # This module never trains: threads use copies.
         self._module = _copied(module) if isinstance(module, nn.Module) else self._made(CONSTANTS_SEED)
         specs = ModuleParameters(self._module).specs
         trained = _trained(self._module)
@@ -150,7 +152,7 @@ class TorchStep(TrainStep):
     # --- before the run ------------------------------------------------------------------------
 
     def prepare(self, shape: tuple[int, int, int], classes: int) -> None:
-        """Run the module once on two black images, which shows the weights with factors.
+        """Run the module once on two black images, to find the weights with factors.
 
         Raises:
             ConfigError: The module or its loss does not take such images, or a parameter has no gradient.
@@ -170,8 +172,8 @@ class TorchStep(TrainStep):
             changed = _changed(self._module, bench.module)
             if changed:
                 logger.warning(
-                    "training changes buffers %s of %s: each copy of the module changes its own, and "
-                    "evaluations and the saved model have their first values",
+                    "training changes buffers %s of %s: each compute thread changes its own copies, and "
+                    "evaluations and the saved model have the first values",
                     ", ".join(changed),
                     type(self._module).__name__,
                 )
@@ -180,7 +182,7 @@ class TorchStep(TrainStep):
             self._prepared = shape
 
     def _try(self, bench: "_Bench", shape: tuple[int, int, int]) -> bool:
-        """Run both passes on black images; returns whether they may draw random numbers.
+        """Run both passes on black images; return whether they may draw random numbers.
 
         Raises:
             ConfigError: See `prepare`.
@@ -198,7 +200,8 @@ class TorchStep(TrainStep):
             except Exception as error:  # any error of the user's module
                 raise ConfigError(
                     f"module {type(self._module).__name__} fails on {PROBED} images of shape {shape} "
-                    f"with labels 0: {type(error).__name__}: {error}; convert the images in `forward`"
+                    f"with labels 0: {type(error).__name__}: {error}; give TorchStep a `forward` that "
+                    "converts the images for this module"
                 ) from error
             # The streams of accelerators are not compared.
             draws = self._device.type != "cpu" or not torch.equal(state, torch.get_rng_state())
@@ -208,14 +211,14 @@ class TorchStep(TrainStep):
         return draws
 
     def initial(self, seed: int) -> Mapping[str, NDArray[Any]]:
-        """Return the module's values; those of a module made under the seed, if a function makes it."""
+        """Return the module's values. If a function makes the module, they depend on the seed."""
         return self._values_of(self._module if self._make is None else self._made(seed))
 
     # --- a batch -------------------------------------------------------------------------------
 
     def step(self, values: Mapping[str, NDArray[Any]], batch: Batch, out: Gradients) -> StepOutcome:
-        """See `TrainStep.step`. The random stream of the process is set from epoch and number, if the module
-        draws random numbers."""
+        """See `TrainStep.step`. If the module draws random numbers, the call seeds the random stream of the
+        process with the epoch and the number of the group."""
         with self._lent(self._training, self.factors) as bench:
             bench.load(values)
             if self._draws:
@@ -246,8 +249,7 @@ class TorchStep(TrainStep):
     ) -> Mapping[str, NDArray[Any]]:
         """Return all other tensors of `state_dict()`: frozen and tied parameters, and buffers.
 
-        Running statistics are those of the batches under these values; without batches they are the
-        module's own.
+        Running statistics are means over the batches under these values; without batches, the module's.
         """
         with self._lent(self._evaluating, ()) as bench, torch.no_grad():
             bench.load(values)
@@ -273,7 +275,7 @@ class TorchStep(TrainStep):
     # --- inside --------------------------------------------------------------------------------
 
     def _made(self, seed: int) -> nn.Module:
-        """Make the module with PyTorch's random stream at this seed, and leave the stream as it was."""
+        """Make the module with PyTorch's random stream at this seed, and restore the stream."""
         assert self._make is not None
         with _RANDOM, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -293,13 +295,13 @@ class TorchStep(TrainStep):
 
     @contextmanager
     def _lent(self, pool: "deque[_Bench]", factors: Collection[str]) -> Iterator["_Bench"]:
-        """Lend a copy of the module to one thread."""
+        """Take a copy of the module from a pool for one thread, and put it back."""
         try:
             bench = pool.pop()
         except IndexError:
             bench = self._new_bench(self._module, factors)
         yield bench
-        # A copy whose pass has failed is not used again: hooks may be in the middle of it.
+        # After an error the copy stays outside the pool: its hooks may be in an inconsistent state.
         bench.release()
         pool.append(bench)
 
@@ -325,8 +327,8 @@ class TorchStep(TrainStep):
                 gradient = found[name]
                 if gradient.rest is not None:
                     raise ConfigError(
-                        f"parameter {name!r} has a gradient outside its layer in this batch only: use it in "
-                        "every batch, or in the layer only"
+                        f"parameter {name!r} has a gradient outside its layer in this batch only: use it "
+                        "outside its layer in every batch, or in none"
                     )
                 out[name] = gradient.factors()
             elif parameter.grad is not None:
@@ -347,7 +349,7 @@ def _copied(module: nn.Module) -> nn.Module:
     except Exception as error:
         raise ConfigError(
             f"module {type(module).__name__} cannot be copied for a compute thread ({error!r}): keep no "
-            "locks, files or results of computations as its attributes"
+            "locks, files or computed tensors in its attributes"
         ) from error
 
 
@@ -364,12 +366,12 @@ class _Bench:
         self.linear = LinearFactors(module, factors)
         self._arrays = arrays
         self._loaded: dict[str, int] = {}
-        """Version of each parameter after `load`."""
+        """PyTorch's version counter of each parameter after `load`, which counts changes in place."""
 
     def load(self, values: Mapping[str, NDArray[Any]]) -> None:
-        """Point the parameters at values, and copy values of buffers if there are any.
+        """Set the parameters to the memory of values, and copy the values of buffers that are present.
 
-        The memory of the values is read-only for others; see `check_unchanged`.
+        The memory is shared and must not change, but PyTorch has no read-only tensors; see `check_unchanged`.
         """
         for name, parameter in self.parameters.items():
             parameter.grad = None
@@ -381,10 +383,10 @@ class _Bench:
                 buffer.copy_(_tensor(values[name]))
 
     def check_unchanged(self) -> None:
-        """Check that the forward pass left the values of all parameters.
+        """Check that the forward pass changed no parameter.
 
         Raises:
-            ConfigError: A parameter changed in place, or has another shape; it has the parameter.
+            ConfigError: A parameter changed in place, or has another shape; the error names the parameter.
         """
         for name, parameter in self.parameters.items():
             if tuple(parameter.shape) != self._arrays[name].shape:
@@ -396,7 +398,7 @@ class _Bench:
                 raise ConfigError(_changed_in_place(name))
 
     def release(self) -> None:
-        """Let go of values and gradients."""
+        """Drop the references to values and gradients."""
         self.linear.clear()
         for parameter in self.parameters.values():
             parameter.grad = None
@@ -405,7 +407,7 @@ class _Bench:
 
 
 class _Writable:
-    """Describes the memory of a read-only array as writable, for `torch.from_numpy`, which would warn."""
+    """Presents a read-only array as writable, because `torch.from_numpy` warns about read-only arrays."""
 
     __slots__ = ("__array_interface__", "owner")
 
@@ -417,7 +419,7 @@ class _Writable:
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
-    """Return a tensor on the memory of an array, which no caller may write."""
+    """Return a tensor on the memory of an array; callers must not write into it."""
     return torch.from_numpy(np.asarray(_Writable(array)))
 
 
@@ -433,7 +435,7 @@ def _dense(name: str, gradient: Tensor) -> NDArray[Any]:
 
 def _changed_in_place(name: str) -> str:
     return (
-        f"parameter {name!r} was changed in place by the module: only the servers' rule changes parameters; "
+        f"parameter {name!r} was changed in place by the module, but only the servers' rule may change it: "
         "use a parametrisation, or make it a buffer"
     )
 
@@ -441,18 +443,18 @@ def _changed_in_place(name: str) -> str:
 def _without_gradient(name: str) -> str:
     return (
         f"parameter {name!r} got no gradient: use it in the loss, freeze it with requires_grad_(False), or "
-        "give TorchStep(..., unused=True) if only some batches use it; a module may not replace its "
-        "parameters in a pass"
+        "use TorchStep(..., unused=True) if only some batches need it; a forward pass must not replace "
+        "parameters"
     )
 
 
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters with gradients, each once, by their first names."""
+    """Return the parameters with gradients, each once, by their first names."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def _statistics(module: nn.Module) -> list[_NormBase]:
-    """The layers whose running statistics training changes; frozen ones stay in the mode for evaluation."""
+    """Return the layers whose running statistics training changes; others stay in evaluation mode."""
     module.train()
     return [
         part
@@ -462,7 +464,7 @@ def _statistics(module: nn.Module) -> list[_NormBase]:
 
 
 def _changed(before: nn.Module, module: nn.Module) -> list[str]:
-    """Buffers that passes of a copy of a module changed, except running statistics."""
+    """Return the buffers that the passes of a copy changed, except running statistics."""
     kept = dict(before.named_buffers())
     known = {id(buffer) for layer in _statistics(module) for buffer in layer.buffers(recurse=False)}
     return [
@@ -509,11 +511,11 @@ def _constants(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[s
 
 
 def _signs(count: int) -> NDArray[np.float64]:
-    """Irregular signs 1 and -1, the same everywhere: the highest bits of multiples of the golden ratio."""
+    """Return irregular signs 1 and -1, the same everywhere: highest bits of multiples of the golden ratio."""
     bits = np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(63)
     return 1.0 - 2.0 * bits.astype(np.float64)
 
 
 def _random_key(batch: Batch) -> int:
-    """The seed of a batch. It is a hash, because PyTorch's generator takes only 32 bits of a seed."""
+    """Return the seed of a batch: a hash, because PyTorch's generator uses only 32 bits of a seed."""
     return int.from_bytes(blake2b(f"{batch.epoch} {batch.number}".encode(), digest_size=8).digest(), "big")

@@ -120,8 +120,8 @@ class ModelWorker(Role):
         """Make the step of a run; None for a run that trains a network.
 
         Raises:
-            ConfigError: The worker may not import the step, cannot make it, or the step has other arrays or
-                constants than the run.
+            ConfigError: The worker may not import the step or cannot make it, or the arrays or constants of
+                the step differ from those of the run.
             StepFailed: The step's `arrays` raised.
         """
         spec = StepSpec.from_dict(program.spec)

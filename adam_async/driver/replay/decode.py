@@ -59,7 +59,7 @@ def recorded_step(header: Header, step: NamedStep | None) -> StepModel | None:
     """Return the step of a record; None if it trained a network.
 
     Raises:
-        ConfigError: The caller's step is not that of the record; the error has the options that name it.
+        ConfigError: The caller's step is not that of the record; the error names the right options.
     """
     there = StepSpec.from_dict(header.spec)
     check_step(there, step, "of the record")

@@ -39,7 +39,7 @@ class RecordedModel:
 
 
 def first_values(model: RunModel, seed: int) -> Callable[[str], NDArray[Any]]:
-    """Return a function from a tensor to its first values.
+    """Return a function from the name of a tensor to its first values.
 
     Raises:
         StepFailed: The model is a step that did not return its first values.

@@ -152,7 +152,7 @@ def test_a_derived_tensor_with_the_name_of_an_array_is_an_error():
     step = Deriving()
     step.derived = lambda values, batches: {"w": values["w"]}
     model = StepModel(step, DERIVING)
-    with pytest.raises(StepFailed, match="derived: tensor 'w' is a ndarray or an array of the step"):
+    with pytest.raises(StepFailed, match="derived: tensor 'w' is a ndarray, or has the name of an array"):
         model.tensors(model.initial(0))
 
 

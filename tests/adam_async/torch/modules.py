@@ -6,7 +6,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from adam_async.data_server.dataset import Dataset
-from adam_async.torch.datasets import dataset
+from adam_async.torch.datasets import from_torch
 from adam_async.torch.step import TorchBatch, TorchStep
 
 
@@ -100,4 +100,4 @@ def characters_step() -> TorchStep:
 async def random_images() -> Dataset:
     """60 images of 10 classes, of which 6 are for tests."""
     torch.manual_seed(0)
-    return await dataset(TensorDataset(torch.rand(60, 1, 8, 8), torch.arange(60) % 10), name="random")
+    return await from_torch(TensorDataset(torch.rand(60, 1, 8, 8), torch.arange(60) % 10), name="random")

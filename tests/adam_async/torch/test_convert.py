@@ -420,7 +420,7 @@ class WiderLinear(nn.Linear):
         (nn.Conv2d(2, 2, (2, 3)), r"\(Conv2d\) has kernel_size=\(2, 3\), which is not square"),
         (nn.Conv2d(2, 2, 3, stride=(1, 2)), r"has stride=\(1, 2\), which is not square"),
         (nn.Conv2d(2, 2, 3, padding=(1, 2)), r"has padding=\(1, 2\), which is not square"),
-        (nn.Conv2d(2, 2, 2, padding="same"), "pads one side more than the other"),
+        (nn.Conv2d(2, 2, 2, padding="same"), "pads one side by more than the other"),
         (nn.Conv2d(2, 2, 3, dilation=2), r"has dilation=\(2, 2\); a layer here has 1"),
         (nn.Conv2d(2, 2, 3, groups=2), "has groups=2; a layer here has 1"),
         (nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), "has padding_mode='reflect'"),
@@ -484,7 +484,11 @@ def test_two_dtypes_are_refused():
 @pytest.mark.parametrize(
     ("shape", "error", "message"),
     [
-        ((5,), ConfigError, r"'0.weight' has shape \[3, 4\], but with images of \[5\] .* input_shape"),
+        (
+            (5,),
+            ConfigError,
+            r"'0.weight' has shape \[3, 4\], .* for images of \[5\]; .* input_shape",
+        ),
         ((1, 2, 2), SpecError, "layer '0' .* needs a flat input"),
         ((4, 1), SpecError, "input must be"),
         ((0,), SpecError, "input must be"),

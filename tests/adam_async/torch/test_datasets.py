@@ -20,7 +20,7 @@ from torch.utils.data import (
 from torch.utils.data import Dataset as TorchDataset
 
 from adam_async.errors import DataError
-from adam_async.torch import dataset
+from adam_async.torch import from_torch
 
 IMAGES = torch.arange(20 * 16, dtype=torch.int64).remainder(256).to(torch.uint8).reshape(20, 1, 4, 4)
 LABELS = torch.arange(20) % 3
@@ -58,14 +58,14 @@ PAIRS = TensorDataset(IMAGES, LABELS)
     ids=["tensors", "floats", "loader", "loader without batches", "list of a stream"],
 )
 async def test_items_by_number_become_uint8_images(source: Any) -> None:
-    found = await dataset(source, test=PAIRS)
+    found = await from_torch(source, test=PAIRS)
     assert np.array_equal(found.train_images, IMAGES.numpy())
     assert np.array_equal(found.train_labels, LABELS.numpy())
     assert found.num_classes == 3
 
 
 async def test_a_subset_has_its_items_and_a_share_is_kept_back() -> None:
-    found = await dataset(Subset(PAIRS, [3, 1, 2, 7]), test=0.25)
+    found = await from_torch(Subset(PAIRS, [3, 1, 2, 7]), test=0.25)
     assert (len(found.train_labels), len(found.test_labels)) == (3, 1)
     both = np.concatenate([found.train_images, found.test_images])
     assert {int(image[0, 0, 0]) for image in both} == {int(IMAGES[n, 0, 0, 0]) for n in (3, 1, 2, 7)}
@@ -101,4 +101,4 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 async def test_a_source_that_no_lease_can_name_is_refused(kind: str) -> None:
     make, text = REFUSED[kind]
     with pytest.raises(DataError, match=text):
-        await dataset(make())
+        await from_torch(make())

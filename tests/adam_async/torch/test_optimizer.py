@@ -91,7 +91,7 @@ def assert_same(found: list[dict[str, np.ndarray]], expected: list[dict[str, np.
 
 @pytest.mark.parametrize("factors", [False, True], ids=["dense", "factors"])
 @pytest.mark.parametrize("number", range(len(RULES)), ids=IDS)
-def test_one_worker_equals_the_optimizer_of_pytorch_step_by_step(servers, number, factors):
+def test_one_client_equals_the_optimizer_of_pytorch_step_by_step(servers, number, factors):
     rule, kind, options = RULES[number]
     module = network()
     reference = copy.deepcopy(module)
@@ -124,7 +124,7 @@ def test_one_worker_equals_the_optimizer_of_pytorch_step_by_step(servers, number
     ],
     ids=str,
 )
-def test_one_worker_with_plain_sgd_equals_pytorch_in_every_mode_that_keeps_its_own_steps(options):
+def test_one_client_with_plain_sgd_equals_pytorch_in_every_mode_that_takes_local_steps(options):
     module = network()
     reference = copy.deepcopy(module)
     with sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=0.1)) as store:
@@ -310,7 +310,7 @@ def test_a_state_dict_restores_rates_and_counters():
         assert again.state_dict() == state
         assert again.param_groups[0]["lr"] == 0.01
         assert state["adam_async"] == {"push_every": 1, "pull_every": 2, "steps": 3, "pushes": 3}
-        with pytest.raises(ValueError, match=r"pull_every=2, this optimizer 1"):
+        with pytest.raises(ValueError, match=r"pull_every=2, and this optimizer pull_every=1"):
             RemoteOptimizer(module, store).load_state_dict(state)
         with pytest.raises(ValueError, match="of another optimizer"):
             again.load_state_dict(torch.optim.SGD(module.parameters()).state_dict())

@@ -281,9 +281,9 @@ class Bad(nn.Module):
 
 
 MISTAKES = {
-    "replaced": r"parameter 'spare' got no gradient: .*a module may not replace its parameters",
+    "replaced": r"parameter 'spare' got no gradient: .*a forward pass must not replace",
     "sparse": r"parameter 'embed\.weight' has a gradient of layout torch\.sparse_coo.*sparse=False",
-    "in place": r"parameter 'layer\.bias' was changed in place by the module: only the servers' rule",
+    "in place": r"parameter 'layer\.bias' was changed in place by the module, but only the servers' rule",
     "data in place": r"parameter 'layer\.bias' was changed in place by the module",
     "new shape": r"parameter 'spare' changed its shape from \(3,\) to \(4,\): keep the shapes",
 }
@@ -351,7 +351,7 @@ def test_a_module_that_cannot_be_trained_is_refused(kind: str) -> None:
 
 
 def test_images_that_the_module_cannot_take_are_an_error_before_the_run() -> None:
-    with pytest.raises(ConfigError, match=r"fails on 2 images of shape \(3, 32, 32\).*convert the images"):
+    with pytest.raises(ConfigError, match=r"fails on 2 images of shape \(3, 32, 32\).*that converts"):
         mlp_step().prepare((3, 32, 32), 10)
 
 
