@@ -6,11 +6,12 @@ theirs. `push`: the buffers of this client are those of the store; `pull`: this 
 Buffers in a store are arrays with the rule `Sgd(rate=1)`. A client pushes the difference between the values
 that it last pulled and its own as a gradient, so the array moves by the client's changes: divided by the
 number of clients for `averaged` (in bsp the servers take the mean), and whole for `push`. Exactly-once pushes
-hold for them too. Only floating-point buffers that `state_dict` has are in a store; whole numbers, such as
+hold for them too. With several pushes in flight each has the changes since the push before it, and values
+that land move the module's buffers by what they differ from the values of their push. Only floating-point buffers that `state_dict` has are in a store; whole numbers, such as
 `num_batches_tracked`, stay local.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -139,11 +140,19 @@ class Buffers:
                 )
         return found
 
-    def gradients(self, snapshot: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Return the gradients that move the store's buffers by this client's changes."""
+    def gradients(
+        self, snapshot: Mapping[str, NDArray[Any]], last: Mapping[str, NDArray[Any]] | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """Return the gradients that move the store's buffers by this client's changes.
+
+        Args:
+            snapshot: Values of the buffers at this push.
+            last: Those at the newest push in flight; None if no push of buffers is in flight.
+        """
         if self._policy == "pull":
             return {}
-        return {name: self._base[name] - array for name, array in snapshot.items()}
+        base = last or self._base
+        return {name: base[name] - array for name, array in snapshot.items()}
 
     @property
     def rate(self) -> float:
@@ -152,16 +161,28 @@ class Buffers:
             return 1.0 / self._store.clients
         return 1.0
 
-    def land(self, values: Mapping[str, NDArray[Any]], snapshot: Mapping[str, NDArray[Any]]) -> None:
-        """Take pulled values, and keep the module's changes since the snapshot."""
+    def land(
+        self,
+        values: Mapping[str, NDArray[Any]],
+        snapshot: Mapping[str, NDArray[Any]],
+        later: Iterable[Mapping[str, NDArray[Any]]] = (),
+    ) -> None:
+        """Take pulled values, and keep the module's changes since the snapshot.
+
+        Args:
+            values: The store's values after the push of the snapshot.
+            snapshot: Values of the buffers at that push.
+            later: Snapshots of later pushes in flight, which move with the buffers.
+        """
         for name, array in snapshot.items():
             buffer, new = self._buffer(name), np.array(values[name])
-            if self._policy != "pull":
-                # Before the values are replaced: steps since the push have changed the buffer.
-                new_values = new + (_array(buffer) - array)
-                buffer.copy_(torch.from_numpy(new_values))
-            else:
+            if self._policy == "pull":
                 buffer.copy_(torch.from_numpy(new))
+            else:
+                buffer.copy_(torch.from_numpy(_array(buffer) + (new - array)))
+                for each in later:
+                    if name in each:
+                        each[name][...] += new - array
             self._base[name] = new
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from adam_async import Adagrad, Adam, AdamW, Sgd, sync
 from adam_async.store.rules import Rule
-from adam_async.torch import RemoteOptimizer, parameter_arrays
+from adam_async.torch import RemoteOptimizer, overlap, parameter_arrays
 from tests.adam_async.store.servers import StoreServers
 from tests.adam_async.torch.clusters import cluster
 
@@ -134,6 +134,26 @@ def test_one_worker_with_plain_sgd_equals_pytorch_in_every_mode_that_keeps_its_o
     expected = train(reference, torch.optim.SGD(reference.parameters(), lr=0.1), batches())
     assert_same(found, expected)
     assert_same([dict(final)], expected[-1:])
+
+
+@pytest.mark.parametrize("rule", [Adam(rate=0.01), Sgd(rate=0.1, momentum=0.9)], ids=str)
+def test_overlap_pushes_buckets_during_the_backward_pass(monkeypatch, rule):
+    monkeypatch.setattr(overlap, "BUCKET_BYTES", 1)  # each gradient is a bucket, and none is left to step()
+    module = network()
+    reference = copy.deepcopy(module)
+    in_flight = []
+    with sync.ParameterStore.open("local", parameter_arrays(module), rule=rule) as store:
+        with RemoteOptimizer(module, store, overlap=True) as optimizer:
+            found = train(
+                module, optimizer, batches(), lambda _: in_flight.append(len([*optimizer._exchanges]))
+            )
+    assert in_flight == [0] + [4] * (STEPS - 1)
+    theirs = (
+        torch.optim.Adam(reference.parameters(), lr=0.01)
+        if isinstance(rule, Adam)
+        else torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    )
+    assert_same(found, train(reference, theirs, batches()))
 
 
 @pytest.mark.parametrize("options", [{}, {"max_staleness": 1}], ids=str)
