@@ -18,7 +18,8 @@ counter; those of ``ddp`` need equal shares. With a straggler the last of four p
 time of each of its steps, so it has a fifth of its speed. Seconds are those of training, without evaluations.
 
 Rows: case; ours and peer, medians of images per second, or of seconds to the accuracy; ratio (above 1 ours is
-better); unit; accuracies after the last step of all rounds; the values of all rounds.
+better); unit; accuracies after the last step of all rounds; the values of all rounds. A run that does not reach
+`--to-accuracy` within `--images` ends the benchmark, because its seconds are none to an accuracy.
 """
 
 import os
@@ -340,6 +341,11 @@ def compared(arguments: argparse.Namespace, modes: tuple[str, ...], **more: Any)
         for mode in modes:
             rate = arguments.peer_rate if mode == "ddp" and arguments.peer_rate else arguments.rate
             result = measured({**base, "mode": mode, "seed": round_, "rate": rate})
+            if arguments.to_accuracy > result["accuracy"]:
+                raise SystemExit(
+                    f"mode {mode} has the accuracy {result['accuracy']:.4f} after {result['images']} images, not "
+                    f"{arguments.to_accuracy}: give more --images or another --rate"
+                )
             found[mode].append(result)
             print(json.dumps({"mode": mode, "round": round_, **result}), flush=True)
     unit = "s" if arguments.to_accuracy else "images/s"
