@@ -6,9 +6,11 @@ theirs. `push`: the buffers of this client are those of the store; `pull`: this 
 Buffers in a store are arrays with the rule `Sgd(rate=1)`. A client pushes the difference between the values
 that it last pulled and its own as a gradient, so the array moves by the client's changes: divided by the
 number of clients for `averaged` (in bsp the servers take the mean), and whole for `push`. Exactly-once pushes
-hold for them too. With several pushes in flight each has the changes since the push before it, and values
-that land move the module's buffers by what they differ from the values of their push. Only floating-point buffers that `state_dict` has are in a store; whole numbers, such as
+hold for them too. Only floating-point buffers that `state_dict` has are in a store; whole numbers, such as
 `num_batches_tracked`, stay local.
+
+With several pushes in flight, each has the changes since the push before it. Values that land move the module's
+buffers by their difference from the buffers at their push, and the snapshots of later pushes by the same.
 """
 
 from collections.abc import Iterable, Mapping

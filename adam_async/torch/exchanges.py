@@ -93,7 +93,6 @@ class Exchanges:
             _wait(exchange)
             self._on_end(exchange)
 
-
     def abandon(self) -> None:
         """Wait until no exchange is in flight, without their errors: those of a step that failed."""
         while self._open:
