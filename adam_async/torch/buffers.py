@@ -9,8 +9,8 @@ number of clients for `averaged` (in bsp the servers take the mean), and whole f
 hold for them too. Only floating-point buffers that `state_dict` has are in a store; whole numbers, such as
 `num_batches_tracked`, stay local.
 
-With several pushes in flight, each has the changes since the push before it. Values that land move the module's
-buffers by their difference from the buffers at their push, and the snapshots of later pushes by the same.
+With several pushes in flight, each has the changes since the push before it. Values that land move the
+buffers by their difference from the buffers at their push, and the snapshots of later pushes by as much.
 """
 
 from collections.abc import Iterable, Mapping
