@@ -231,14 +231,6 @@ class Disk:
         """
         await self.run(_rename_durably, path, target)
 
-    async def remove_file(self, path: Path) -> None:
-        """Remove a file. A missing file is no error.
-
-        Raises:
-            OSError: The file cannot be removed.
-        """
-        await self.run(_remove_if_there, path)
-
     async def remove_folder(self, folder: Path) -> None:
         """Remove a folder with its contents, if it exists."""
         await self.run(_remove_folder, folder)

@@ -229,16 +229,6 @@ class SimulatedDisk(Disk):
 
         await self._force(rename)
 
-    async def remove_file(self, path: Path) -> None:
-        def remove() -> None:
-            try:
-                self._disk_model.file(path)
-            except FileNotFoundError:
-                return
-            self._disk_model.remove(path)
-
-        await self._ask(remove)
-
     async def remove_folder(self, folder: Path) -> None:
         def remove() -> None:
             try:
