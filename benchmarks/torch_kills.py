@@ -57,8 +57,9 @@ def ended(command: list[str], **also: Any) -> dict[str, Any]:
     begin = time.perf_counter()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, **also)
-        text = (done.stdout if not done.returncode else done.stderr).strip().splitlines()[-1]
         finished = not done.returncode
+        lines = (done.stdout if finished else done.stderr).strip().splitlines()
+        text = lines[-1] if lines else f"exit status {done.returncode}"
     except subprocess.TimeoutExpired:
         finished, text = False, f"no end within {LIMIT_S:g} s"
     return {"finished": finished, "seconds": round(time.perf_counter() - begin, 1), "text": text}

@@ -19,6 +19,7 @@ each step for four times the step's duration, so it has a fifth of its speed. Se
 
 Rows: case; ours and peer, medians of images per second, or of seconds to the accuracy; ratio (above 1 ours is
 better); unit; accuracies after the last step of each round; the values of each round; rate and peer_rate.
+With `--to-accuracy` also the runs that reached it within `--images`: seconds of the others are lower bounds.
 """
 
 import os
@@ -364,6 +365,11 @@ def compared(arguments: argparse.Namespace, modes: tuple[str, ...], **more: Any)
                 "peer_rate": arguments.peer_rate or arguments.rate,
             }
         )
+        if arguments.to_accuracy:
+            for who, mode in (("ours", ours), ("peer", peer)):
+                rows[-1][f"reached_{who}"] = sum(
+                    each["accuracy"] >= arguments.to_accuracy for each in found[mode]
+                )
         print(json.dumps(rows[-1]), flush=True)
     return rows
 

@@ -10,9 +10,12 @@ less its current ones, as a gradient. The push so adds the client's changes to t
 number of clients for ``averaged`` (in bsp the servers take the mean), and undivided for ``push``. The servers
 apply these pushes exactly once, as all others. Only floating-point buffers that `state_dict` has are in a
 store. Whole numbers, such as `num_batches_tracked`, stay local.
+
+With several pushes in flight, each has the changes since the push before it. Pulled values replace the
+buffers at their push; the changes since then stay, in the buffers and in the snapshots of later pushes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -143,11 +146,19 @@ class Buffers:
                 )
         return found
 
-    def gradients(self, snapshot: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Return the gradients that add this client's changes to the store's buffers; none with ``pull``."""
+    def gradients(
+        self, snapshot: Mapping[str, NDArray[Any]], last: Mapping[str, NDArray[Any]] | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """Return the gradients that add this client's changes to the store's buffers; none with ``pull``.
+
+        Args:
+            snapshot: Values of the buffers at this push.
+            last: Values of the buffers at the newest push in flight; None if none is in flight.
+        """
         if self._policy == "pull":
             return {}
-        return {name: self._base[name] - array for name, array in snapshot.items()}
+        base = last or self._base
+        return {name: base[name] - array for name, array in snapshot.items()}
 
     @property
     def rate(self) -> float:
@@ -156,16 +167,28 @@ class Buffers:
             return 1.0 / self._store.clients
         return 1.0
 
-    def land(self, values: Mapping[str, NDArray[Any]], snapshot: Mapping[str, NDArray[Any]]) -> None:
-        """Copy pulled values into the buffers, and add the module's changes since the snapshot."""
+    def land(
+        self,
+        values: Mapping[str, NDArray[Any]],
+        snapshot: Mapping[str, NDArray[Any]],
+        later: Iterable[Mapping[str, NDArray[Any]]] = (),
+    ) -> None:
+        """Copy pulled values into the buffers, and add the module's changes since the snapshot.
+
+        Args:
+            values: The store's values after the push of the snapshot.
+            snapshot: Values of the buffers at that push.
+            later: Snapshots of later pushes in flight, which get the same difference.
+        """
         for name, array in snapshot.items():
             buffer, new = self._buffer(name), np.array(values[name])
-            if self._policy != "pull":
-                # Forward passes since the push have changed the buffer.
-                new_values = new + (_array(buffer) - array)
-                buffer.copy_(torch.from_numpy(new_values))
-            else:
+            if self._policy == "pull":
                 buffer.copy_(torch.from_numpy(new))
+            else:
+                buffer.copy_(torch.from_numpy(_array(buffer) + (new - array)))
+                for each in later:
+                    if name in each:
+                        each[name][...] += new - array
             self._base[name] = new
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from adam_async.errors import StoreError
+from adam_async.errors import AdamError, StoreError
 from adam_async.store import store as face
 from adam_async.store.arrays import Gradient
 from adam_async.store.pushing import Rate
@@ -93,6 +93,14 @@ class Exchanges:
             exchange = self._open.popleft()
             _wait(exchange)
             self._on_end(exchange)
+
+    def abandon(self) -> None:
+        """Wait until no exchange of a failed step is in flight, and ignore the errors of these exchanges."""
+        while self._open:
+            try:
+                self.settle(0)
+            except AdamError:
+                continue
 
 
 def _wait(exchange: Exchange) -> None:

@@ -40,7 +40,7 @@ import torch
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from adam_async.errors import ConfigError
+from adam_async.errors import AdamError, ConfigError
 from adam_async.run.arrays import Factors
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import Gradient
@@ -243,7 +243,14 @@ class RemoteOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            self._step()
+            try:
+                self._step()
+            except AdamError:
+                if self._overlap is not None:
+                    # All exchanges in flight are buckets of this step.
+                    self._overlap.abandon()
+                    self._exchanges.abandon()
+                raise
         return loss
 
     def _step(self) -> None:
@@ -324,7 +331,10 @@ class RemoteOptimizer(torch.optim.Optimizer):
             exchange.out = {name: staging.values.arrays[name] for name in names}
         if self._buffers.names:
             exchange.buffers = self._buffers.snapshot()
-            changes = self._buffers.gradients(exchange.buffers)
+            last = None
+            for earlier in self._exchanges:
+                last = earlier.buffers or last
+            changes = self._buffers.gradients(exchange.buffers, last)
             rate = exchange.rate if isinstance(exchange.rate, dict) else dict.fromkeys(arrays, rates[0])
             exchange.rate = {**rate, **dict.fromkeys(changes, self._buffers.rate)}
             exchange.gradients = {**arrays, **changes}
@@ -399,7 +409,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 # Autograd then refuses a backward pass over values that are no longer there.
                 torch.autograd.graph.increment_version(list(landing.values()))
             if exchange.buffers:
-                self._buffers.land(values, exchange.buffers)
+                self._buffers.land(values, exchange.buffers, [later.buffers for later in self._exchanges])
             self._own.clear()
             for later in self._exchanges if self._takes_local_steps else ():
                 self._repeat_local_step(later)
@@ -432,15 +442,25 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._own.clear()
 
     def flush(self) -> None:
-        """Push gradients that wait for `push_every`, wait for all answers, and take the store's values.
+        """Push waiting gradients and buffers, wait for all answers, and take the store's values.
 
         Call it at the end of the training, or before an evaluation. Errors are those of `step`.
         """
-        if self._sums.steps:
-            with torch.no_grad():
+        with torch.no_grad():
+            if self._sums.steps:
                 rates = [float(group["lr"]) for group in self.param_groups]
                 self._push(self._sums.take(mean=self._is_summed), rates)
+            if self._buffers.names and self._pull_every > 1:
+                self._push_buffers()
         self.pull()
+
+    def _push_buffers(self) -> None:
+        """Push the changes of buffers since the last pull; pushes without a pull have none."""
+        self._exchanges.settle(0)
+        changes = self._buffers.gradients(self._buffers.snapshot())
+        rate = dict.fromkeys(changes, self._buffers.rate)
+        if changes:
+            self._exchanges.begin(Exchange(gradients=changes, rate=rate, read=self._read, ends_step=False))
 
     # --- state ---------------------------------------------------------------------------------
 

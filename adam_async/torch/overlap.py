@@ -80,6 +80,11 @@ class Overlap:
             name: gradient for name, gradient in gradients.items() if name in waiting or name not in pushed
         }
 
+    def abandon(self) -> None:
+        """Forget the gradients of a failed step, so that the next backward pass begins another step."""
+        self._take()
+        self._pushed = {}
+
     def close(self) -> None:
         """Remove the hooks."""
         for remove in self._removals:

@@ -76,6 +76,32 @@ def test_averaged_buffers_of_one_client_are_its_own(options) -> None:
         assert module[1].num_batches_tracked == 4
 
 
+@pytest.mark.parametrize("policy", ["averaged", "push"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_staleness": 1},
+        {"max_staleness": 3},
+        {"pull_every": 4},
+        {"push_every": 2, "pull_every": 2, "max_staleness": 0},
+    ],
+    ids=str,
+)
+def test_one_client_pushes_each_change_of_its_buffers_once(options, policy) -> None:
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Identity(), nn.BatchNorm1d(4), nn.Linear(4, 4)).double()
+    reference = nn.BatchNorm1d(4).double()  # first in the module, so its statistics do not depend on steps
+    with opened(module) as store:
+        optimizer = RemoteOptimizer(module, store, buffers=policy, **options)
+        for x in BATCHES * 3:
+            step(module, optimizer, x)
+            reference(x)
+        optimizer.flush()
+        expected = np.array([reference.running_mean.numpy(), reference.running_var.numpy()])
+        np.testing.assert_allclose(of_store(store), expected, rtol=1e-9)
+        np.testing.assert_allclose(statistics(module), expected, rtol=1e-9)
+
+
 def test_averaged_buffers_move_to_the_mean_of_two_clients() -> None:
     with ExitStack() as stack:
         modules = [network(), network()]

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from adam_async import DeadlineExceeded, Sgd, StoreError, Waits, sync
-from adam_async.torch import RemoteOptimizer, parameter_arrays
+from adam_async.torch import RemoteOptimizer, overlap, parameter_arrays
 
 THREADS, STEPS = 3, 10
 
@@ -60,7 +60,9 @@ def test_threads_of_one_process_lose_no_push(shares, options) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"max_staleness": 1}, {"overlap": True}], ids=str)
-def test_in_lockstep_clients_step_by_the_mean_of_their_gradients(options) -> None:
+def test_in_lockstep_clients_step_by_the_mean_of_their_gradients(options, monkeypatch) -> None:
+    monkeypatch.setattr(overlap, "BUCKET_BYTES", 1)  # a bucket is pushed before its step ends
+
     def gradient_of(client: int, module: nn.Module) -> None:
         (module(X).sum() * (client + 1)).backward()
 
@@ -87,6 +89,29 @@ def test_in_lockstep_clients_step_by_the_mean_of_their_gradients(options) -> Non
         assert [float(each[0, 0]) for each in mine[-1:]] == [-1.5 * 4]
         if "max_staleness" not in options:
             assert [float(each[0, 0]) for each in mine[:4]] == [-1.5, -3.0, -4.5, -6.0]
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_in_lockstep_a_push_has_the_mean_of_its_steps(most) -> None:
+    def train(client: int) -> np.ndarray:
+        module = ones()
+        with (
+            sync.ParameterStore.open(
+                "local", parameter_arrays(module), rule=Sgd(rate=1.0), consistency="bsp", replicas=2
+            ) as store,
+            RemoteOptimizer(module, store, push_every=2, max_staleness=most) as optimizer,
+        ):
+            for number in range(5):  # the last one is pushed alone, by `close`
+                optimizer.zero_grad()
+                (module(X).sum() * (client + 1) * (number + 1)).backward()
+                optimizer.step()
+        return parameter_arrays(module)["weight"]
+
+    with ThreadPoolExecutor(2) as executor:
+        found = list(executor.map(train, range(2)))
+    # Means of two steps and of one (1.5 + 3.5 + 5), and of two clients (1.5).
+    for weight in found:
+        np.testing.assert_array_equal(weight, np.full((4, 8), -1.5 * (1.5 + 3.5 + 5)))
 
 
 @pytest.mark.parametrize("most", [0, 2])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from adam_async import Adagrad, Adam, AdamW, Sgd, sync
 from adam_async.store.rules import Rule
-from adam_async.torch import RemoteOptimizer, parameter_arrays
+from adam_async.torch import RemoteOptimizer, overlap, parameter_arrays
 from tests.adam_async.store.servers import StoreServers
 from tests.adam_async.torch.clusters import cluster
 
@@ -136,6 +136,26 @@ def test_one_client_with_plain_sgd_equals_pytorch_in_every_mode_that_takes_local
     assert_same([dict(final)], expected[-1:])
 
 
+@pytest.mark.parametrize("rule", [Adam(rate=0.01), Sgd(rate=0.1, momentum=0.9)], ids=str)
+def test_overlap_pushes_buckets_during_the_backward_pass(monkeypatch, rule):
+    monkeypatch.setattr(overlap, "BUCKET_BYTES", 1)  # each gradient is a bucket, and none is left to step()
+    module = network()
+    reference = copy.deepcopy(module)
+    in_flight = []
+    with sync.ParameterStore.open("local", parameter_arrays(module), rule=rule) as store:
+        with RemoteOptimizer(module, store, overlap=True) as optimizer:
+            found = train(
+                module, optimizer, batches(), lambda _: in_flight.append(len([*optimizer._exchanges]))
+            )
+    assert in_flight == [0] + [4] * (STEPS - 1)
+    theirs = (
+        torch.optim.Adam(reference.parameters(), lr=0.01)
+        if isinstance(rule, Adam)
+        else torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    )
+    assert_same(found, train(reference, theirs, batches()))
+
+
 @pytest.mark.parametrize("options", [{}, {"max_staleness": 1}], ids=str)
 def test_push_every_sums_the_gradients_of_its_steps(options):
     module = network()
@@ -154,7 +174,30 @@ def test_push_every_sums_the_gradients_of_its_steps(options):
         assert_same([parameter_arrays(module)], [parameter_arrays(reference)])
 
 
-def test_with_staleness_one_a_step_uses_values_that_lack_the_push_before_it():
+def test_between_pulls_a_step_is_plain_also_with_momentum_and_other_rules_wait():
+    module = network()
+    before = parameter_arrays(module)
+    rules = {name: Sgd(rate=0.1, momentum=0.9) if name < "2" else Adam(rate=0.01) for name in before}
+    ones = [torch.ones_like(parameter) for parameter in module.parameters()]
+    with sync.ParameterStore.open("local", before, rule=rules) as store:
+        optimizer = RemoteOptimizer(module, store, pull_every=3, max_staleness=0)
+        for number in (1, 2, 3):
+            for parameter, gradient in zip(module.parameters(), ones, strict=True):
+                parameter.grad = gradient.clone()
+            optimizer.step()
+            if number < 3:
+                found = parameter_arrays(module)
+                np.testing.assert_allclose(found["0.bias"], before["0.bias"] - 0.1 * number, rtol=1e-12)
+                np.testing.assert_array_equal(found["2.bias"], before["2.bias"])
+        values, found = store.pull(), parameter_arrays(module)
+    for name in before:
+        np.testing.assert_array_equal(found[name], values[name])
+    # Momentum on the servers: 1 + 1.9 + 2.71.
+    np.testing.assert_allclose(found["0.bias"], before["0.bias"] - 0.1 * 5.61, rtol=1e-12)
+    assert (found["2.bias"] < before["2.bias"]).all()
+
+
+def test_with_staleness_one_the_store_sums_the_gradients_at_the_values_of_each_step():
     module = network()
     mine = copy.deepcopy(module)
     data = batches()
@@ -166,11 +209,10 @@ def test_with_staleness_one_a_step_uses_values_that_lack_the_push_before_it():
             loss = nn.functional.cross_entropy(module(x), y)
             optimizer.zero_grad()
             loss.backward()
-            # Let the push before land at the next step: whether it has ended by now depends on the machine.
             optimizer.step()
         optimizer.flush()
         final = parameter_arrays(module)
-    # Whatever each step used, the store has the sum of all gradients at the values that were used.
+    # Which pushes a step's values hold depends on the machine. Values that landed within a pass would show.
     total = {name: array.copy() for name, array in used[0].items()}
     for values, (x, y) in zip(used, data, strict=True):
         with torch.no_grad():

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra tor
 from torch import nn
 
 from adam_async import ConfigError, ParameterStore, Sgd, StoreError, sync
-from adam_async.torch import RemoteOptimizer, parameter_arrays
+from adam_async.torch import RemoteOptimizer, overlap, parameter_arrays
 
 
 class Mixed(nn.Module):
@@ -171,6 +171,20 @@ def test_overlap_refuses_gradients_that_are_changed_or_accumulated(module, store
             module(X).sum().backward()
     module(X).sum().backward()
     module(X).sum().backward()
+
+
+def test_after_a_loss_that_is_not_finite_overlap_continues_with_the_next_step(module, store, monkeypatch):
+    monkeypatch.setattr(overlap, "BUCKET_BYTES", 1)
+    with RemoteOptimizer(module, store, overlap=True) as optimizer:
+        for factor in (1.0, float("nan"), 1.0, 1.0):
+            optimizer.zero_grad()
+            (module(X) * factor).sum().backward()
+            if factor == 1.0:
+                optimizer.step()
+            else:
+                with pytest.raises(StoreError, match="has the value nan"):
+                    optimizer.step()
+    assert versions(store) == [3, 3, 3, 3]
 
 
 def test_a_closed_store_and_a_deadline_in_the_background_are_raised_by_the_next_step(module):
