@@ -173,6 +173,23 @@ def test_overlap_refuses_gradients_that_are_changed_or_accumulated(module, store
     module(X).sum().backward()
 
 
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_pull_replaces_the_plain_step_of_a_loss_that_is_not_finite(module, store, most):
+    optimizer = RemoteOptimizer(module, store, pull_every=3, max_staleness=most)
+    (module(X) * float("nan")).sum().backward()
+    with pytest.raises(StoreError, match="has the value nan"):
+        optimizer.step()
+        optimizer.flush()
+    optimizer.pull()
+    for factor in range(3):
+        optimizer.zero_grad()
+        (module(X) * factor).sum().backward()
+        optimizer.step()
+    optimizer.flush()
+    assert versions(store) == [3, 3, 3, 3]
+    assert all(parameter.isfinite().all() for parameter in module.parameters())
+
+
 def test_after_a_loss_that_is_not_finite_overlap_continues_with_the_next_step(module, store, monkeypatch):
     monkeypatch.setattr(overlap, "BUCKET_BYTES", 1)
     with RemoteOptimizer(module, store, overlap=True) as optimizer:
