@@ -19,8 +19,7 @@ each step for four times the step's duration, so it has a fifth of its speed. Se
 
 Rows: case; ours and peer, medians of images per second, or of seconds to the accuracy; ratio (above 1 ours is
 better); unit; accuracies after the last step of each round; the values of each round; rate and peer_rate.
-With `--to-accuracy` also the number of runs that reached it within `--images`: seconds of the others are
-lower bounds.
+With `--to-accuracy` also the runs that reached it within `--images`: seconds of the others are lower bounds.
 """
 
 import os

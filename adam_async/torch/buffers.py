@@ -11,8 +11,8 @@ number of clients for ``averaged`` (in bsp the servers take the mean), and undiv
 apply these pushes exactly once, as all others. Only floating-point buffers that `state_dict` has are in a
 store. Whole numbers, such as `num_batches_tracked`, stay local.
 
-With several pushes in flight, each has the changes since the push before it. Pulled values change the buffers
-by their difference from the buffers at their push, and the snapshots of later pushes by the same difference.
+With several pushes in flight, each has the changes since the push before it. Pulled values replace the
+buffers at their push; the changes since then stay, in the buffers and in the snapshots of later pushes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -149,11 +149,11 @@ class Buffers:
     def gradients(
         self, snapshot: Mapping[str, NDArray[Any]], last: Mapping[str, NDArray[Any]] | None = None
     ) -> dict[str, NDArray[Any]]:
-        """Return the gradients that move the store's buffers by this client's changes.
+        """Return the gradients that add this client's changes to the store's buffers; none with ``pull``.
 
         Args:
             snapshot: Values of the buffers at this push.
-            last: Those at the newest push in flight; None if no push of buffers is in flight.
+            last: Values of the buffers at the newest push in flight; None if none is in flight.
         """
         if self._policy == "pull":
             return {}
@@ -173,12 +173,12 @@ class Buffers:
         snapshot: Mapping[str, NDArray[Any]],
         later: Iterable[Mapping[str, NDArray[Any]]] = (),
     ) -> None:
-        """Take pulled values, and keep the module's changes since the snapshot.
+        """Copy pulled values into the buffers, and add the module's changes since the snapshot.
 
         Args:
             values: The store's values after the push of the snapshot.
             snapshot: Values of the buffers at that push.
-            later: Snapshots of later pushes in flight, which move with the buffers.
+            later: Snapshots of later pushes in flight, which get the same difference.
         """
         for name, array in snapshot.items():
             buffer, new = self._buffer(name), np.array(values[name])

@@ -95,7 +95,7 @@ class Exchanges:
             self._on_end(exchange)
 
     def abandon(self) -> None:
-        """Wait until no exchange is in flight, without their errors: those of a step that failed."""
+        """Wait until no exchange of a failed step is in flight, and ignore the errors of these exchanges."""
         while self._open:
             try:
                 self.settle(0)

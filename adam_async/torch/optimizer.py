@@ -442,7 +442,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._own.clear()
 
     def flush(self) -> None:
-        """Push gradients and buffers that wait, wait for all answers, and take the store's values.
+        """Push waiting gradients and buffers, wait for all answers, and take the store's values.
 
         Call it at the end of the training, or before an evaluation. Errors are those of `step`.
         """
@@ -455,7 +455,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self.pull()
 
     def _push_buffers(self) -> None:
-        """Push the changes of buffers since the last pull, which pushes between pulls leave out."""
+        """Push the changes of buffers since the last pull; pushes without a pull have none."""
         self._exchanges.settle(0)
         changes = self._buffers.gradients(self._buffers.snapshot())
         rate = dict.fromkeys(changes, self._buffers.rate)

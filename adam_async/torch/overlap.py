@@ -81,7 +81,7 @@ class Overlap:
         }
 
     def abandon(self) -> None:
-        """Forget the gradients of a step that failed, so that the next backward pass is that of another."""
+        """Forget the gradients of a failed step, so that the next backward pass begins another step."""
         self._take()
         self._pushed = {}
 

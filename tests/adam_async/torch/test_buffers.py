@@ -23,6 +23,12 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).double()
 
 
+def first_normalised() -> nn.Sequential:
+    """A module whose statistics do not depend on its steps, because its normalisation comes first."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Identity(), nn.BatchNorm1d(4), nn.Linear(4, 4)).double()
+
+
 def opened(module: nn.Module, **options: object) -> sync.ParameterStore:
     arrays, rules = arrays_with_buffers(module, Sgd(rate=0.1))
     return sync.ParameterStore.open("local", arrays, rule=rules, **options)
@@ -88,9 +94,7 @@ def test_averaged_buffers_of_one_client_are_its_own(options) -> None:
     ids=str,
 )
 def test_one_client_pushes_each_change_of_its_buffers_once(options, policy) -> None:
-    torch.manual_seed(3)
-    module = nn.Sequential(nn.Identity(), nn.BatchNorm1d(4), nn.Linear(4, 4)).double()
-    reference = nn.BatchNorm1d(4).double()  # first in the module, so its statistics do not depend on steps
+    module, reference = first_normalised(), nn.BatchNorm1d(4).double()
     with opened(module) as store:
         optimizer = RemoteOptimizer(module, store, buffers=policy, **options)
         for x in BATCHES * 3:
@@ -131,6 +135,33 @@ def test_in_lockstep_averaged_buffers_are_the_mean_and_both_clients_have_them() 
         found = list(executor.map(train, range(2)))
     for each in found:
         np.testing.assert_allclose(each, (alone(0) + alone(1)) / 2, rtol=1e-9)
+
+
+@pytest.mark.parametrize("most", [0, 1])
+@pytest.mark.parametrize("policies", [("averaged", "averaged"), ("push", "pull")], ids=str)
+def test_in_lockstep_both_clients_have_the_shared_buffers_of_all_steps(policies, most) -> None:
+    modules = [first_normalised(), first_normalised()]
+
+    def train(number: int) -> np.ndarray:
+        module, policy = modules[number], policies[number]
+        with opened(module, consistency="bsp", replicas=2) as store:
+            with RemoteOptimizer(module, store, buffers=policy, max_staleness=most) as optimizer:
+                for _ in range(4):
+                    step(module, optimizer, BATCHES[number])
+                optimizer.flush()
+                return statistics(module)
+
+    with ThreadPoolExecutor(2) as executor:
+        found = list(executor.map(train, range(2)))
+    expected = []
+    for x in BATCHES:
+        reference = nn.BatchNorm1d(4).double()
+        for _ in range(4):
+            reference(x)
+        expected.append(np.array([reference.running_mean.numpy(), reference.running_var.numpy()]))
+    wanted = expected[0] if policies[0] == "push" else (expected[0] + expected[1]) / 2
+    for each in found:
+        np.testing.assert_allclose(each, wanted, rtol=1e-9)
 
 
 @pytest.mark.parametrize("consistency", ["asp", "ssp:4"])

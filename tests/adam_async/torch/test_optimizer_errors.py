@@ -174,7 +174,7 @@ def test_overlap_refuses_gradients_that_are_changed_or_accumulated(module, store
 
 
 @pytest.mark.parametrize("most", [0, 1])
-def test_a_pull_replaces_the_plain_step_of_a_loss_that_is_not_finite(module, store, most):
+def test_a_pull_replaces_the_local_step_of_a_loss_that_is_not_finite(module, store, most):
     optimizer = RemoteOptimizer(module, store, pull_every=3, max_staleness=most)
     (module(X) * float("nan")).sum().backward()
     with pytest.raises(StoreError, match="has the value nan"):
