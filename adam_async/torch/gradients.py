@@ -27,7 +27,7 @@ class Slot:
         is_direct: Whether a pull may fill `view`.
     """
 
-    __slots__ = ("device", "group", "is_direct", "name", "parameter", "pointer", "shape", "view")
+    __slots__ = ("device", "dtype", "group", "is_direct", "name", "parameter", "pointer", "shape", "view")
 
     def __init__(self, name: str, parameter: nn.Parameter, group: int) -> None:
         self.name = name
@@ -35,6 +35,7 @@ class Slot:
         self.group = group
         self.shape = parameter.shape
         self.device = parameter.device
+        self.dtype = parameter.dtype
         self.view: NDArray[Any] | None
         self.look()
 
@@ -42,13 +43,18 @@ class Slot:
         """Read the address of the parameter's memory, at first and after the memory has moved.
 
         Raises:
-            StoreError: The parameter has another shape, or is on another device.
+            StoreError: The parameter has another shape or type, or is on another device.
         """
         parameter = self.parameter
         if parameter.device != self.device:
             raise StoreError(
                 f"parameter {self.name!r} moved from {self.device} to {parameter.device}: move the module "
                 "before you make its RemoteOptimizer"
+            )
+        if parameter.dtype != self.dtype:
+            raise StoreError(
+                f"parameter {self.name!r} changed from {self.dtype} to {parameter.dtype}: convert the module "
+                "first, open a store with its arrays, and make its RemoteOptimizer then"
             )
         if parameter.shape != self.shape:
             raise StoreError(
@@ -86,17 +92,19 @@ Found: TypeAlias = Tensor | LinearGradient
 
 
 def collect(
-    slots: Iterable[Slot], captured: Mapping[str, LinearGradient], *, allow_unused: bool
+    module: nn.Module, slots: Iterable[Slot], captured: Mapping[str, LinearGradient], *, allow_unused: bool
 ) -> dict[str, Found]:
     """Return the gradients of the parameters that are not frozen, by name.
 
     Args:
+        module: The module of the parameters.
         slots: The parameters.
         captured: Gradients as factors; this function multiplies factors that do not have fewer values.
         allow_unused: Whether a parameter may have no gradient.
 
     Raises:
-        StoreError: A parameter has no gradient although it is not frozen; or see `Slot.gradient`.
+        StoreError: A parameter has no gradient although it is not frozen, or is no longer the module's; or
+            see `Slot.gradient`.
     """
     found: dict[str, Found] = {}
     for slot in slots:
@@ -105,13 +113,28 @@ def collect(
             gradient = factors if factors.fewer else factors.dense()
         if gradient is not None and slot.parameter.requires_grad:
             found[slot.name] = gradient
-        elif slot.parameter.requires_grad and not allow_unused:
-            raise StoreError(
-                f"parameter {slot.name!r} has no gradient: no loss.backward() reached it since zero_grad(). "
-                "Freeze it with requires_grad_(False) if the model does not use it, or give RemoteOptimizer "
-                "allow_unused=True if it is used in some steps only"
-            )
+        elif slot.parameter.requires_grad:
+            _check_missing(module, slot, allow_unused=allow_unused)
     return found
+
+
+def _check_missing(module: nn.Module, slot: Slot, *, allow_unused: bool) -> None:
+    """Refuse a missing gradient, unless the module still has the parameter and some steps may not use it."""
+    try:
+        is_kept = module.get_parameter(slot.name) is slot.parameter
+    except AttributeError:
+        is_kept = False
+    if not is_kept:
+        raise StoreError(
+            f"parameter {slot.name!r} was replaced or removed after the optimizer was made, and trains no "
+            "more: make RemoteOptimizer anew, over another store if a shape has changed"
+        )
+    if not allow_unused:
+        raise StoreError(
+            f"parameter {slot.name!r} has no gradient: no loss.backward() reached it since zero_grad(). "
+            "Freeze it with requires_grad_(False) if the model does not use it, or give RemoteOptimizer "
+            "allow_unused=True if it is used in some steps only"
+        )
 
 
 class Sums:

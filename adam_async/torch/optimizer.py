@@ -212,8 +212,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
             if isinstance(member, tuple) and len(member) == 2:  # of `named_parameters()`
                 member = member[1]
             parameter = self._named.get(member) if isinstance(member, str) else member
-            if parameter is None or id(parameter) not in self._names:
-                shown = repr(member) if isinstance(member, str) else f"of shape {tuple(member.shape)}"
+            if not isinstance(parameter, Tensor) or id(parameter) not in self._names:
+                shown = f"of shape {tuple(member.shape)}" if isinstance(member, Tensor) else repr(member)
                 some = ", ".join(map(repr, list(self._named)[:5]))
                 raise ConfigError(
                     f"parameter {shown} is not of the module, which has {len(self._named)} parameters, such "
@@ -256,7 +256,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
     def _step(self) -> None:
         self._exchanges.raise_failure()
         captured = {} if self._factors is None else self._factors.take()
-        gradients = collect(self._slots, captured, allow_unused=self._allow_unused)
+        gradients = collect(self._module, self._slots, captured, allow_unused=self._allow_unused)
         self._steps += 1
         rates = [float(group["lr"]) for group in self.param_groups]
         due = gradients
@@ -492,6 +492,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 "the state_dict is of another optimizer, and a store cannot take its momentum: leave this "
                 "call out, and load the module's values before its arrays create the store"
             )
+        for name in ("push_every", "pull_every", "steps", "pushes"):
+            if not isinstance(own.get(name), int) or own[name] < 0:
+                raise ConfigError(f"the state_dict has {name}={own.get(name)!r:.80}: take an undamaged one")
         for name, mine in (("push_every", self._push_every), ("pull_every", self._pull_every)):
             if own[name] != mine:
                 raise ConfigError(
@@ -499,7 +502,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                     f"optimizer with {name}={own[name]}"
                 )
         super().load_state_dict({name: part for name, part in state_dict.items() if name != STATE})
-        self._steps, self._pushes = int(own["steps"]), int(own["pushes"])
+        self._steps, self._pushes = own["steps"], own["pushes"]
 
     def save(self, path: str | Path) -> Path:
         """Write the module's `state_dict` with the store's values, in the safetensors format.

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -71,9 +72,8 @@ def test_an_onnx_file_is_written_and_checked_by_the_runtime(model: Path, tmp_pat
     assert (done.returncode, done.stderr) == (0, "")
     head, checked = done.stdout.splitlines()
     assert head == (f"{file}: ONNX opset 18; images [N, 1, 2, 2], float32 from 0 to 1; scores [N, 3]")
-    assert checked.startswith(
-        ("checked by onnxruntime: scores differ from the network's by at most", "not checked")
-    )
+    has_runtime = find_spec("onnxruntime") is not None
+    assert checked.startswith("checked by onnxruntime: scores differ" if has_runtime else "not checked")
     assert file.stat().st_size > 0
     assert not list(tmp_path.rglob("onnxruntime.db"))  # nothing is stored for a report to Microsoft
 

@@ -354,6 +354,8 @@ def test_a_state_dict_restores_rates_and_counters():
         assert state["adam_async"] == {"push_every": 1, "pull_every": 2, "steps": 3, "pushes": 3}
         with pytest.raises(ValueError, match=r"pull_every=2, and this optimizer pull_every=1"):
             RemoteOptimizer(module, store).load_state_dict(state)
+        with pytest.raises(ValueError, match="the state_dict has pushes=None: take an undamaged one"):
+            again.load_state_dict({**state, "adam_async": {"push_every": 1, "pull_every": 2, "steps": 3}})
         with pytest.raises(ValueError, match="of another optimizer"):
             again.load_state_dict(torch.optim.SGD(module.parameters()).state_dict())
 

@@ -81,6 +81,23 @@ def test_a_parameter_that_changes_its_shape_is_refused(module, store):
         optimizer.step()
 
 
+@pytest.mark.parametrize("allow_unused", [False, True])
+def test_a_layer_that_is_replaced_is_refused(module, store, allow_unused):
+    optimizer = RemoteOptimizer(module, store, allow_unused=allow_unused)
+    module.second = nn.Linear(2, 5)
+    module(X).sum().backward()
+    with pytest.raises(StoreError, match=r"'second.weight' was replaced .*: make RemoteOptimizer anew"):
+        optimizer.step()
+    assert not any(versions(store))
+
+
+def test_a_parameter_that_changes_its_type_is_refused(module, store):
+    optimizer = RemoteOptimizer(module, store)
+    module.double()(X.double()).sum().backward()
+    with pytest.raises(StoreError, match=r"'first.weight' changed from torch.float32 to torch.float64: conv"):
+        optimizer.step()
+
+
 def test_new_memory_of_a_parameter_is_found(module, store):
     optimizer = RemoteOptimizer(module, store)
     module.first.weight.data = module.first.weight.data.clone()
@@ -113,6 +130,7 @@ def test_a_sparse_gradient_is_refused(module, store):
             "'third.weight' is not of the module, which has 4 parameters, such",
         ),
         ({"params": [nn.Parameter(torch.zeros(7))]}, r"of shape \(7,\) is not of the module"),
+        ({"params": [3]}, "parameter 3 is not of the module"),
         ({"params": [{"params": ["first.weight"], "momentum": 0.9}]}, "momentum=0.9, a constant of the"),
     ],
     ids=str,
