@@ -44,6 +44,7 @@ from adam_async.errors import AdamError, ConfigError
 from adam_async.run.arrays import Factors
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import Gradient
+from adam_async.store.pushing import MOST_RATE
 from adam_async.store.rules import Sgd
 from adam_async.store.sync import ParameterStore
 from adam_async.store.values import ReadVersions
@@ -171,8 +172,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """Add a group, such as one of parameters that were frozen; see `torch.optim.Optimizer`.
 
         Raises:
-            ConfigError: A parameter is not of the module, `lr` is missing for parameters with several rates,
-                or the group has a constant that belongs to the store's rule.
+            ConfigError: A parameter is not of the module, `lr` is invalid, or missing for parameters with
+                several rates, or the group has a constant that belongs to the store's rule.
         """
         group = dict(param_group)
         members = group["params"]
@@ -192,6 +193,13 @@ class RemoteOptimizer(torch.optim.Optimizer):
                     f"{', '.join(map(str, sorted(rates)))}: give it an lr, or make a group for each rate"
                 )
             group["lr"] = rates.pop() if rates else 0.0
+        rate = group["lr"]
+        if (
+            isinstance(rate, bool)
+            or not isinstance(rate, int | float | Tensor)
+            or not 0 <= float(rate) <= MOST_RATE
+        ):
+            raise ConfigError(f"lr is a number from 0 to {MOST_RATE:g}, not {rate!r:.80}")
         super().add_param_group(group)
         for name, parameter in zip(names, group["params"], strict=True):
             slot = Slot(name, parameter, len(self.param_groups) - 1)

@@ -24,6 +24,7 @@ from adam_async.run.user_code import StepSource
 from adam_async.runtime.clock import LoopLag
 from adam_async.worker.run_session import ComputeSettings, RunSession, SessionSetup
 from adam_async.worker.statistics import WorkerStatistics
+from dataflow import ComputePool
 from transport import BufferPool, Link, Message, Request, TransportError
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class ModelWorker(Role):
                 continue
             try:
                 program = read_training(run)
-                step = self._step_of(program, cluster)
+                step = await self._step_of(program, cluster)
             except AdamError as error:  # the worker stays for the runs that it may train
                 done = (run.id, replica_generation)
                 logger.warning("%s refuses run %s: %s", self._identity.node, run.id, error)
@@ -116,7 +117,7 @@ class ModelWorker(Role):
                 await self._report_failed(run, failure)
                 raise failure from failure.__cause__
 
-    def _step_of(self, program: TrainingProgram, cluster: ClusterMap) -> TrainStep | None:
+    async def _step_of(self, program: TrainingProgram, cluster: ClusterMap) -> TrainStep | None:
         """Make the step of a run; None for a run that trains a network.
 
         Raises:
@@ -127,8 +128,12 @@ class ModelWorker(Role):
         spec = StepSpec.from_dict(program.spec)
         if spec is None:
             return None
-        step = self._steps.step_for(spec)
-        model = StepModel(step, spec)  # check the record before its first use
+        # On a thread, because `TrainStep.prepare` may compute, and the beats to the controllers go on.
+        async with ComputePool(threads=1, name="step") as pool:
+            step = await pool.run(self._steps.step_for, spec, cost="model")
+            model = await pool.run(
+                StepModel, step, spec, cost="model"
+            )  # checks the record before its first use
         if (store := cluster.run_store) is not None:
             name = next(name for name, record in cluster.stores.items() if record.id == store.id)
             pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]
