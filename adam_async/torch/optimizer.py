@@ -29,6 +29,7 @@ One thread uses an optimizer. The store's thread does the waiting work.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -42,6 +43,7 @@ from adam_async.errors import ConfigError
 from adam_async.run.arrays import Factors
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import Gradient
+from adam_async.store.pushing import MOST_RATE
 from adam_async.store.rules import Sgd
 from adam_async.store.sync import ParameterStore
 from adam_async.store.values import ReadVersions
@@ -148,6 +150,13 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def _groups(self, params: Parameters | None) -> list[dict[str, Any]]:
         """Return the groups of the constructor's `params`."""
+        if isinstance(params, Tensor | str):
+            params = [params]  # type: ignore[assignment]
+        if params is not None and not isinstance(params, Iterable):
+            raise ConfigError(
+                f"params is {params!r:.80}: give parameters, their names or groups of them, and a rate as "
+                "lr=..., by its name"
+            )
         found: list[Any] = list(self._named.values() if params is None else params)
         if not found:
             raise ConfigError("params is empty: name at least one parameter, or leave params out")
@@ -166,10 +175,12 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """Add a group, such as of parameters that were frozen; see `torch.optim.Optimizer`.
 
         Raises:
-            ConfigError: A parameter is not of the module, `lr` is missing for parameters with several rates,
-                or the group has a constant that belongs to the store's rule.
+            ConfigError: A parameter is not of the module, `lr` is no rate or is missing for parameters with
+                several rates, or the group has a constant that belongs to the store's rule.
         """
         group = dict(param_group)
+        if "params" not in group:
+            raise ConfigError(f"a parameter group has no 'params', only {', '.join(map(repr, group))}")
         members = group["params"]
         group["params"] = self._resolved([members] if isinstance(members, Tensor | str) else list(members))
         names = [self._names[id(parameter)] for parameter in group["params"]]
@@ -187,6 +198,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                     f"{', '.join(map(str, sorted(rates)))}: give it an lr, or make a group for each rate"
                 )
             group["lr"] = rates.pop() if rates else 0.0
+        _check_rate(group["lr"])
         super().add_param_group(group)
         for name, parameter in zip(names, group["params"], strict=True):
             slot = Slot(name, parameter, len(self.param_groups) - 1)
@@ -208,7 +220,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 member = member[1]
             parameter = self._named.get(member) if isinstance(member, str) else member
             if parameter is None or id(parameter) not in self._names:
-                shown = repr(member) if isinstance(member, str) else f"of shape {tuple(member.shape)}"
+                shown = f"of shape {tuple(member.shape)}" if isinstance(member, Tensor) else repr(member)
                 some = ", ".join(map(repr, list(self._named)[:5]))
                 raise ConfigError(
                     f"parameter {shown} is not of the module, which has {len(self._named)}: {some}; build "
@@ -526,6 +538,11 @@ class RemoteOptimizer(torch.optim.Optimizer):
             self.close()
         else:
             self._remove_hooks()
+
+
+def _check_rate(rate: Any) -> None:
+    if not isinstance(rate, Real | Tensor) or not 0 <= float(rate) <= MOST_RATE:
+        raise ConfigError(f"lr is a number from 0 to {MOST_RATE:g}, not {rate!r:.80}")
 
 
 def _check_cadence(push_every: int, pull_every: int, most: int, consistency: str, *, overlap: bool) -> None:

@@ -69,7 +69,16 @@ ONE, LABEL = np.zeros((1, 1, 2, 2), np.uint8), np.zeros(1, np.int64)
         (2, []),
         (0, [ONE, LABEL]),
     ],
-    ids=["none", "more-than-asked", "more-labels", "floats", "flat", "no-labels", "nothing", "beyond-the-end"],
+    ids=[
+        "none",
+        "more-than-asked",
+        "more-labels",
+        "floats",
+        "flat",
+        "no-labels",
+        "nothing",
+        "beyond-the-end",
+    ],
 )
 async def test_an_answer_without_the_images_asked_for_is_refused(total, tensors):
     network = LocalNetwork(rules=role_table())
