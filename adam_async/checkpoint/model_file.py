@@ -143,7 +143,7 @@ def _header(data: bytes, origin: str) -> dict[str, Any]:
         )
     try:
         header = json.loads(data[8 : 8 + size])
-    except ValueError:
+    except (ValueError, RecursionError):  # also of text that nests too deeply
         header = None
     if not isinstance(header, dict):
         raise SavedModelError(f"{origin} is not a safetensors file (its header is not a JSON object)")
@@ -173,7 +173,7 @@ def _metadata(header: dict[str, Any], origin: str) -> tuple[ModelSpec, tuple[str
     try:
         values = json.loads(ours)
         version, spec, names = values["format_version"], values["spec"], values.get("class_names", [])
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise SavedModelError(f"{origin} has damaged metadata; save it again") from None
     if version != FORMAT:
         raise SavedModelError(f"{origin} has the format {version!r}; this version reads {FORMAT!r}")

@@ -13,7 +13,7 @@ from adam_async.run.config import Waits
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.runtime.traffic import Traffic
 from dataflow import ComputePool
-from transport import Identity, Network, TransportError
+from transport import Identity, Network, RemoteProtocolError, TransportError
 
 TEST_CHUNK = 1000
 """Maximum number of test images in one message."""
@@ -56,7 +56,7 @@ class Evaluator:
             address: Returns the address of a data server.
         """
         if isinstance(model, StepModel) and model.lacks_sample:
-            model.take_sample(*await self._read_from_any(address, sample=True))
+            model.take_sample(*await self._read_from_any(address, sample=model.spec.sample))
 
     async def accuracy(
         self,
@@ -94,7 +94,7 @@ class Evaluator:
         return sum(part.result() for part in parts) / max(len(labels), 1)
 
     async def _read_from_any(
-        self, address: Callable[[], str], *, validation: bool = False, sample: bool = False
+        self, address: Callable[[], str], *, validation: bool = False, sample: int = 0
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Read the images; a lost data server has a successor once the controllers notice the loss."""
         loop = asyncio.get_running_loop()
@@ -108,18 +108,28 @@ class Evaluator:
             await asyncio.sleep(AGAIN_S)
 
     async def _read(
-        self, address: str, *, validation: bool = False, sample: bool = False
+        self, address: str, *, validation: bool = False, sample: int = 0
     ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Read a set of images in messages; `sample` is the largest number of images in a sample.
+
+        Raises:
+            RemoteProtocolError: An answer has no images, other ones or too many.
+        """
         pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []
         have, total = 0, 1
         count = 1  # the size of the first image determines how many fit into one message
         async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
             self._traffic.watch(link)
             while have < total:
-                body = ReadTest(start=have, stop=have + count, validation=validation, sample=sample)
+                body = ReadTest(start=have, stop=have + count, validation=validation, sample=bool(sample))
                 ask = pack(body)
                 reply = await link.call(ask, timeout_s=self._waits.call_s)
                 total = unpack(reply, TestImages).total
+                _check(reply.tensors, count if total else 0, like=pieces[0][0] if pieces else None)
+                if sample and total > sample:
+                    raise RemoteProtocolError(
+                        "message", f"a sample has {total} images, and the step takes {sample} at most"
+                    )
                 pieces.append((reply.tensors[0], reply.tensors[1]))
                 have += len(reply.tensors[1])
                 count = _images_in(link.max_message_bytes, reply.tensors)
@@ -128,6 +138,25 @@ class Evaluator:
             np.concatenate([images for images, _ in pieces]),
             np.concatenate([labels for _, labels in pieces]),
         )
+
+
+def _check(tensors: Sequence[NDArray[Any]], most: int, *, like: NDArray[Any] | None) -> None:
+    """Check the images (n, C, H, W) and labels (n,) of an answer, because the next request depends on n.
+
+    Args:
+        tensors: Tensors of the answer.
+        most: Number of images asked for; 0 for an empty set.
+        like: Images of an earlier answer.
+    """
+    images, labels = tensors if len(tensors) == 2 else (np.empty(0), np.empty(0))
+    known = images.shape[1:] if like is None else like.shape[1:]
+    if (
+        (images.ndim, images.dtype, images.shape[1:]) != (4, np.uint8, known)
+        or (labels.dtype, labels.shape) != (np.int64, (len(images),))
+        or not min(most, 1) <= len(images) <= most
+    ):
+        shapes = ", ".join(f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors[:4])
+        raise RemoteProtocolError("message", f"test images are {shapes or 'absent'}, {most} asked for")
 
 
 def _images_in(most_bytes: int, tensors: Sequence[NDArray[Any]]) -> int:

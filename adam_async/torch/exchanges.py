@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from adam_async.errors import AdamError, StoreError
+from adam_async.errors import AdamError, ConfigError, StoreError
 from adam_async.store import store as face
 from adam_async.store.arrays import Gradient
 from adam_async.store.pushing import Rate
@@ -110,3 +110,33 @@ def _wait(exchange: Exchange) -> None:
         if fault := fault_of(exchange.gradients):
             raise StoreError(fault) from error
         raise
+
+
+def check_cadence(push_every: int, pull_every: int, most: int, consistency: str, *, overlap: bool) -> None:
+    """Check how often an optimizer pushes and pulls, and how many exchanges may be open.
+
+    Raises:
+        ConfigError: A number is out of range, or does not fit the store's consistency or `overlap`.
+    """
+    for name, value, least in (
+        ("push_every", push_every, 1),
+        ("pull_every", pull_every, 1),
+        ("max_staleness", most, 0),
+    ):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{name} is a whole number of at least {least}, not {value!r}")
+    if consistency == "bsp" and pull_every > 1:
+        raise ConfigError(
+            f"pull_every={pull_every} does not fit a store with consistency bsp, in which each step reads "
+            "the values of the step before: use pull_every=1, and push_every=N for fewer exchanges"
+        )
+    if consistency == "bsp" and most > 1:
+        raise ConfigError(
+            f"max_staleness={most} does not fit a store with consistency bsp, whose clients may be at most "
+            "one step ahead: use 0 or 1"
+        )
+    if overlap and (push_every > 1 or most > 0):
+        raise ConfigError(
+            f"overlap=True needs push_every=1 and max_staleness=0, not push_every={push_every} and "
+            f"max_staleness={most}: it pushes each gradient during its backward pass"
+        )

@@ -31,6 +31,7 @@ Only one thread may use an optimizer. The store's thread sends, waits and receiv
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -50,7 +51,7 @@ from adam_async.store.sync import ParameterStore
 from adam_async.store.values import ReadVersions
 from adam_async.torch.buffers import Buffers, Policy
 from adam_async.torch.devices import Staging, copy_streams
-from adam_async.torch.exchanges import Exchange, Exchanges
+from adam_async.torch.exchanges import Exchange, Exchanges, check_cadence
 from adam_async.torch.factors import LinearFactors, LinearGradient
 from adam_async.torch.gradients import Found, Slot, Sums, collect, copied
 from adam_async.torch.overlap import Overlap
@@ -113,7 +114,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 "blocks its thread, and an asynchronous store there could not answer"
             )
         most = (0 if pull_every == 1 else 1) if max_staleness is None else max_staleness
-        _check_cadence(push_every, pull_every, most, store.consistency, overlap=overlap)
+        check_cadence(push_every, pull_every, most, store.consistency, overlap=overlap)
         if factors and (push_every > 1 or overlap):
             raise ConfigError(
                 f"factors=True needs push_every=1 and overlap=False, not push_every={push_every} and "
@@ -154,6 +155,13 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def _groups(self, params: Parameters | None) -> list[dict[str, Any]]:
         """Return the groups of the constructor's `params`."""
+        if isinstance(params, Tensor | str):
+            params = [params]  # type: ignore[assignment]
+        if params is not None and not isinstance(params, Iterable):
+            raise ConfigError(
+                f"params is {params!r:.80}: give parameters, their names or groups of them, and a rate as "
+                "lr=..., by its name"
+            )
         found: list[Any] = list(self._named.values() if params is None else params)
         if not found:
             raise ConfigError("params is empty: name at least one parameter, or leave params out")
@@ -172,10 +180,12 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """Add a group, such as one of parameters that were frozen; see `torch.optim.Optimizer`.
 
         Raises:
-            ConfigError: A parameter is not of the module, `lr` is invalid, or missing for parameters with
+            ConfigError: A parameter is not of the module, `lr` is no rate or is missing for parameters with
                 several rates, or the group has a constant that belongs to the store's rule.
         """
         group = dict(param_group)
+        if "params" not in group:
+            raise ConfigError(f"a parameter group has no 'params', only {', '.join(map(repr, group))}")
         members = group["params"]
         group["params"] = self._resolved([members] if isinstance(members, Tensor | str) else list(members))
         names = [self._names[id(parameter)] for parameter in group["params"]]
@@ -193,13 +203,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                     f"{', '.join(map(str, sorted(rates)))}: give it an lr, or make a group for each rate"
                 )
             group["lr"] = rates.pop() if rates else 0.0
-        rate = group["lr"]
-        if (
-            isinstance(rate, bool)
-            or not isinstance(rate, int | float | Tensor)
-            or not 0 <= float(rate) <= MOST_RATE
-        ):
-            raise ConfigError(f"lr is a number from 0 to {MOST_RATE:g}, not {rate!r:.80}")
+        _check_rate(group["lr"])
         super().add_param_group(group)
         for name, parameter in zip(names, group["params"], strict=True):
             slot = Slot(name, parameter, len(self.param_groups) - 1)
@@ -568,26 +572,6 @@ class RemoteOptimizer(torch.optim.Optimizer):
             self._remove_hooks()
 
 
-def _check_cadence(push_every: int, pull_every: int, most: int, consistency: str, *, overlap: bool) -> None:
-    for name, value, least in (
-        ("push_every", push_every, 1),
-        ("pull_every", pull_every, 1),
-        ("max_staleness", most, 0),
-    ):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"{name} is a whole number of at least {least}, not {value!r}")
-    if consistency == "bsp" and pull_every > 1:
-        raise ConfigError(
-            f"pull_every={pull_every} does not fit a store with consistency bsp, in which each step reads "
-            "the values of the step before: use pull_every=1, and push_every=N for fewer exchanges"
-        )
-    if consistency == "bsp" and most > 1:
-        raise ConfigError(
-            f"max_staleness={most} does not fit a store with consistency bsp, whose clients may be at most "
-            "one step ahead: use 0 or 1"
-        )
-    if overlap and (push_every > 1 or most > 0):
-        raise ConfigError(
-            f"overlap=True needs push_every=1 and max_staleness=0, not push_every={push_every} and "
-            f"max_staleness={most}: it pushes each gradient during its backward pass"
-        )
+def _check_rate(rate: Any) -> None:
+    if not isinstance(rate, Real | Tensor) or not 0 <= float(rate) <= MOST_RATE:
+        raise ConfigError(f"lr is a number from 0 to {MOST_RATE:g}, not {rate!r:.80}")

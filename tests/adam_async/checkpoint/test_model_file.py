@@ -104,6 +104,8 @@ def test_a_truncated_file_is_refused(length: int) -> None:
         (b"\x04\0\0\0\0\0\0\0null", "not a safetensors file"),
         (save({"a": np.zeros(3, np.float32)}), "without a model's spec"),
         (save({}, metadata={"adam-async": "{"}), "damaged metadata"),
+        (save({}, metadata={"adam-async": "[" * 100_000}), "damaged metadata"),
+        ((100_000).to_bytes(8, "little") + b"[" * 100_000, "not a safetensors file"),
         (save({}, metadata={"adam-async": '{"format_version": "9", "spec": {}}'}), "has the format '9'"),
         (
             save({}, metadata={"adam-async": '{"format_version": "adam-async/model/1", "spec": {}}'}),

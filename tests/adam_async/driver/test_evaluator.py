@@ -1,4 +1,4 @@
-"""An evaluation asks for no more test images than a message holds."""
+"""An evaluation asks for no more test images than a message holds, and checks the answers."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from adam_async.messages import ReadTest, TestImages, pack, role_table, unpack
 from adam_async.runtime.traffic import Traffic
 from dataflow import ComputePool
 from tests.adam_async.runs import PATIENT
-from transport import Identity, LinkConfig, LocalNetwork
+from transport import Identity, LinkConfig, LocalNetwork, RemoteProtocolError
 
 MOST_BYTES = 100_000
 
@@ -28,6 +28,14 @@ async def test_test_images_of_any_size_are_read_in_messages_that_hold_them(side)
         else:
             request.reply(pack(TestImages(total=5), [images[part], np.arange(5)[part]]))
 
+    read, labels = await read_from(network, answer)
+    np.testing.assert_array_equal(read, images)
+    assert labels.tolist() == [0, 1, 2, 3, 4]
+
+
+async def read_from(network, answer, **options):
+    """Read images from a data server with these answers."""
+
     async def serve(link):
         link.serve(answer, receives=False)
         await link.wait_closed()
@@ -43,6 +51,57 @@ async def test_test_images_of_any_size_are_read_in_messages_that_hold_them(side)
             pool=ComputePool(threads=1, name="evaluate"),
             threads=1,
         )
-        read, labels = await evaluator._read(listener.address)
-    np.testing.assert_array_equal(read, images)
-    assert labels.tolist() == [0, 1, 2, 3, 4]
+        return await evaluator._read(listener.address, **options)
+
+
+ONE, LABEL = np.zeros((1, 1, 2, 2), np.uint8), np.zeros(1, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("total", "tensors"),
+    [
+        (2, [ONE[:0], LABEL[:0]]),
+        (2, [np.zeros((2, 1, 2, 2), np.uint8), np.zeros(2, np.int64)]),
+        (2, [ONE, np.zeros(2, np.int64)]),
+        (2, [ONE.astype(np.float32), LABEL]),
+        (2, [ONE[0], LABEL]),
+        (2, [ONE]),
+        (2, []),
+        (0, [ONE, LABEL]),
+    ],
+    ids=[
+        "none",
+        "more-than-asked",
+        "more-labels",
+        "floats",
+        "flat",
+        "no-labels",
+        "nothing",
+        "beyond-the-end",
+    ],
+)
+async def test_an_answer_without_the_images_asked_for_is_refused(total, tensors):
+    network = LocalNetwork(rules=role_table())
+    with pytest.raises(RemoteProtocolError, match=r"test images are .*asked for"):
+        await read_from(network, lambda request: request.reply(pack(TestImages(total=total), tensors)))
+
+
+async def test_images_of_another_shape_than_those_before_are_refused():
+    def answer(request):
+        start = unpack(request.message, ReadTest).start
+        request.reply(pack(TestImages(total=2), [np.zeros((1, 1, 2, 2 + start), np.uint8), LABEL]))
+
+    with pytest.raises(RemoteProtocolError, match=r"test images are uint8\[1, 1, 2, 3\]"):
+        await read_from(LocalNetwork(rules=role_table()), answer)
+
+
+async def test_a_sample_of_more_images_than_the_step_takes_is_refused_at_the_first_answer():
+    asked = []
+
+    def answer(request):
+        asked.append(unpack(request.message, ReadTest))
+        request.reply(pack(TestImages(total=1 << 31), [ONE, LABEL]))
+
+    with pytest.raises(RemoteProtocolError, match="a sample has 2147483648 images, and the step takes 16"):
+        await read_from(LocalNetwork(rules=role_table()), answer, sample=16)
+    assert [each.sample for each in asked] == [True]

@@ -131,16 +131,26 @@ def test_a_sparse_gradient_is_refused(module, store):
         ),
         ({"params": [nn.Parameter(torch.zeros(7))]}, r"of shape \(7,\) is not of the module"),
         ({"params": [3]}, "parameter 3 is not of the module"),
-        ({"lr": -1.0}, "lr is a number from 0 to 1e"),
-        ({"lr": "x"}, "lr is a number from 0 to 1e.*, not 'x'"),
         ({"params": [{"params": ["first.weight"], "lr": float("nan")}]}, "lr is a number .* not nan"),
         ({"params": [{"params": ["first.weight"], "momentum": 0.9}]}, "momentum=0.9, a constant of the"),
+        ({"params": [{"lr": 0.1}]}, "a parameter group has no 'params', only 'lr'"),
+        ({"params": 0.1}, r"params is 0.1: .*lr=..., by its name"),
+        ({"params": "first"}, "parameter 'first' is not of the module"),
+        ({"lr": -1.0}, "lr is a number from 0 to 1e.12, not -1.0"),
+        ({"lr": "0.1"}, "lr is a number from 0 to 1e.12, not '0.1'"),
+        ({"lr": float("nan")}, "lr is a number from 0 to 1e.12, not nan"),
     ],
     ids=str,
 )
 def test_an_invalid_argument_is_refused_by_its_name(module, store, options, text):
     with pytest.raises(ConfigError, match=text):
         RemoteOptimizer(module, store, **options)
+
+
+def test_one_parameter_or_one_name_is_trained_alone(module, store):
+    for params in (module.first.weight, "first.weight"):
+        (group,) = RemoteOptimizer(module, store, params).param_groups
+        assert [id(each) for each in group["params"]] == [id(module.first.weight)]
 
 
 def test_cadences_that_a_store_in_lockstep_excludes_are_refused(module):
