@@ -151,8 +151,8 @@ def _check(tensors: Sequence[NDArray[Any]], most: int, *, like: NDArray[Any] | N
     images, labels = tensors if len(tensors) == 2 else (np.empty(0), np.empty(0))
     known = images.shape[1:] if like is None else like.shape[1:]
     if (
-        (images.ndim, images.dtype, images.shape[1:]) != (4, np.uint8, known)
-        or (labels.dtype, labels.shape) != (np.int64, (len(images),))
+        (images.ndim, images.dtype.name, images.shape[1:]) != (4, "uint8", known)
+        or (labels.dtype.name, labels.shape) != ("int64", (len(images),))
         or not min(most, 1) <= len(images) <= most
     ):
         shapes = ", ".join(f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors[:4])

@@ -156,7 +156,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
     def _groups(self, params: Parameters | None) -> list[dict[str, Any]]:
         """Return the groups of the constructor's `params`."""
         if isinstance(params, Tensor | str):
-            params = [params]  # type: ignore[assignment]
+            params = [params]
         if params is not None and not isinstance(params, Iterable):
             raise ConfigError(
                 f"params is {params!r:.80}: give parameters, their names or groups of them, and a rate as "

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -138,6 +139,7 @@ def test_in_lockstep_averaged_buffers_are_the_mean_and_both_clients_have_them() 
 @pytest.mark.parametrize("policies", [("averaged", "averaged"), ("push", "pull")], ids=str)
 def test_in_lockstep_both_clients_have_the_shared_buffers_of_all_steps(policies, most) -> None:
     modules = [first_normalised(), first_normalised()]
+    flushed = Barrier(2, timeout=30)
 
     def train(number: int) -> np.ndarray:
         module, policy = modules[number], policies[number]
@@ -146,6 +148,7 @@ def test_in_lockstep_both_clients_have_the_shared_buffers_of_all_steps(policies,
                 for _ in range(4):
                     step(module, optimizer, BATCHES[number])
                 optimizer.flush()
+                flushed.wait()  # a client that leaves has no more part in the means
                 return statistics(module)
 
     with ThreadPoolExecutor(2) as executor:
