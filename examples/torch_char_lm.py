@@ -1,6 +1,8 @@
 """A character language model in PyTorch, trained on the standard library's documentation through a server.
 
-python examples/torch_char_lm.py [tcp://HOST:PORT]   # of a controller; several processes share its store
+    python examples/torch_char_lm.py [tcp://HOST:PORT]
+
+With a controller's address several processes share the store.
 """
 
 import importlib
@@ -23,8 +25,6 @@ def text() -> str:
 
 
 class CharacterModel(nn.Module):
-    """Maps characters (N, T) to scores (N, T, C) of each next one; input and output layer share a matrix."""
-
     def __init__(self, characters: int, width: int = 64) -> None:
         super().__init__()
         self.embedding = nn.Embedding(characters, width)

@@ -1,6 +1,6 @@
 """A small ResNet in PyTorch as a training step, on images of CIFAR's shape; two workers, three servers.
 
-    python examples/torch_resnet.py [--kill]   # with kill -9 of a worker and of a server during the training
+    python examples/torch_resnet.py [--kill]   # kill -9 of a worker after an epoch, then of a server
 
 `adam-async train --step torch_resnet:resnet --step-path examples --data FOLDER` trains it on other images.
 """
@@ -11,13 +11,11 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from adam_async import Config, ProcessCluster, RunResult, synthetic
+from adam_async import Config, EpochResult, ProcessCluster, RunResult, synthetic
 from adam_async.torch import TorchStep
 
 
 class Block(nn.Module):
-    """Two convolutions of 3x3 with BatchNorm, and a shortcut around them."""
-
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.convolutions = nn.Sequential(
@@ -42,16 +40,18 @@ def resnet() -> TorchStep:
     return TorchStep(resnet_module, nn.functional.cross_entropy)
 
 
-async def main(*, epochs: int = 3, kill: bool = False) -> RunResult:
+async def main(*, epochs: int = 4, kill: bool = False) -> RunResult:
     config = Config(epochs=epochs, replicas=2, servers=3, copies=3, controllers=3, rate=0.1, processes=True)
     images, here = synthetic(1200, shape=(3, 32, 32)), [Path(__file__).parent]
+    victims = iter(["worker-0", "ps-1"] if kill else [])
     async with ProcessCluster(config, dataset=images, step="torch_resnet:resnet", step_path=here) as cluster:
-        async with asyncio.TaskGroup() as group:
-            training = group.create_task(cluster.train(print), name="training")
-            for name in ("worker-0", "ps-1") if kill else ():
-                await asyncio.sleep(3)
-                cluster.children[name].kill()
-    return training.result()
+
+        def on_epoch(epoch: EpochResult) -> None:
+            print(epoch)
+            if victim := next(victims, None):
+                cluster.children[victim].kill()
+
+        return await cluster.train(on_epoch)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """A PyTorch module as a training step: a small convolutional network with batch normalisation.
 
-pip install "adam-async[torch]"
-adam-async train --data digits --step torch_step:cnn --step-path examples --replicas 2
+    adam-async train --data digits --step torch_step:cnn --step-path examples --replicas 2
+
+It needs the extra torch: pip install "adam-async[torch]".
 """
 
 from torch import nn

@@ -96,13 +96,6 @@ def needs_torch() -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)").set_num_threads(1)
 
 
-async def test_the_step_in_pytorch_learns_the_digits() -> None:
-    needs_torch()
-    step = load("torch_step.py").cnn()
-    async with LocalCluster(Config(data="digits", epochs=3), step=step) as cluster:
-        assert (await cluster.train()).test_accuracy > 0.85
-
-
 def test_the_character_model_of_pytorch_learns_through_a_store() -> None:
     needs_torch()
     losses = load("torch_char_lm.py").train(steps=20)
@@ -120,7 +113,7 @@ async def test_the_residual_network_of_pytorch_survives_kills_of_a_worker_and_of
     needs_torch()
     result = await load("torch_resnet.py").main(kill=True)
 
-    assert [epoch.images for epoch in result.epochs] == [1200, 1200, 1200]
+    assert [epoch.images for epoch in result.epochs] == [1200] * 4
     events = [event["event"] for event in result.events]
     assert any("worker-0 died" in event for event in events)
     assert any("ps-1 died" in event for event in events)
