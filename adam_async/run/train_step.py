@@ -19,6 +19,7 @@ Letters: N images of a batch, C channels, H rows, W columns.
 
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Protocol, Self
 
 import msgspec
@@ -336,6 +337,12 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
                 f"the record of step {found.name[:80]!r} is invalid: images {found.shape}, "
                 f"{found.classes} classes, a sample of {found.sample}"
             )
+        for tensor, numbers in found.constants.items():
+            if not all(map(isfinite, numbers)):  # a fingerprint that is infinite would equal every other
+                raise ConfigError(
+                    f"the record of step {found.name[:80]!r} is invalid: the fingerprint of {tensor[:80]!r} "
+                    f"is {numbers}, expected finite numbers"
+                )
         return found
 
 

@@ -128,12 +128,10 @@ class ModelWorker(Role):
         spec = StepSpec.from_dict(program.spec)
         if spec is None:
             return None
-        # On a thread, because `TrainStep.prepare` may compute, and the beats to the controllers go on.
+        # On a thread, so that a long `TrainStep.prepare` delays no beat to the controllers.
         async with ComputePool(threads=1, name="step") as pool:
             step = await pool.run(self._steps.step_for, spec, cost="model")
-            model = await pool.run(
-                StepModel, step, spec, cost="model"
-            )  # checks the record before its first use
+            model = await pool.run(StepModel, step, spec, cost="model")  # checks the record
         if (store := cluster.run_store) is not None:
             name = next(name for name, record in cluster.stores.items() if record.id == store.id)
             pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]

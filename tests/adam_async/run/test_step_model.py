@@ -198,3 +198,10 @@ def test_the_size_of_a_sample_is_bounded(sample):
         record = {"step": {"name": "mine", "shape": [1, 8, 8], "classes": 10, "sample": sample}}
         with pytest.raises(ConfigError, match="a sample of"):
             StepSpec.from_dict(record)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_fingerprint_that_is_not_finite_is_refused_by_its_name(bad):
+    record = {"name": "mine", "shape": [1, 8, 8], "classes": 10, "constants": {"mask": [1.0, bad]}}
+    with pytest.raises(ConfigError, match=r"the fingerprint of 'mask' is .*expected finite numbers"):
+        StepSpec.from_dict({"step": record})
