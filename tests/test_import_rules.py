@@ -55,7 +55,6 @@ ROOMS = (
     "driver",
     "cluster",
     "store",
-    "sync",
     "torch",
     "launch",
     "drill",

@@ -1,8 +1,13 @@
-"""The synchronous interface of `ParameterStore`: the same methods without `await`.
+"""`adam_async.sync`, the synchronous interface for scripts and notebooks: the same methods without `await`.
 
     with sync.ParameterStore.open("local", {"w": np.zeros(784)}, rule=Sgd(rate=0.1)) as store:
         values = store.pull()
         store.push({"w": gradient(values["w"])}, read=values)
+
+    with sync.LocalCluster(Config(epochs=3)) as cluster:
+        cluster.train(print)
+
+The store and its thread are here, the cluster and its thread in `cluster/sync.py`.
 
 All open stores of a process share one thread with an event loop, so stores at ``local`` share their servers.
 The first store starts the thread, and the end of the last store ends it. Several threads may call methods.
@@ -25,6 +30,7 @@ from typing import Any, Self, TypeVar
 import uvloop
 from numpy.typing import NDArray
 
+from adam_async.cluster.sync import LocalCluster, load_checkpoint
 from adam_async.errors import DeadlineExceeded, StoreError
 from adam_async.run.arrays import ArraySpec
 from adam_async.run.config import Waits
@@ -35,6 +41,8 @@ from adam_async.store.pushing import Rate
 from adam_async.store.rules import Rule, Sgd
 from adam_async.store.values import PushOutcome, ReadVersions, Values
 from adam_async.store.wish import Create
+
+__all__ = ["LocalCluster", "ParameterStore", "load_checkpoint"]
 
 _T = TypeVar("_T")
 
