@@ -74,6 +74,19 @@ def is_import_path(source: str) -> bool:
     return all(part.isidentifier() for part in (*module.split("."), name)) and not Path(source).exists()
 
 
+def check_data_named(source: str, origin: str, *, allowed: bool) -> None:
+    """Check that the user names or allows a data set of a checkpoint or record that would be imported.
+
+    Raises:
+        ConfigError: The source is an import path that only the file names; the text has the options.
+    """
+    if is_import_path(source) and not allowed:
+        raise ConfigError(
+            f"{origin} names data whose module would be imported and run: {source}; if you trust it, give "
+            f"--allow-functions, or --data {source}"
+        )
+
+
 async def imported_dataset(source: str) -> Dataset:
     """Import a function of the user's, and return the data set that it makes.
 

@@ -28,6 +28,7 @@ from adam_async.run.cache_size import CacheLimits, cache_limits
 from adam_async.run.config import Config
 from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import TrainingProgram
+from adam_async.run.user_code import check_allowed
 from adam_async.runtime.clock import fine_clock
 from adam_async.runtime.machine import available_bytes
 from dataflow import ComputePool, Job, MakePool
@@ -58,7 +59,7 @@ class GroupProducer:
     """The groups that one data server sends.
 
     Args:
-        functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
+        functions: Kinds of transforms that are functions of the user; a run may name no others.
         on_failure: Receives an error of the thread; the same images raise it again.
 
     Run `run` as a task of the owner's group.
@@ -120,8 +121,15 @@ class GroupProducer:
                 self._cache.close()
 
     async def take_up(self, program: TrainingProgram) -> None:
-        """Prepare a run; compiling its transforms may take seconds."""
+        """Prepare a run; compiling its transforms may take seconds.
+
+        Raises:
+            ConfigError: The record of the run asks for a function that this server does not allow, or has an
+                invalid transform, step or number of images.
+            DataError: Images cannot be read.
+        """
         recipe, config = None, program.config
+        check_allowed(program.transforms, self._functions)
         await self._has_thread.wait()
         assert self._pool is not None
         if program.transforms:

@@ -18,11 +18,12 @@ def identity(role, node="", incarnation=7):
     return Identity(role=role, node=node or role, incarnation=incarnation)
 
 
-def host_of(network, *, node="host", waits=PATIENT, dataset=DATA):
+def host_of(network, *, node="host", waits=PATIENT, dataset=DATA, functions={}):
     return DataHost(
         RoleSettings(network=network, address=LOOPBACK, identity=identity("data", node), waits=waits),
         dataset,
         entropy=entropy_of(node),
+        functions=functions,
     )
 
 
