@@ -79,7 +79,7 @@ async def test_the_driver_that_submits_a_refused_function_learns_the_option_that
             inputs, transforms=[{"kind": trap}], functions={trap: lambda image, draws: image}
         )
         with pytest.raises(
-            RoleFailed, match="cannot serve the run: data-0: .*--allow-transform a_trap:spring"
+            RoleFailed, match=r"cannot serve the run: data-0: .*--allow-transform a_trap:spring"
         ):
             await cluster.train()
         assert "a_trap" not in sys.modules

@@ -124,7 +124,7 @@ def test_a_function_that_fails_is_named(kind: str, options: dict[str, object], s
 def test_a_recipe_imports_no_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "users_package.augment", raising=False)
 
-    with pytest.raises(ConfigError, match="step 1 has the kind 'users_package.augment:invert'; known kinds"):
+    with pytest.raises(ConfigError, match=r"step 1 has the kind 'users_package\.augment:invert'; known kinds"):
         Recipe.of([{"kind": "users_package.augment:invert"}], (1, 4, 4), kernels="numpy")
 
     assert "users_package.augment" not in sys.modules
@@ -137,7 +137,7 @@ def test_a_data_server_allows_the_functions_of_its_command_line_and_no_others_of
     others = [{"kind": "users_package.augment:fails"}, {"kind": "os:system"}, {"kind": "a:b; c"}]
     with pytest.raises(
         ConfigError,
-        match="does not allow: .* start the data server with --allow-transform users_package.augment:fails "
+        match=r"does not allow: .* start the data server with --allow-transform users_package.augment:fails "
         "--allow-transform os:system --allow-transform 'a:b; c',",
     ):
         check_allowed([{"kind": "users_package.augment:invert"}, *others], functions)
