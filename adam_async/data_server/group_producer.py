@@ -23,6 +23,7 @@ from adam_async.data_server.order import EpochOrder
 from adam_async.data_server.statistics import CacheStatistics, TransformStatistics
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.data_server.validation_split import ValidationSplit, check_validation, sample_of
+from adam_async.errors import ConfigError
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cache_size import CacheLimits, cache_limits
 from adam_async.run.config import Config
@@ -181,6 +182,11 @@ class GroupProducer:
         step, data = StepSpec.from_dict(program.spec), self._dataset
         if step is None or not step.sample:
             return
+        if step.shape != data.image_shape:  # the bound of the sample is for images of this shape
+            raise ConfigError(
+                f"the record of step {step.name[:80]!r} is for images of {list(step.shape)}, and this data "
+                f"server has images of {list(data.image_shape)}: submit the run again"
+            )
         trained = np.arange(len(data.train_labels)) if self._trained is None else self._trained
         chosen = sample_of(trained, step.sample, seed=program.config.seed)
         assert self._pool is not None

@@ -22,7 +22,7 @@ import msgspec
 from adam_async.errors import ConfigError
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
-from adam_async.run.train_step import MOST_SAMPLE, MOST_STEP_ARGS, MOST_STEP_NAME, StepSpec, TrainStep
+from adam_async.run.train_step import MOST_STEP_ARGS, MOST_STEP_NAME, StepSpec, TrainStep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,15 +37,13 @@ class NamedStep:
         """Return the step's record, with the image shape and the number of classes of the data.
 
         Raises:
-            ConfigError: The step's `sample` is not a whole number of images in the allowed range.
+            ConfigError: The step's `sample` or `constants` exceed their bounds; names the bound.
         """
         channels, rows, columns = data["shape"]
         sample = getattr(self.step, "sample", 0)
-        if type(sample) is not int or not 0 <= sample <= MOST_SAMPLE:
-            raise ConfigError(
-                f"step {self.name}: sample is {sample!r:.80}, expected 0 to {MOST_SAMPLE} images"
-            )
-        return StepSpec(
+        if type(sample) is not int or sample < 0:
+            raise ConfigError(f"step {self.name}: sample is {sample!r:.80}, expected a number of images")
+        spec = StepSpec(
             name=self.name,
             args=dict(self.args),
             shape=(int(channels), int(rows), int(columns)),
@@ -53,6 +51,9 @@ class NamedStep:
             sample=sample,
             constants=dict(getattr(self.step, "constants", {})),
         )
+        if problem := spec.excess():
+            raise ConfigError(f"step {self.name}: {problem}")
+        return spec
 
 
 @dataclass(frozen=True, slots=True, eq=False)

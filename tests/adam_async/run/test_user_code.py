@@ -124,7 +124,9 @@ def test_a_function_that_fails_is_named(kind: str, options: dict[str, object], s
 def test_a_recipe_imports_no_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "users_package.augment", raising=False)
 
-    with pytest.raises(ConfigError, match=r"step 1 has the kind 'users_package\.augment:invert'; known kinds"):
+    with pytest.raises(
+        ConfigError, match=r"step 1 has the kind 'users_package\.augment:invert'; known kinds"
+    ):
         Recipe.of([{"kind": "users_package.augment:invert"}], (1, 4, 4), kernels="numpy")
 
     assert "users_package.augment" not in sys.modules
