@@ -219,8 +219,8 @@ class TorchStep(TrainStep):
     # --- a batch -------------------------------------------------------------------------------
 
     def step(self, values: Mapping[str, NDArray[Any]], batch: Batch, out: Gradients) -> StepOutcome:
-        """See `TrainStep.step`. If the module draws from a random stream of PyTorch, Python or NumPy, the call
-        seeds this stream, one per process, with the epoch and the number of the group."""
+        """See `TrainStep.step`. If the module draws from a random stream of PyTorch, Python or NumPy, the
+        call seeds this stream, one per process, with the epoch and the number of the group."""
         with self._lent(self._training, self.factors) as bench:
             bench.load(values)
             if self._drawn:
