@@ -172,6 +172,9 @@ async def test_a_function_that_makes_data_runs_beside_the_loop_and_has_a_deadlin
             await imported_dataset(f"{__name__}:waits_for_release", within_s=0.0)
     finally:
         RELEASE.set()
+        for thread in threading.enumerate():
+            if thread.name == "data":
+                thread.join(20.0)
 
 
 def test_files_and_other_sources_are_no_import_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
