@@ -1,9 +1,12 @@
 """Loading of data for a command, with the user's cache, ADAM_DATA_DIR and shown downloads."""
 
+import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from inspect import isawaitable
 from pathlib import Path
+from threading import Thread
 from typing import Self
 
 from rich.console import Console
@@ -15,12 +18,15 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.datasets import load
 from adam_async.data_server.sources.downloads import Downloader
 from adam_async.data_server.sources.objects import from_object
-from adam_async.errors import AdamError, ConfigError, DataError
+from adam_async.errors import AdamError, ConfigError, DataError, DeadlineExceeded
 from adam_async.run.cache_size import CacheLimits, room_for_whole
 from adam_async.run.image_size import Size
 from adam_async.run.user_code import import_named
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes
+
+IMPORTED_S = 3600.0
+"""Maximum time of a user's function that makes a data set, in seconds; it may download the images."""
 
 
 async def load_data(
@@ -74,17 +80,54 @@ def is_import_path(source: str) -> bool:
     return all(part.isidentifier() for part in (*module.split("."), name)) and not Path(source).exists()
 
 
-async def imported_dataset(source: str) -> Dataset:
+def check_data_named(source: str, origin: str, *, allowed: bool) -> None:
+    """Check that the user names or allows a data set of a checkpoint or record that would be imported.
+
+    Raises:
+        ConfigError: The source is an import path that only the file names; the text has the options.
+    """
+    if is_import_path(source) and not allowed:
+        raise ConfigError(
+            f"{origin} names data whose module would be imported and run: {source}; if you trust it, give "
+            f"--allow-functions, or --data {source}"
+        )
+
+
+async def imported_dataset(source: str, *, within_s: float = IMPORTED_S) -> Dataset:
     """Import a function of the user's, and return the data set that it makes.
+
+    The user's code runs on a thread with a loop of its own, so the loop of the command stays free. A function
+    that hangs leaves the thread behind, which ends with the process.
 
     Args:
         source: ``package.module:function``. The function returns a `Dataset`, an awaitable of one, or a
             source for `from_object`.
+        within_s: Deadline of import, function and source together, in seconds.
 
     Raises:
         ConfigError: The function cannot be imported, or fails.
         DataError: The result is no data set.
+        DeadlineExceeded: The function took longer than `within_s`.
     """
+    made: Future[Dataset] = Future()
+    made.set_running_or_notify_cancel()  # so a cancelled wait leaves the thread its result
+
+    def work() -> None:
+        try:
+            made.set_result(asyncio.run(_imported(source)))
+        except BaseException as error:  # user code may raise anything
+            made.set_exception(error)
+
+    Thread(target=work, name="data", daemon=True).start()
+    try:
+        async with asyncio.timeout(within_s):
+            return await asyncio.wrap_future(made)
+    except TimeoutError:
+        raise DeadlineExceeded(f"{source} to make the images", within_s) from None
+
+
+async def _imported(source: str) -> Dataset:
+    """Make the data set of `imported_dataset`."""
     make = import_named(source, "data")
     try:
         found = make()
@@ -92,7 +135,7 @@ async def imported_dataset(source: str) -> Dataset:
             found = await found
     except AdamError:
         raise
-    except Exception as error:  # user code may raise anything
+    except (Exception, SystemExit) as error:  # user code may raise anything
         raise ConfigError(f"data {source} failed: {error!r}") from error
     return found if isinstance(found, Dataset) else await from_object(found, name=source)
 

@@ -20,6 +20,7 @@ from adam_async.data_server.transforms.recipe import Recipe, read_steps
 from adam_async.driver.augmentation import steps_for
 from adam_async.errors import ConfigError
 from adam_async.run.image_size import read_image_size
+from adam_async.run.user_code import functions_for
 from adam_async.runtime.disk import Disk
 
 MOST_SAMPLES, MOST_CLASSES = 256, 1024
@@ -129,9 +130,12 @@ def _check(options: InspectOptions) -> None:
 
 
 def _draw(dataset: Dataset, steps: Sequence[Mapping[str, Any]] | None, options: InspectOptions) -> bytes:
+    recipe = None
+    if steps is not None:
+        recipe = Recipe.of(steps, dataset.image_shape, functions=functions_for(steps, {}))
     rows = sheet_rows(
         dataset,
-        Recipe.of(steps, dataset.image_shape) if steps is not None else None,
+        recipe,
         seed=options.seed,
         epoch=options.epoch,
         samples=options.samples,

@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from adam_async.cli.files import is_file, read_file
 from adam_async.cli.options import FromEnvironmentOptions
@@ -20,6 +21,7 @@ from adam_async.cluster.local_launcher import LocalLauncher
 from adam_async.cluster.networks import address_towards
 from adam_async.cluster.processes import orders_for
 from adam_async.cluster.supervision import Supervisor
+from adam_async.data_server.transforms.recipe import read_steps
 from adam_async.errors import ConfigError, first_cause
 from adam_async.launch.environment import Assignment, Layout, assigned_roles
 from adam_async.run.config import Config
@@ -31,6 +33,7 @@ from adam_async.run.option_sources import (
     from_toml,
     make_config,
 )
+from adam_async.run.user_code import transform_words
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import usable_cores
 
@@ -89,7 +92,10 @@ async def find_roles(options: FromEnvironmentOptions, environment: Mapping[str, 
             if (options.config is not None and is_file(config.model))
             else None
         )
-    assignment = assigned_roles(environment, Layout.of(config))
+        assignment = assigned_roles(environment, Layout.of(config))
+        functions: tuple[str, ...] = ()
+        if any(role == "data" for role, _ in assignment.roles):
+            functions = await _function_words(options, config, disk)
     if options.health is not None and len(assignment.roles) > 1:
         raise ConfigError(
             f"--health is for one role, and this process has {len(assignment.roles)}: leave it out, or start "
@@ -109,10 +115,20 @@ async def find_roles(options: FromEnvironmentOptions, environment: Mapping[str, 
             words = (*words, "--dir", str(options.dir / node))
         if role == "data":
             words = (*words, *data_words(config, cache=config.cache, size=size))
+            words = (*words, *functions)
         if role == "worker":
             words = (*words, "--in-flight", str(config.in_flight))
         arguments[node] = words
     return Found(config=config, assignment=assignment, arguments=arguments)
+
+
+async def _function_words(options: FromEnvironmentOptions, config: Config, disk: Disk) -> tuple[str, ...]:
+    """Return the words by which a data server allows the functions of the user's file of transforms."""
+    if not config.augment or not config.transforms:
+        return ()
+    folder = options.config.parent if options.config is not None else Path()
+    text = await read_file(folder / config.transforms, "transforms", disk)
+    return transform_words(read_steps(text, config.transforms), ())
 
 
 def show(found: Found) -> int:

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from adam_async.checkpoint.model_file import save_model
-from adam_async.cli.data import load_data
+from adam_async.cli.data import check_data_named, load_data
 from adam_async.cli.files import make_folder
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
@@ -35,8 +35,9 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
     """Repeat a recorded run, check that its weights are the same, and write them.
 
     Raises:
-        ConfigError: An option contradicts the record, the record names functions and `--allow-functions` is
-            missing, `--step` is not the step of the record, or the model cannot be written.
+        ConfigError: An option contradicts the record, the record names functions or data to import and
+            `--allow-functions` is missing, `--step` is not the step of the record, or the model cannot be
+            written.
         RecordError: The record cannot be read or played.
         ReplayDiffers: The weights differ.
         DataError: The data are missing or damaged.
@@ -55,6 +56,8 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
         for line in differences(recording.header):
             terminal.notice(line)
         source = options.data or str(recording.header.config["data"])
+        named = options.data is not None or options.allow_functions
+        check_data_named(source, str(options.replay), allowed=named)
         damaged: Policy = recording.header.config.get("damaged", "error")
         dataset = await load_data(source, disk, environment, damaged=damaged)
         replay = await repeat(recording, dataset, terminal, functions, step)

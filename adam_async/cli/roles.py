@@ -54,7 +54,14 @@ from adam_async.run.config import MAX_THREADS_PER_CORE, MOST, Waits
 from adam_async.run.image_size import read_image_size
 from adam_async.run.stragglers import check_own, pace_of
 from adam_async.run.token_file import holds_keys
-from adam_async.run.user_code import StepSource, add_import_folder, allow_steps, import_layers, read_layers
+from adam_async.run.user_code import (
+    StepSource,
+    add_import_folder,
+    allow_functions,
+    allow_steps,
+    import_layers,
+    read_layers,
+)
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.health import Health
@@ -138,18 +145,24 @@ async def serve_data(
     size: str = "",
 ) -> int:
     """Load the data, then run a data server until cancelled; without a controller a data host."""
+    _add_folders(options)
+    functions = allow_functions(options.allow_transform)
     async with Disk() as disk:
         cache = cache_limits(options.cache, options.spill, available_bytes=available_bytes())
         wanted = read_image_size(size)
         dataset = await load_data(data, disk, environment, damaged=damaged, cache=cache, size=wanted)
     if options.controller is None:
         bind = options.bind or LOOPBACK
-        return await _serve(
-            "data-host", options, "", bind, environment, health, lambda place: data_host(place, dataset)
-        )
-    return await _serve_member(
-        "data", options, environment, health, lambda place: data_server(place, dataset)
-    )
+
+        def open_host(place: Place) -> AbstractAsyncContextManager[Role]:
+            return data_host(dataclasses.replace(place, functions=functions), dataset)
+
+        return await _serve("data-host", options, "", bind, environment, health, open_host)
+
+    def open_server(place: Place) -> AbstractAsyncContextManager[Role]:
+        return data_server(dataclasses.replace(place, functions=functions), dataset)
+
+    return await _serve_member("data", options, environment, health, open_server)
 
 
 async def serve_worker(
@@ -183,11 +196,20 @@ def _imports_of(options: WorkerOptions) -> _Imports:
     Raises:
         ConfigError: A folder, module or layer does not exist, or fails in its import.
     """
+    _add_folders(options)
+    return {"layers": import_layers(read_layers(options.layers)), "steps": allow_steps(options.allow_step)}
+
+
+def _add_folders(options: DataServerOptions | WorkerOptions) -> None:
+    """Let imports find the modules of the folders that a command line names.
+
+    Raises:
+        ConfigError: A folder does not exist.
+    """
     for folder in options.step_path:
         add_import_folder(folder)
         if not options.supervised:  # the parent has printed the line
             sys.stderr.write(f"imports also find modules in {printable(str(folder.resolve()))}\n")
-    return {"layers": import_layers(read_layers(options.layers)), "steps": allow_steps(options.allow_step)}
 
 
 async def _serve_member(

@@ -22,7 +22,7 @@ from adam_async.checkpoint.manifest import (
 from adam_async.checkpoint.model_file import FILE_NAME
 from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.baseline import BaselineAround
-from adam_async.cli.data import is_import_path, load_data
+from adam_async.cli.data import check_data_named, is_import_path, load_data
 from adam_async.cli.files import check_no_folder, is_file, make_folder, read_file
 from adam_async.cli.health import with_serving
 from adam_async.cli.live_table import LiveTable
@@ -381,15 +381,15 @@ async def configure(
         CheckpointError: An option differs from the checkpoint's and may not.
         ConfigError: A value is wrong, or two options contradict each other.
     """
-    file = await _config_file(options, disk)
+    layers = (await _config_file(options, disk), from_environment(environment), options.layer())
     config = make_config(
         resumed_options(resumed) if resumed is not None else {},
-        file,
-        from_environment(environment),
-        options.layer(),
+        *layers,
         sources=(str(options.resume), str(options.config), ENVIRONMENT, COMMAND_LINE),
     )
     if resumed is not None:
+        named = any(layer.get("data") is not None for layer in layers)
+        check_data_named(config.data, resumed.name, allowed=named or options.allow_functions)
         config = resumed_config(resumed, config)
     if options.allow_functions and resumed is None:
         raise ConfigError(

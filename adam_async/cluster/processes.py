@@ -43,7 +43,13 @@ from adam_async.run.option_sources import for_children
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import texts_for
 from adam_async.run.token_file import derived_text
-from adam_async.run.user_code import add_import_folder, import_layers, import_words, named_step
+from adam_async.run.user_code import (
+    add_import_folder,
+    import_layers,
+    import_words,
+    named_step,
+    transform_words,
+)
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.machine import available_bytes, usable_cores
 from adam_async.runtime.role_handle import RoleHandle
@@ -79,7 +85,8 @@ class ProcessCluster:
         step: Import path of the factory of a step to train in the place of a network,
             ``package.module:factory``. Workers may import this module.
         step_args: Arguments of the factory.
-        step_path: Folders that this process and the workers add to their `sys.path`.
+        step_path: Folders that this process and the workers add to their `sys.path`, and data servers if
+            `transforms` name functions.
         on_line: Called with each event, and with each line of a child's stderr; by default the cluster logs
             them.
         entropy: Random bytes for the cluster's token and the driver's incarnation.
@@ -123,6 +130,7 @@ class ProcessCluster:
         for folder in step_path:
             add_import_folder(folder)
         self._imports = import_words(layers, step, step_path)
+        self._functions = transform_words(transforms if config.augment else None, step_path)
         self._setup = ClusterSetup(
             config=config,
             inputs=RunInputs(
@@ -237,7 +245,7 @@ class ProcessCluster:
         images = data_words(config, cache=cache, size=setup.image_size(spec))
         start = self._roles.start
         started = [
-            *(start("data", f"data-{n}", *common, *images) for n in range(data_servers)),
+            *(start("data", f"data-{n}", *common, *images, *self._functions) for n in range(data_servers)),
             *(start("ps", f"ps-{n}", *common) for n in range(config.servers)),
             *(start("worker", f"worker-{n}", *self._worker, threads=threads) for n in range(config.workers)),
         ]
@@ -248,6 +256,7 @@ class ProcessCluster:
         """Serve the caller's data set, if any, from the memory of this process."""
         if self._setup.dataset is None:
             return
+        functions = self._setup.functions()
         for number in range(self.config.data_servers):
             server = DataServer(
                 RoleSettings(
@@ -258,6 +267,7 @@ class ProcessCluster:
                     controller=controller,
                 ),
                 self._setup.dataset,
+                functions=functions,
             )
             await stack.enter_async_context(server)
 

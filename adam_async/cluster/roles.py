@@ -7,7 +7,7 @@ after run until its block ends.
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.log_file import LogFile
@@ -62,6 +62,7 @@ class Place:
         timeline: Records the work of the role.
         layers: Kinds of layers that models may use, the same in all workers of a cluster.
         steps: Steps of the user's that a worker may run.
+        functions: Functions of the user's that the transforms of a run may name, by import path.
     """
 
     node: str
@@ -74,6 +75,7 @@ class Place:
     timeline: Timeline | None = None
     layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
     steps: StepSource = field(default_factory=StepSource)
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def settings(self, role: str) -> RoleSettings:
         """Return the settings of a role for a new incarnation of the node."""
@@ -143,12 +145,13 @@ def parameter_server(place: Place) -> AbstractAsyncContextManager[ParameterServe
 
 def data_server(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[DataServer]:
     """Run a data server of a data set; for errors see `controller`."""
-    return _listening(DataServer(place.settings("data"), dataset), place)
+    return _listening(DataServer(place.settings("data"), dataset, functions=place.functions), place)
 
 
 def data_host(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[DataHost]:
     """Run a standalone data server, which clusters invite; for errors see `controller`."""
-    return _listening(DataHost(place.settings("data"), dataset, entropy=place.entropy), place)
+    role = DataHost(place.settings("data"), dataset, entropy=place.entropy, functions=place.functions)
+    return _listening(role, place)
 
 
 def model_worker(

@@ -23,11 +23,13 @@ from adam_async.data_server.order import EpochOrder
 from adam_async.data_server.statistics import CacheStatistics, TransformStatistics
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.data_server.validation_split import ValidationSplit, check_validation, sample_of
+from adam_async.errors import ConfigError
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cache_size import CacheLimits, cache_limits
 from adam_async.run.config import Config
 from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import TrainingProgram
+from adam_async.run.user_code import check_allowed
 from adam_async.runtime.clock import fine_clock
 from adam_async.runtime.machine import available_bytes
 from dataflow import ComputePool, Job, MakePool
@@ -58,7 +60,7 @@ class GroupProducer:
     """The groups that one data server sends.
 
     Args:
-        functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
+        functions: Kinds of transforms that are functions of the user; a run may name no others.
         on_failure: Receives an error of the thread; the same images raise it again.
 
     Run `run` as a task of the owner's group.
@@ -120,8 +122,15 @@ class GroupProducer:
                 self._cache.close()
 
     async def take_up(self, program: TrainingProgram) -> None:
-        """Prepare a run; compiling its transforms may take seconds."""
+        """Prepare a run; compiling its transforms may take seconds.
+
+        Raises:
+            ConfigError: The record of the run asks for a function that this server does not allow, or has an
+                invalid transform, step or number of images.
+            DataError: Images cannot be read.
+        """
         recipe, config = None, program.config
+        check_allowed(program.transforms, self._functions)
         await self._has_thread.wait()
         assert self._pool is not None
         if program.transforms:
@@ -173,6 +182,11 @@ class GroupProducer:
         step, data = StepSpec.from_dict(program.spec), self._dataset
         if step is None or not step.sample:
             return
+        if step.shape != data.image_shape:  # the bound of the sample is for images of this shape
+            raise ConfigError(
+                f"the record of step {step.name[:80]!r} is for images of {list(step.shape)}, and this data "
+                f"server has images of {list(data.image_shape)}: submit the run again"
+            )
         trained = np.arange(len(data.train_labels)) if self._trained is None else self._trained
         chosen = sample_of(trained, step.sample, seed=program.config.seed)
         assert self._pool is not None

@@ -67,7 +67,7 @@ class DataServer(Role):
     Args:
         settings: The server's place in its cluster; the timeline records leases, too.
         dataset: Data to serve.
-        functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
+        functions: Kinds of transforms that are functions of the user; the server refuses a run with others.
         make_pool: See `GroupProducer`.
         available_bytes: See `GroupProducer`.
 
@@ -169,6 +169,9 @@ class DataServer(Role):
                 try:
                     self._check_data(cluster)
                     await self._take_up(cluster, run.id, program)
+                except ConfigError as error:  # of the record alone: the images of this server are sound
+                    await self._refuse(run.id, str(error))
+                    continue
                 except AdamError as error:
                     await self._end_with(error)
                 await self._membership.set_node(ready=run.id, failed="")
@@ -204,8 +207,8 @@ class DataServer(Role):
 
     async def _take_up(self, cluster: ClusterMap, run: str, program: TrainingProgram) -> None:
         self._questions.refuse_all("wrong-run", f"this data server has gone on to run {run}")
-        self._program, self._config = program, program.config
         await self._producer.take_up(program)
+        self._program, self._config = program, program.config
         self._run, self._began = run, None
         self._read_ahead = self._config.groups_ahead(prod(self._dataset.image_shape))
         self._orders = EpochOrders(

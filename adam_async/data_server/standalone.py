@@ -13,7 +13,8 @@ host nor the other servers.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from adam_async.controller.role import Role, RoleSettings
 from adam_async.data_server.dataset import Dataset
@@ -38,13 +39,22 @@ class DataHost(Role):
             ``tcp://host:port``; data servers take any free port of that host.
         dataset: Data to serve.
         entropy: Source of the incarnations of data servers.
+        functions: Kinds of transforms that are functions of the user; the servers refuse runs with others.
     """
 
-    def __init__(self, settings: RoleSettings, dataset: Dataset, *, entropy: Callable[[int], bytes]) -> None:
+    def __init__(
+        self,
+        settings: RoleSettings,
+        dataset: Dataset,
+        *,
+        entropy: Callable[[int], bytes],
+        functions: Mapping[str, Callable[..., Any]] = {},
+    ) -> None:
         super().__init__(settings)
         describe(dataset)  # refuses a description that the map of no cluster has room for
         self._dataset = dataset
         self._entropy = entropy
+        self._functions = functions
         self._asked = 0
         self.serving: dict[str, DataServer] = {}
         """Data servers by the controllers of their clusters, before and after they join."""
@@ -80,7 +90,7 @@ class DataHost(Role):
             controller=controller,
             process_memory=self.process_memory,
         )
-        server = DataServer(settings, self._dataset)
+        server = DataServer(settings, self._dataset, functions=self._functions)
         self.serving[controller] = server
         self._spawn(f"cluster-{self._asked}", self._serve(request, node, controller, server))
 

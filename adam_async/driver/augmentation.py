@@ -31,9 +31,8 @@ def transforms_of(
         return ()
     if resumed is not None:
         steps = resumed_transforms(resumed, asked, functions)
-        functions_for(
-            steps, functions
-        )  # Data servers import the functions: refuse here a function that they cannot find.
+        # Data servers import the functions: refuse here a function that this process cannot find.
+        functions_for(steps, functions)
         return steps
     return steps_for(asked, image_shape, functions)
 
@@ -56,7 +55,7 @@ def steps_for(
     channels, rows, columns = image_shape
     shape = (int(channels), int(rows), int(columns))
     steps = default_steps(shape) if asked is None else [dict(step) for step in asked]
-    recipe = Recipe.of(steps, shape, kernels="numpy", functions=functions)
+    recipe = Recipe.of(steps, shape, kernels="numpy", functions=functions_for(steps, functions))
     if recipe.output_shape != shape:
         raise ConfigError(
             f"the transforms make images of {recipe.output_shape} (channels, rows, columns) out of {shape}, "

@@ -66,6 +66,7 @@ from adam_async.run.step_model import RunModel
 from adam_async.run.stragglers import describe
 from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.channel import Endpoint
+from adam_async.runtime.machine import available_bytes
 from adam_async.runtime.traffic import CommonStatistics, Traffic
 
 OUTSIDE = "the cluster is not running: train within its block, `async with cluster: await cluster.train()`"
@@ -178,6 +179,7 @@ class Driver:
                     traffic=self._traffic,
                     pool=pool,
                     threads=settings.threads,
+                    available_bytes=settings.available_bytes or available_bytes,
                 ),
                 results=self._results,
                 events=self._events,

@@ -3,14 +3,17 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.errors import RunFailed
 from adam_async.messages import ReadTest, TestImages, pack, unpack
 from adam_async.run.config import Waits
 from adam_async.run.step_model import RunModel, StepModel
+from adam_async.runtime.machine import available_bytes
 from adam_async.runtime.traffic import Traffic
 from dataflow import ComputePool
 from transport import Identity, Network, RemoteProtocolError, TransportError
@@ -21,13 +24,17 @@ TEST_CHUNK = 1000
 MESSAGE_SHARE = 2
 """Factor by which a message with test images stays below the largest message of its link."""
 
-
 AGAIN_S = 0.1
 """Pause before the next request for the images, in seconds."""
 
 
 class Evaluator:
-    """Evaluates weights on test images, which it reads once."""
+    """Evaluates weights on test images, which it reads once.
+
+    Args:
+        available_bytes: Returns the memory of this process for images, in bytes. A data server states the
+            number of its images; the evaluator refuses images that do not fit.
+    """
 
     def __init__(
         self,
@@ -38,6 +45,7 @@ class Evaluator:
         traffic: Traffic,
         pool: ComputePool,
         threads: int,
+        available_bytes: Callable[[], int] = available_bytes,
     ) -> None:
         self._network = network
         self._identity = identity
@@ -45,6 +53,7 @@ class Evaluator:
         self._traffic = traffic
         self._pool = pool
         self._threads = threads
+        self._available_bytes = available_bytes
         self._sets: dict[bool, tuple[NDArray[Any], NDArray[Any]]] = {}
         """Images and labels; key True: those of the validation split, key False: test images."""
 
@@ -113,31 +122,59 @@ class Evaluator:
         """Read a set of images in messages; `sample` is the largest number of images in a sample.
 
         Raises:
-            RemoteProtocolError: An answer has no images, other ones or too many.
+            RemoteProtocolError: An answer has no images, other ones or too many, or states another total.
+            RunFailed: This process has no memory for the stated number of images.
         """
-        pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        found: tuple[NDArray[Any], NDArray[Any]] | None = None
         have, total = 0, 1
         count = 1  # the size of the first image determines how many fit into one message
         async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
             self._traffic.watch(link)
             while have < total:
                 body = ReadTest(start=have, stop=have + count, validation=validation, sample=bool(sample))
-                ask = pack(body)
-                reply = await link.call(ask, timeout_s=self._waits.call_s)
-                total = unpack(reply, TestImages).total
-                _check(reply.tensors, count if total else 0, like=pieces[0][0] if pieces else None)
-                if sample and total > sample:
+                reply = await link.call(pack(body), timeout_s=self._waits.call_s)
+                stated = unpack(reply, TestImages).total
+                _check(reply.tensors, count if stated else 0, like=None if found is None else found[0])
+                if found is None:
+                    found, total = self._room_for(stated, reply.tensors, address, sample), stated
+                read = len(reply.tensors[1])
+                if stated != total or have + read > total:
                     raise RemoteProtocolError(
-                        "message", f"a sample has {total} images, and the step takes {sample} at most"
+                        "message",
+                        f"test images {have} to {have + read} of {stated}, after an answer with a total of "
+                        f"{total}",
                     )
-                pieces.append((reply.tensors[0], reply.tensors[1]))
-                have += len(reply.tensors[1])
+                for whole, part in zip(found, reply.tensors, strict=True):
+                    whole[have : have + read] = part
+                have += read
                 count = _images_in(link.max_message_bytes, reply.tensors)
             self._traffic.gone(link)
-        return (
-            np.concatenate([images for images, _ in pieces]),
-            np.concatenate([labels for _, labels in pieces]),
-        )
+        assert found is not None, "the first request is made in any case"
+        return found
+
+    def _room_for(
+        self, total: int, tensors: Sequence[NDArray[Any]], address: str, sample: int
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return arrays for all images and labels of a set, whose first answer has these tensors.
+
+        Raises:
+            RemoteProtocolError: The sample has more than `sample` images.
+            RunFailed: The arrays do not fit into memory.
+        """
+        if sample and total > sample:
+            raise RemoteProtocolError(
+                "message", f"a sample has {total} images, and the step takes {sample} at most"
+            )
+        images, labels = tensors
+        nbytes = total * (prod(images.shape[1:]) + labels.itemsize)
+        available = self._available_bytes()
+        if nbytes > available:
+            raise RunFailed(
+                f"the data server at {address} has {total} images of {list(images.shape[1:])} for an "
+                f"evaluation, {nbytes / 1e9:.1f} GB, and {available / 1e9:.1f} GB of memory are available: "
+                "evaluate on fewer or smaller images"
+            )
+        return np.empty((total, *images.shape[1:]), np.uint8), np.empty(total, np.int64)
 
 
 def _check(tensors: Sequence[NDArray[Any]], most: int, *, like: NDArray[Any] | None) -> None:

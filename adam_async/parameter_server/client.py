@@ -123,6 +123,8 @@ class _Question:
         """Pass the values on; an answer without values is asked again while they are wanted."""
         values = unpack(answer, Values)
         if self.message.meta["shards"] and not values.versions:
+            if not self.message.meta["clock"]:  # such a question would be asked again without an end
+                raise RemoteProtocolError("values", "a Values has no values, and the Pull named no clock")
             if self.is_wanted is not None and not self.is_wanted():
                 return True
             if self.on_behind is not None:

@@ -22,7 +22,7 @@ from adam_async.run.config import Waits
 from adam_async.run.primary import Primary
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Channel, Endpoint, wait_set
-from transport import DialFailed, Link, Message, RemoteError, TransportError, WouldBlock
+from transport import DialFailed, Link, Message, ProtocolError, RemoteError, TransportError, WouldBlock
 
 logger = logging.getLogger(__name__)
 
@@ -231,7 +231,10 @@ class BundleConnection:
                     return
         if link is not self.channel.link:
             return
-        if isinstance(error, RemoteError):
+        if isinstance(error, ProtocolError):  # an answer that does not fit its question
+            self._refusal = str(error)
+            logger.warning("%s sent an invalid answer: %s", self.channel.peer, error)
+        elif isinstance(error, RemoteError):
             self._refusal = str(error)
             if error.code not in NOT_SERVING:
                 asked = f"{exchange.message.type} of bundle {self.home}"

@@ -19,7 +19,7 @@ Letters: N images of a batch, C channels, H rows, W columns.
 
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, prod
 from typing import Any, Protocol, Self
 
 import msgspec
@@ -29,6 +29,7 @@ from numpy.typing import DTypeLike, NDArray
 from adam_async.errors import ConfigError, StepFailed
 from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.config import OF_CUTS, Config
+from adam_async.run.store_record import MOST_NAME
 
 MOST_STEP_NAME = 512
 """Maximum length of a step's import path, in characters."""
@@ -38,6 +39,12 @@ MOST_STEP_ARGS = 32 << 10
 
 MOST_SAMPLE = 1 << 16
 """Maximum number of training images in the sample of a step."""
+
+MOST_SAMPLE_BYTES = 1 << 30
+"""Maximum size of the images of this sample, in bytes: data servers and the driver hold it in memory."""
+
+MOST_CONSTANTS = 1 << 13
+"""Maximum number of fingerprints in the record of a step (`TrainStep.constants`)."""
 
 Metrics = Mapping[str, float]
 """Results of an evaluation by name. ``accuracy`` is required: the share of right answers, from 0 to 1."""
@@ -331,19 +338,37 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
         if (
             len(found.name) > MOST_STEP_NAME
             or not all(length > 0 for length in (*found.shape, found.classes))
-            or not 0 <= found.sample <= MOST_SAMPLE
+            or found.sample < 0
         ):
             raise ConfigError(
                 f"the record of step {found.name[:80]!r} is invalid: images {found.shape}, "
                 f"{found.classes} classes, a sample of {found.sample}"
             )
-        for tensor, numbers in found.constants.items():
-            if not all(map(isfinite, numbers)):  # a fingerprint that is infinite would equal every other
-                raise ConfigError(
-                    f"the record of step {found.name[:80]!r} is invalid: the fingerprint of {tensor[:80]!r} "
-                    f"is {numbers}, expected finite numbers"
-                )
+        if problem := found.excess():
+            raise ConfigError(f"the record of step {found.name[:80]!r} is invalid: {problem}")
         return found
+
+    def excess(self) -> str:
+        """Return which part of the step exceeds its bound, and the remedy; empty if none does."""
+        nbytes = self.sample * prod(self.shape)
+        if self.sample > MOST_SAMPLE:
+            return f"a sample of {self.sample} images, {MOST_SAMPLE} are the most: take a smaller sample"
+        if nbytes > MOST_SAMPLE_BYTES:
+            return (
+                f"a sample of {self.sample} images of {list(self.shape)} has {nbytes} bytes, "
+                f"{MOST_SAMPLE_BYTES} are the most: take a sample of {MOST_SAMPLE_BYTES // prod(self.shape)}"
+            )
+        if len(self.constants) > MOST_CONSTANTS:
+            return (
+                f"fingerprints of {len(self.constants)} tensors, {MOST_CONSTANTS} are the most: join frozen "
+                "parameters and buffers into fewer tensors"
+            )
+        for name, numbers in self.constants.items():
+            if len(name.encode()) > MOST_NAME:
+                return f"tensor {name[:80]!r}... has a name of over {MOST_NAME} bytes: give it a shorter one"
+            if not all(map(isfinite, numbers)):  # a fingerprint that is infinite would equal every other
+                return f"the fingerprint of {name[:80]!r} is {numbers}, expected finite numbers"
+        return ""
 
 
 def array_problem(array: object, shape: tuple[int, ...], dtype: str) -> str:

@@ -3,11 +3,13 @@
 A message cannot carry a class, but its import path: the receiver imports its module, and so runs it. A layer
 is ``package.module:Class``, and the factory of a step ``package.module:factory``.
 
-The record of a run names its step, and a party with the token of a cluster can submit any record. A worker
-therefore imports only the modules that its own command line allows, and calls only functions that such a
-module defines.
+The record of a run names its step and the functions of its transforms, and a party with the token of a
+cluster can submit any record. A worker therefore imports only the modules that its own command line allows,
+and calls only functions that such a module defines. A data server imports only the functions that its own
+command line allows.
 """
 
+import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +22,7 @@ import msgspec
 from adam_async.errors import ConfigError
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
-from adam_async.run.train_step import MOST_SAMPLE, MOST_STEP_ARGS, MOST_STEP_NAME, StepSpec, TrainStep
+from adam_async.run.train_step import MOST_STEP_ARGS, MOST_STEP_NAME, StepSpec, TrainStep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,15 +37,13 @@ class NamedStep:
         """Return the step's record, with the image shape and the number of classes of the data.
 
         Raises:
-            ConfigError: The step's `sample` is not a whole number of images in the allowed range.
+            ConfigError: The step's `sample` or `constants` exceed their bounds; names the bound.
         """
         channels, rows, columns = data["shape"]
         sample = getattr(self.step, "sample", 0)
-        if type(sample) is not int or not 0 <= sample <= MOST_SAMPLE:
-            raise ConfigError(
-                f"step {self.name}: sample is {sample!r:.80}, expected 0 to {MOST_SAMPLE} images"
-            )
-        return StepSpec(
+        if type(sample) is not int or sample < 0:
+            raise ConfigError(f"step {self.name}: sample is {sample!r:.80}, expected a number of images")
+        spec = StepSpec(
             name=self.name,
             args=dict(self.args),
             shape=(int(channels), int(rows), int(columns)),
@@ -51,6 +51,9 @@ class NamedStep:
             sample=sample,
             constants=dict(getattr(self.step, "constants", {})),
         )
+        if problem := spec.excess():
+            raise ConfigError(f"step {self.name}: {problem}")
+        return spec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +93,8 @@ def functions_for(
 ) -> Mapping[str, Callable[..., Any]]:
     """Return the functions for steps: the given ones, and imported ones.
 
+    The import runs the module of a function: the steps must come from the user, or be allowed by the user.
+
     Raises:
         ConfigError: A module or function cannot be imported; the error has the step.
     """
@@ -126,6 +131,25 @@ def check_named(steps: Sequence[object], origin: str, *, allowed: Collection[str
         )
 
 
+def check_allowed(steps: Sequence[object], functions: Collection[str]) -> None:
+    """Check that a data server allows all functions of the transforms of a run.
+
+    Args:
+        functions: Kinds that the data server allows.
+
+    Raises:
+        ConfigError: The transforms name other functions; the text has the options that allow them.
+    """
+    others = [name for name in named_functions(steps) if name not in functions]
+    if others:
+        words = shlex.join(word for name in others for word in ("--allow-transform", name))
+        raise ConfigError(
+            "the transforms of the run name functions that this data server does not allow: if you trust "
+            f"them, start the data server with {words:.800}, and with --step-path DIR if their module is in "
+            "folder DIR"
+        )
+
+
 def import_named(kind: str, where: str) -> Callable[..., Any]:
     """Import a function or class by a name such as ``package.module:function``.
 
@@ -142,7 +166,7 @@ def import_named(kind: str, where: str) -> Callable[..., Any]:
         within = "" if error.name and f"{name}.".startswith(f"{error.name}.") else f" that {name} imports"
         raise ConfigError(
             f"{where} ({kind}): there is no module {error.name!r}{within}; install it, or name the folder it "
-            "is in with PYTHONPATH, for data servers too, or that of a step or layer with --step-path"
+            "is in with --step-path or PYTHONPATH"
         ) from error
     except (Exception, SystemExit) as error:  # user code may raise anything
         raise ConfigError(f"{where} ({kind}): importing {name} failed: {error!r}") from error
@@ -279,6 +303,15 @@ def allow_steps(modules: Sequence[str]) -> StepSource:
     return StepSource(frozenset(modules))
 
 
+def allow_functions(names: Sequence[str]) -> dict[str, Callable[..., Any]]:
+    """Import the functions that a data server allows, so no run waits for the import.
+
+    Raises:
+        ConfigError: A name is no import path, or cannot be imported.
+    """
+    return {name: import_named(name, "--allow-transform") for name in names}
+
+
 def read_layers(texts: Sequence[str]) -> dict[str, str]:
     """Read kinds of layers, each ``kind=package.module:Class``; returns import paths by kind.
 
@@ -296,8 +329,19 @@ def read_layers(texts: Sequence[str]) -> dict[str, str]:
 
 def import_words(layers: Mapping[str, str], step: str | None, folders: Sequence[Path]) -> tuple[str, ...]:
     """Return the words of a worker's command line that let it import these layers and this step."""
-    words = [word for folder in folders for word in ("--step-path", str(folder.resolve()))]
+    words = [*_folder_words(folders)]
     words += [word for kind, path in layers.items() for word in ("--layer", f"{kind}={path}")]
     if step is not None:
         words += ["--allow-step", step.partition(":")[0]]
     return tuple(words)
+
+
+def transform_words(steps: Sequence[object] | None, folders: Sequence[Path]) -> tuple[str, ...]:
+    """Return the words of a data server's command line that let it import the functions of these steps."""
+    functions = named_functions(steps)
+    words = _folder_words(folders) if functions else []
+    return (*words, *(word for name in functions for word in ("--allow-transform", name)))
+
+
+def _folder_words(folders: Sequence[Path]) -> list[str]:
+    return [word for folder in folders for word in ("--step-path", str(folder.resolve()))]

@@ -22,6 +22,7 @@ from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import holders, shard_table
 from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.channel import Endpoint
+from adam_async.runtime.machine import available_bytes
 from adam_async.runtime.traffic import Traffic
 from adam_async.store.arrays import Gradient
 from adam_async.store.call_queue import CallQueue
@@ -36,6 +37,9 @@ from adam_async.store.wish import StoreWish, consistency_of
 from transport import Identity
 
 _T = TypeVar("_T")
+
+LARGE_BYTES = 1 << 28
+"""Size of all arrays of a store up to which a pull does not read the available memory, in bytes."""
 
 LEAVE_S = 2.0
 """Maximum time for open pushes at the end of a client, in seconds."""
@@ -474,9 +478,24 @@ class StoreLink:
     async def pull(self, names: Sequence[str] | None, out: Mapping[str, NDArray[Any]] | None) -> Values:
         """See `ParameterStore.pull`."""
         self._check()
+        if names is None:
+            self._check_room()
         pulling = self._new_pull(tuple(self.layout.arrays) if names is None else names, out)
         self._begin_pull(*pulling)
         return await self._ended_pull(*pulling)
+
+    def _check_room(self) -> None:
+        """Refuse a pull of all arrays of a store that does not fit into memory; another client made its list.
+
+        Raises:
+            StoreError: The arrays take more than the available memory.
+        """
+        nbytes = self.store.nbytes
+        if nbytes > LARGE_BYTES and nbytes > (available := available_bytes()):
+            raise StoreError(
+                f"store {self.name!r} has arrays of {nbytes / 1e9:.1f} GB, and {available / 1e9:.1f} GB of "
+                "memory are available here: pull arrays by their names, or use a larger machine"
+            )
 
     def _new_pull(
         self, names: Sequence[str], out: Mapping[str, NDArray[Any]] | None

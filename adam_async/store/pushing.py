@@ -16,6 +16,7 @@ from adam_async.run.store_record import ArrayRecord
 from adam_async.store.arrays import Gradient, flat_factors, flat_values, names_in
 from adam_async.store.layout import FactorMessage, ShardMessage, StoreLayout, StorePlan
 from adam_async.store.values import PushOutcome, RefusedShard
+from transport import RemoteProtocolError
 
 MOST_RATE = 1e12
 """Largest learning rate."""
@@ -209,8 +210,20 @@ class PushCollector(Collector):
         self._refused: list[RefusedShard] = []
 
     def answered(self, message: Outgoing, answer: Pushed) -> None:
-        """Take an answer."""
+        """Take an answer.
+
+        Raises:
+            RemoteProtocolError: The answer has another number of versions, or a problem of another shard.
+        """
         of = message.shards
+        if len(answer.versions) != len(of.shards) or any(
+            problem.index >= len(of.shards) for problem in answer.problems
+        ):
+            raise RemoteProtocolError(
+                "versions",
+                f"{len(answer.versions)} versions, and problems of shards "
+                f"{[problem.index for problem in answer.problems[:8]]}, do not fit {len(of.shards)} shards",
+            )
         self._note_versions(of.index, answer.versions)
         table, versions = self._layout.table.shards, self._versions
         if isinstance(of, ShardMessage) and of.whole:

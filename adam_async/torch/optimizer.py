@@ -55,7 +55,7 @@ from adam_async.torch.exchanges import Exchange, Exchanges, check_cadence
 from adam_async.torch.factors import LinearFactors, LinearGradient
 from adam_async.torch.gradients import Found, Slot, Sums, collect, copied
 from adam_async.torch.overlap import Overlap
-from adam_async.torch.parameters import ModuleParameters
+from adam_async.torch.parameters import ModuleParameters, check_values
 
 Parameters = Iterable[nn.Parameter] | Iterable[str] | Iterable[Mapping[str, Any]]
 """Parameters, their names, or groups of them with ``params`` and ``lr``."""
@@ -90,7 +90,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     Raises:
         ConfigError: An argument is invalid.
-        StoreError: The store has no array for a parameter, or one of another shape or type.
+        StoreError: The store has no array for a parameter, one of another shape or type, or a value that is
+            not finite; the module then keeps its values.
     """
 
     def __init__(
@@ -442,11 +443,13 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """Take the store's values of all parameters, frozen ones too, and of buffers with another policy
         than ``local``.
 
-        Errors are those of `ParameterStore.pull`.
+        Errors are those of `ParameterStore.pull`, and StoreError for a value that is not finite. An error
+        leaves the module as it was.
         """
         with torch.no_grad():
             self._exchanges.settle(0)
             values = self._store.pull([*self._named, *self._buffers.names])
+            check_values(values, self._store.name)
             for name, parameter in self._named.items():
                 parameter.copy_(torch.from_numpy(np.array(values[name])))
             self._buffers.load(values)

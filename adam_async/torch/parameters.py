@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from adam_async.errors import ConfigError, StoreError
 from adam_async.run.arrays import ArraySpec
+from adam_async.store.arrays import is_surely_finite
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 """Types of parameters that a store can hold, with their names in the store."""
@@ -89,6 +90,26 @@ def parameter_arrays(module: nn.Module) -> dict[str, NDArray[np.floating]]:
         ConfigError: See `ModuleParameters`.
     """
     return ModuleParameters(module).values()
+
+
+def check_values(values: Mapping[str, NDArray[np.floating]], store: str) -> None:
+    """Check that pulled values are finite, before the first of them reaches the module.
+
+    Raises:
+        StoreError: A value is not finite; the error has its array, its index and the remedy.
+    """
+    for name, array in values.items():
+        flat = array.reshape(-1)
+        if is_surely_finite(flat):
+            continue
+        finite = np.isfinite(flat)
+        if not finite.all():
+            place = int(np.argmin(finite))
+            raise StoreError(
+                f"array {name!r} of store {store!r} has the value {flat[place]} at index {place} of its flat "
+                "values: the training of the store has diverged, or a server is faulty; the module keeps its "
+                "values: begin a store under another name, with a lower rate"
+            )
 
 
 def _problem(parameter: nn.Parameter) -> str:

@@ -39,6 +39,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from adam_async.errors import ConfigError
 from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.train_step import Batch, Gradients, Metrics, StepOutcome, TrainStep
+from adam_async.torch import random_streams
 from adam_async.torch.factors import LinearFactors
 from adam_async.torch.parameters import ModuleParameters
 
@@ -58,9 +59,6 @@ SAVED_TYPES = (
     torch.uint8, torch.bool,
 )  # fmt: skip
 """Types of buffers that both a model file and NumPy can hold."""
-
-_RANDOM = Lock()
-"""Held while a module is made under a seed, because PyTorch has one random stream per process."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,10 +93,10 @@ class TorchStep(TrainStep):
     """Trains a module by its loss.
 
     Args:
-        module: A function that makes the module, or the module. The step sets PyTorch's random stream before
-            it calls a function, so all processes make equal modules, and first values depend on the run's
-            seed. A module has the first values of the run; its frozen parameters and buffers must be equal in
-            all processes.
+        module: A function that makes the module, or the module. The step seeds the random streams of PyTorch,
+            Python and NumPy before it calls a function, so all processes make equal modules, and first values
+            depend on the run's seed. A module has the first values of the run; its frozen parameters and
+            buffers must be equal in all processes.
         loss: Takes the output and the labels (N,), and returns the mean loss of the batch, a scalar tensor.
         metrics: Takes the output and the labels, and returns results by name. ``accuracy`` is required; the
             step adds it if the output has shape (N, K).
@@ -140,8 +138,14 @@ class TorchStep(TrainStep):
         self.constants = _constants(self._module, trained)
         """See `TrainStep.constants`."""
         self.deterministic = False
-        """Whether a repetition of `step` gives equal bits; False before `prepare`."""
-        self._draws = True
+        """Whether a repetition of `step` gives equal bits; False before `prepare`.
+
+        `prepare` sees the draws of its two images from the streams of PyTorch, Python (`random`) and NumPy
+        (`numpy.random`). It sees no draws of a generator object of the module's own, of other branches of
+        `forward`, or of other sources, such as the clock: give such a step no record.
+        """
+        self._drawn: frozenset[str] = random_streams.ALL
+        """Random streams that `step` seeds."""
         first = next(iter(trained.values()))
         self._dtype, self._device = first.dtype, first.device
         self._prepared: tuple[int, int, int] | None = None
@@ -161,7 +165,7 @@ class TorchStep(TrainStep):
             if self._prepared == shape:
                 return
             bench = self._new_bench(self._module, factors=None)
-            self._draws = self._try(bench, shape)
+            self._drawn = self._try(bench, shape)
             found = bench.linear.take()
             self.factors = [name for name, each in found.items() if each.rows == PROBED and each.rest is None]
             for name, parameter in bench.parameters.items():
@@ -177,21 +181,20 @@ class TorchStep(TrainStep):
                     ", ".join(changed),
                     type(self._module).__name__,
                 )
-            self.deterministic = not self._draws and not changed
+            # The streams of accelerators are not compared.
+            self.deterministic = not self._drawn and not changed and self._device.type == "cpu"
             self._training.clear()
             self._prepared = shape
 
-    def _try(self, bench: "_Bench", shape: tuple[int, int, int]) -> bool:
-        """Run both passes on black images; return whether they may draw random numbers.
+    def _try(self, bench: "_Bench", shape: tuple[int, int, int]) -> frozenset[str]:
+        """Run both passes on black images; return the random streams that they may draw from.
 
         Raises:
             ConfigError: See `prepare`.
         """
         batch = Batch(np.zeros((PROBED, *shape), np.uint8), np.zeros(PROBED, np.int64))
         values, kept = self._values_of(self._module), self._values_of(self._module)
-        with _RANDOM, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(CONSTANTS_SEED)
-            state = torch.get_rng_state()
+        with random_streams.seeded(CONSTANTS_SEED) as drawn:
             try:
                 bench.load(values)
                 self._backward(bench, batch)
@@ -203,12 +206,11 @@ class TorchStep(TrainStep):
                     f"with labels 0: {type(error).__name__}: {error}; give TorchStep a `forward` that "
                     "converts the images for this module"
                 ) from error
-            # The streams of accelerators are not compared.
-            draws = self._device.type != "cpu" or not torch.equal(state, torch.get_rng_state())
+            found = drawn() if self._device.type == "cpu" else drawn() | {"PyTorch"}
         for name, value in values.items():
             if not np.array_equal(value, kept[name]):  # by `parameter.data`, which has no version
                 raise ConfigError(_changed_in_place(name))
-        return draws
+        return found
 
     def initial(self, seed: int) -> Mapping[str, NDArray[Any]]:
         """Return the module's values. If a function makes the module, they depend on the seed."""
@@ -217,12 +219,12 @@ class TorchStep(TrainStep):
     # --- a batch -------------------------------------------------------------------------------
 
     def step(self, values: Mapping[str, NDArray[Any]], batch: Batch, out: Gradients) -> StepOutcome:
-        """See `TrainStep.step`. If the module draws random numbers, the call seeds the random stream of the
-        process with the epoch and the number of the group."""
+        """See `TrainStep.step`. If the module draws from a random stream of PyTorch, Python or NumPy, the
+        call seeds this stream, one per process, with the epoch and the number of the group."""
         with self._lent(self._training, self.factors) as bench:
             bench.load(values)
-            if self._draws:
-                torch.manual_seed(_random_key(batch))
+            if self._drawn:
+                random_streams.seed_streams(self._drawn, _random_key(batch))
             loss = self._backward(bench, batch)
             self._fill(bench, out)
         return StepOutcome(loss, weight=len(batch))
@@ -275,10 +277,9 @@ class TorchStep(TrainStep):
     # --- inside --------------------------------------------------------------------------------
 
     def _made(self, seed: int) -> nn.Module:
-        """Make the module with PyTorch's random stream at this seed, and restore the stream."""
+        """Make the module with the random streams at this seed, and restore the streams."""
         assert self._make is not None
-        with _RANDOM, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with random_streams.seeded(seed):
             module = self._make()
         if not isinstance(module, nn.Module):
             raise ConfigError(

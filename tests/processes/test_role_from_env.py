@@ -57,6 +57,15 @@ def test_a_rank_with_one_role_runs_it_itself(layout: Path) -> None:
             assert server.finish() == 143
 
 
+def test_a_data_server_allows_the_functions_of_the_transforms_of_its_own_file(layout: Path) -> None:
+    layout.write_text(layout.read_text() + 'augment = true\ntransforms = "steps.toml"\n')
+    (layout.parent / "steps.toml").write_text('[[transform]]\nkind = "package.module:function"\n')
+    ours = {"ADAM_ROLE": "data", "ADAM_CONTROLLER": "tcp://127.0.0.1:1"}
+    code, output = run("role", "--from-env", "--print", "--config", str(layout), environment=ours)
+    assert code == 0, output
+    assert "--allow-transform package.module:function" in output
+
+
 def test_the_roles_of_a_rank_can_be_printed(layout: Path) -> None:
     environment = {"SLURM_PROCID": "1", "SLURM_NTASKS": "3", "SLURM_JOB_NODELIST": "n[07-09]"}
     code, output = run("role", "--from-env", "--print", "--config", str(layout), environment=environment)

@@ -206,6 +206,49 @@ def test_a_worker_trains_a_step_that_its_command_line_allows() -> None:
         assert "step   tests.adam_async.steps:softmax: 651 values in 3 arrays" in output
 
 
+INVERT = "tests.adam_async.own_transform:invert"
+
+
+def test_a_data_server_refuses_a_function_that_it_does_not_allow_and_serves_the_next_run(
+    tmp_path: Path,
+) -> None:
+    steps = tmp_path / "steps.toml"
+    steps.write_text(f'[[transform]]\nkind = "{INVERT}"\n')
+    invert = ("--augment", "--transforms", str(steps), "--step-path", str(ROOT), "--epochs", "1")
+    with ExitStack() as stack:
+        meet, start = started_by_hand(stack)
+        start("ps", "--controller")
+        data = start("data", "--id", "d-0", "--data", "digits", "--controller")
+        start("worker", "--threads", "1", "--join")
+        code, output = run("train", *invert, "--controller", meet)
+        assert code == 4, output
+        assert "the data server cannot serve the run: d-0: the transforms of the run name functions" in output
+        assert f"start the data server with --allow-transform {INVERT}" in output
+        data.wait_for("d-0 refuses run")
+        code, output = run("train", "--epochs", "1", "--controller", meet)
+        assert code == 0, output
+
+
+def test_a_data_server_calls_a_function_that_its_command_line_allows(tmp_path: Path) -> None:
+    steps = tmp_path / "steps.toml"
+    steps.write_text(f'[[transform]]\nkind = "{INVERT}"\n')
+    invert = ("--augment", "--transforms", str(steps), "--step-path", str(ROOT), "--epochs", "1")
+    with ExitStack() as stack:
+        meet, start = started_by_hand(stack)
+        start("ps", "--controller")
+        allow = ("--allow-transform", INVERT, "--step-path", str(ROOT))
+        data = start("data", "--data", "digits", *allow, "--controller")
+        assert f"imports also find modules in {ROOT}" in data.output
+        start("worker", "--threads", "1", "--join")
+        code, output = run("train", *invert, "--controller", meet)
+        assert code == 0, output
+    code, output = run("train", "--processes", "--data", "digits", *invert)  # passes its own words on
+    assert code == 0, output
+    code, output = run("data", "--data", "digits", "--allow-transform", "nowhere:f")
+    assert code == 2, output
+    assert "--allow-transform (nowhere:f): there is no module 'nowhere'" in output
+
+
 def test_one_command_begins_a_run_leaves_it_takes_it_over_and_continues_from_its_checkpoint(
     tmp_path: Path,
 ) -> None:

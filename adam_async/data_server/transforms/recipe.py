@@ -25,7 +25,6 @@ from adam_async.data_server.transforms.pipeline import ImagePass, Kernels, Shape
 from adam_async.data_server.transforms.steps import KINDS, Step, check_step
 from adam_async.errors import ConfigError
 from adam_async.model.keyed_random import Dice
-from adam_async.run.user_code import functions_for
 
 PURPOSE = "augment"
 
@@ -66,17 +65,16 @@ class Recipe:
             steps: Kind and options of each step; no steps change no image.
             kernels: "numba", "numpy", or "auto" for numba if it is installed. Numba's kernels are compiled
                 here, or read from the disk.
-            functions: Further kinds, as functions of the user; see `pixels.UserFunction`. A function of the
-                kind ``package.module:function`` is imported here.
+            functions: Further kinds, as functions of the user; see `pixels.UserFunction`. A recipe imports
+                none: `user_code.functions_for` imports those of the user's own steps.
 
         Raises:
-            ConfigError: A step is wrong (the error has its number, key and value), a function cannot be
-                imported, or the kernels are not installed.
+            ConfigError: A step is wrong (the error has its number, key and value), or the kernels are not
+                installed.
         """
         for name in functions:
             if name in KINDS:
                 raise ConfigError(f"a function is named {name!r}, which is a kind of step; choose another")
-        functions = functions_for(steps, functions)
         checked = [check_step(step, f"step {at}", functions) for at, step in enumerate(steps, 1)]
         chosen = kernels_of(kernels)
         shape: Shape = (int(image_shape[0]), int(image_shape[1]), int(image_shape[2]))

@@ -37,7 +37,7 @@ from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
 from adam_async.run.partition import table_of
 from adam_async.run.step_model import RunModel, StepModel
-from adam_async.run.user_code import NamedStep, check_named
+from adam_async.run.user_code import NamedStep, check_named, functions_for
 from adam_async.worker.push_plan import plan_pushes
 
 
@@ -91,7 +91,12 @@ class Replay:
         self._orders: dict[int, EpochOrder] = {}
         self._dice, self._recipe = Dice(config.seed), None
         if header.transforms:
-            self._recipe = Recipe.of(header.transforms, dataset.image_shape, kernels=header.kernels)
+            self._recipe = Recipe.of(
+                header.transforms,
+                dataset.image_shape,
+                kernels=header.kernels,
+                functions=functions_for(header.transforms, {}),
+            )
         self.header = header
         self.network = self._new_model(layers, step)
         table = self._table = table_of(self.network, shard_bytes=config.shard_bytes)

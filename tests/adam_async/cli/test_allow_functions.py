@@ -113,6 +113,49 @@ async def test_a_record_imports_what_is_allowed_and_nothing_else(
     assert f"whose modules are imported: {KIND}" in capsys.readouterr().err
 
 
+DATA = "strangers_data:images"
+
+
+@pytest.fixture
+def strangers_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module whose function makes a data set."""
+    (tmp_path / "strangers_data.py").write_text(
+        "import numpy as np\n\n\ndef images():\n"
+        "    return [(np.full((8, 8), 40 * (n % 4), np.uint8), n % 4) for n in range(40)]\n"
+    )
+    monkeypatch.delitem(sys.modules, "strangers_data", raising=False)
+
+
+@pytest.mark.usefixtures("strangers_data")
+async def test_a_checkpoint_imports_no_data_that_only_it_names(tmp_path: Path) -> None:
+    small = {"epochs": 1, "images_per_group": 12, "quiet": True, "checkpoint": tmp_path / "run"}
+    assert await run_training(TrainOptions(data=DATA, **small), {}, Terminal(quiet=True)) == 0
+    del sys.modules["strangers_data"]
+
+    with pytest.raises(
+        ConfigError, match=f"names data .*: {DATA}; .* give --allow-functions, or --data {DATA}"
+    ):
+        await resume(tmp_path / "run")
+    assert "strangers_data" not in sys.modules
+
+    assert await resume(tmp_path / "run", data=DATA) == 0
+
+
+@pytest.mark.usefixtures("strangers_data")
+async def test_a_record_imports_no_data_that_only_it_names(tmp_path: Path) -> None:
+    record = tmp_path / "run.record"
+    asked = TrainOptions(data=DATA, epochs=1, record=record, images_per_group=12, quiet=True)
+    assert await run_training(asked, {}, Terminal(quiet=True)) == 0
+    del sys.modules["strangers_data"]
+
+    with pytest.raises(ConfigError, match=rf"run.record names data .*: {DATA}; .* give --allow-functions"):
+        await run_replay(TrainOptions(replay=record), {}, Terminal(quiet=True))
+    assert "strangers_data" not in sys.modules
+
+    for allowed in ({"allow_functions": True}, {"data": DATA}):
+        assert await run_replay(TrainOptions(replay=record, **allowed), {}, Terminal(quiet=True)) == 0
+
+
 async def test_the_permission_is_for_a_checkpoint_or_a_record() -> None:
     async with Disk() as disk:
         with pytest.raises(ConfigError, match="--allow-functions is for --resume and --replay"):

@@ -1,6 +1,8 @@
 """A download is shown and kept in the user's cache, and damaged images are an error or left out."""
 
+import asyncio
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,20 @@ import pytest
 from rich.console import Console
 
 from adam_async.cli.commands import app
-from adam_async.cli.data import Downloads, cache_folder, data_folder, is_import_path, load_data
+from adam_async.cli.data import (
+    Downloads,
+    cache_folder,
+    data_folder,
+    imported_dataset,
+    is_import_path,
+    load_data,
+)
 from adam_async.cli.data_inspect import run_inspection
 from adam_async.cli.options import InspectOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.objects import from_object
-from adam_async.errors import ConfigError, DataError
+from adam_async.errors import ConfigError, DataError, DeadlineExceeded
 from adam_async.runtime.disk import Disk
 
 
@@ -119,6 +128,14 @@ def fails() -> None:
     raise OSError("no disk")
 
 
+RELEASE = threading.Event()
+
+
+def waits_for_release() -> list[tuple[np.ndarray, int]]:
+    assert RELEASE.wait(20.0)
+    return make_images()
+
+
 @pytest.mark.parametrize("name", ["make_images", "make_data_set"])
 async def test_data_come_from_an_imported_function(name: str) -> None:
     async with Disk() as disk:
@@ -138,6 +155,26 @@ async def test_a_function_that_makes_no_data_is_named(source: str, text: str) ->
     async with Disk() as disk:
         with pytest.raises(ConfigError, match=text):
             await load_data(source, disk, {})
+
+
+async def test_a_function_that_makes_data_runs_beside_the_loop_and_has_a_deadline() -> None:
+    RELEASE.clear()
+    loads = asyncio.create_task(imported_dataset(f"{__name__}:waits_for_release"))
+    for _ in range(3):  # the loop goes on while the function blocks
+        await asyncio.sleep(0)
+    assert not loads.done()
+    RELEASE.set()
+    assert len((await loads).train_labels) == 18
+
+    RELEASE.clear()
+    try:
+        with pytest.raises(DeadlineExceeded, match=r"waited 0 s for .*waits_for_release to make the images"):
+            await imported_dataset(f"{__name__}:waits_for_release", within_s=0.0)
+    finally:
+        RELEASE.set()
+        for thread in threading.enumerate():
+            if thread.name == "data":
+                thread.join(20.0)
 
 
 def test_files_and_other_sources_are_no_import_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,19 @@ from adam_async.cluster.external_data import address_for, addresses_in
 from adam_async.cluster.local import LocalCluster
 from adam_async.controller.role import RoleSettings
 from adam_async.data_server.service import DataServer
-from adam_async.errors import AdamError, ConfigError, DeadlineExceeded, RoleDied, RoleUnreachable
+from adam_async.errors import (
+    AdamError,
+    ConfigError,
+    DeadlineExceeded,
+    RoleDied,
+    RoleFailed,
+    RoleUnreachable,
+)
 from adam_async.messages import role_table
 from adam_async.model.named import digits
 from adam_async.run.config import Config, Waits
 from adam_async.run.option_sources import make_config
+from adam_async.run.user_code import allow_functions
 from adam_async.runtime.clock import system_entropy
 from tests.adam_async.data_server.hosts import DATA, LOOPBACK, asker_of, controller_of, host_of, identity
 from tests.adam_async.runs import PATIENT, tcp_network, tiny_dataset, until
@@ -48,6 +56,22 @@ async def test_a_cluster_trains_with_data_from_elsewhere_and_all_else_is_as_if_t
         assert cluster.config.weights == "aliased"
         assert cluster.workers[0].address.startswith("local://")
         assert cluster.data_servers == []
+
+
+INVERT = "tests.adam_async.own_transform:invert"
+
+
+async def test_a_host_serves_transforms_that_its_own_command_line_allows_and_no_others(network):
+    config = config_of(augment=True)
+    steps = [{"kind": INVERT}]
+    async with host_of(network) as host, cluster_of(config, host, transforms=steps) as cluster:
+        with pytest.raises(RoleFailed, match=f"cannot serve the run: host-1: .*--allow-transform {INVERT}"):
+            await cluster.train()
+        assert len(host.serving) == 1
+    allowed = host_of(network, functions=allow_functions([INVERT]))
+    async with allowed as host, cluster_of(config, host, transforms=steps) as cluster:
+        result = await cluster.train()
+        assert [epoch.images for epoch in result.epochs] == [60, 60]
 
 
 @pytest.mark.thorough

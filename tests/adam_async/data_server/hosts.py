@@ -1,6 +1,7 @@
 """Helpers for tests of data hosts: a host, a controller and an asker over real sockets in one loop."""
 
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 from adam_async.cluster.external_data import DataHosts
 from adam_async.controller.role import RoleSettings
@@ -18,11 +19,12 @@ def identity(role, node="", incarnation=7):
     return Identity(role=role, node=node or role, incarnation=incarnation)
 
 
-def host_of(network, *, node="host", waits=PATIENT, dataset=DATA):
+def host_of(network, *, node="host", waits=PATIENT, dataset=DATA, functions=MappingProxyType({})):
     return DataHost(
         RoleSettings(network=network, address=LOOPBACK, identity=identity("data", node), waits=waits),
         dataset,
         entropy=entropy_of(node),
+        functions=functions,
     )
 
 

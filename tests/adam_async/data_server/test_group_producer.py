@@ -15,7 +15,7 @@ from adam_async.data_server.group_producer import GroupProducer
 from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.order import epoch_order
 from adam_async.data_server.transforms.recipe import Recipe
-from adam_async.errors import DataError
+from adam_async.errors import ConfigError, DataError
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cache_size import CacheLimits
 from adam_async.run.config import Config
@@ -106,6 +106,16 @@ async def test_pixels_are_the_same_within_any_memory(
         assert told.budget_bytes == budget
         assert told.decoded == IMAGES
         assert told.hits + told.read_back + told.decoded >= 3 * IMAGES
+        assert not failures
+
+
+async def test_a_run_with_a_function_that_the_server_does_not_allow_is_refused_before_any_change() -> None:
+    async with producer_of(dataset_of(cache=CacheLimits(1 << 30)), transforms=STEPS) as (producer, failures):
+        foreign = TrainingProgram(config=Config(seed=4), spec={}, transforms=({"kind": "os:system"},))
+        with pytest.raises(ConfigError, match="--allow-transform os:system"):
+            await producer.take_up(foreign)
+        images, _ = await taken(producer, 0)
+        assert np.array_equal(images, expected(0, 1, STEPS))
         assert not failures
 
 

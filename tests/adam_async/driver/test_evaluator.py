@@ -5,6 +5,7 @@ import pytest
 
 from adam_async.data_server.question_checks import check_test_part
 from adam_async.driver.evaluator import Evaluator
+from adam_async.errors import RunFailed
 from adam_async.messages import ReadTest, TestImages, pack, role_table, unpack
 from adam_async.runtime.traffic import Traffic
 from dataflow import ComputePool
@@ -12,6 +13,7 @@ from tests.adam_async.runs import PATIENT
 from transport import Identity, LinkConfig, LocalNetwork, RemoteProtocolError
 
 MOST_BYTES = 100_000
+AVAILABLE = 1_000_000
 
 
 @pytest.mark.parametrize("side", [2, 90, 170], ids=["small", "some-in-a-message", "one-in-a-message"])
@@ -50,6 +52,7 @@ async def read_from(network, answer, **options):
             traffic=Traffic("driver"),
             pool=ComputePool(threads=1, name="evaluate"),
             threads=1,
+            available_bytes=lambda: AVAILABLE,
         )
         return await evaluator._read(listener.address, **options)
 
@@ -105,3 +108,41 @@ async def test_a_sample_of_more_images_than_the_step_takes_is_refused_at_the_fir
     with pytest.raises(RemoteProtocolError, match="a sample has 2147483648 images, and the step takes 16"):
         await read_from(LocalNetwork(rules=role_table()), answer, sample=16)
     assert [each.sample for each in asked] == [True]
+
+
+@pytest.mark.parametrize("total", [AVAILABLE // 12 + 1, (1 << 32) - 1])
+@pytest.mark.parametrize("validation", [False, True])
+async def test_more_images_than_fit_into_memory_are_refused_at_the_first_answer(total, validation):
+    asked = []
+
+    def answer(request):
+        asked.append(unpack(request.message, ReadTest))
+        request.reply(pack(TestImages(total=total), [ONE, LABEL]))
+
+    with pytest.raises(
+        RunFailed,
+        match=rf"the data server at \S+ has {total} images of \[1, 2, 2\] .*of memory are available",
+    ):
+        await read_from(LocalNetwork(rules=role_table()), answer, validation=validation)
+    assert [each.validation for each in asked] == [validation]
+
+
+@pytest.mark.parametrize(("first", "later"), [(3, 1000), (1000, 1), (1000, 0)])
+async def test_a_total_that_changes_between_answers_is_refused(first, later):
+    def answer(request):
+        start = unpack(request.message, ReadTest).start
+        tensors = [ONE, LABEL] if not start or later else [ONE[:0], LABEL[:0]]
+        request.reply(pack(TestImages(total=later if start else first), tensors))
+
+    with pytest.raises(RemoteProtocolError, match=f"of {later}, after an answer with a total of {first}"):
+        await read_from(LocalNetwork(rules=role_table()), answer)
+
+
+async def test_an_answer_beyond_the_end_of_the_set_is_refused():
+    def answer(request):
+        body = unpack(request.message, ReadTest)
+        images = body.stop - body.start
+        request.reply(pack(TestImages(total=3), [np.repeat(ONE, images, 0), np.repeat(LABEL, images)]))
+
+    with pytest.raises(RemoteProtocolError, match="test images 1 to 1001 of 3"):
+        await read_from(LocalNetwork(rules=role_table()), answer)

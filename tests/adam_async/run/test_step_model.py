@@ -188,16 +188,49 @@ def test_a_step_with_other_arrays_than_the_store_is_refused(arrays, text):
     model.check_store(arrays_of(model, None))
 
 
-@pytest.mark.parametrize("sample", [-1, 1 << 17, 2.5, True])
-def test_the_size_of_a_sample_is_bounded(sample):
+@pytest.mark.parametrize(
+    ("sample", "shape", "said"),
+    [
+        (-1, [1, 8, 8], "sample"),
+        (2.5, [1, 8, 8], "expected a number of images"),
+        (True, [1, 8, 8], "expected a number of images"),
+        (1 << 17, [1, 8, 8], "a sample of 131072 images, 65536 are the most: take a smaller sample"),
+        (
+            1 << 16,
+            [3, 128, 128],
+            r"images of \[3, 128, 128\] has 3221225472 bytes, .*: take a sample of 21845$",
+        ),
+        (2, [1 << 20, 1 << 20, 1], "has 2199023255552 bytes, .*: take a sample of 0$"),
+    ],
+)
+def test_the_size_of_a_sample_is_bounded_in_images_and_bytes(sample, shape, said):
     step = Softmax()
     step.sample = sample
-    with pytest.raises(ConfigError, match=r"step mine: sample is .*expected 0 to 65536 images"):
-        NamedStep(step, "mine").spec({"shape": [1, 8, 8], "classes": 10})
+    with pytest.raises(ConfigError, match=f"step mine: .*{said}"):
+        NamedStep(step, "mine").spec({"shape": shape, "classes": 10})
     if type(sample) is int:
-        record = {"step": {"name": "mine", "shape": [1, 8, 8], "classes": 10, "sample": sample}}
-        with pytest.raises(ConfigError, match="a sample of"):
+        record = {"step": {"name": "mine", "shape": shape, "classes": 10, "sample": sample}}
+        with pytest.raises(ConfigError, match=f"the record of step 'mine' is invalid: .*{said}"):
             StepSpec.from_dict(record)
+
+
+@pytest.mark.parametrize(
+    ("constants", "said"),
+    [
+        ({f"{n}": (1.0, 1.0) for n in range(8193)}, "fingerprints of 8193 tensors, 8192 are the most: join"),
+        ({"n" * 1025: (1.0, 1.0)}, "has a name of over 1024 bytes: give it a shorter one"),
+        ({"n": (1.0, float("inf"))}, "the fingerprint of 'n' is .*, expected finite numbers"),
+    ],
+    ids=["many", "a long name", "infinite"],
+)
+def test_the_fingerprints_of_a_step_are_bounded(constants, said):
+    step = Softmax()
+    step.constants = constants
+    with pytest.raises(ConfigError, match=f"step mine: .*{said}"):
+        NamedStep(step, "mine").spec({"shape": [1, 8, 8], "classes": 10})
+    record = {"step": {"name": "mine", "shape": [1, 8, 8], "classes": 10, "constants": constants}}
+    with pytest.raises(ConfigError, match=f"the record of step 'mine' is invalid: .*{said}"):
+        StepSpec.from_dict(record)
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])

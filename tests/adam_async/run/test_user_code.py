@@ -15,12 +15,16 @@ from adam_async.run.train_step import StepSpec
 from adam_async.run.user_code import (
     StepSource,
     add_import_folder,
+    allow_functions,
     allow_steps,
+    check_allowed,
+    functions_for,
     import_layers,
     import_words,
     named_step,
     read_layers,
     read_step_args,
+    transform_words,
 )
 from tests.adam_async.runs import Trap
 from tests.adam_async.steps import Softmax
@@ -58,14 +62,16 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recipe_of(kind: str, **options: object) -> Recipe:
-    return Recipe.of([{"kind": kind, **options}], (1, 4, 4), kernels="numpy")
+    steps = [{"kind": kind, **options}]
+    return Recipe.of(steps, (1, 4, 4), kernels="numpy", functions=functions_for(steps, {}))
 
 
 def test_a_function_of_an_installed_module_is_a_kind_of_step() -> None:
     steps = read_steps('[[transform]]\nkind = "users_package.augment:invert"\nchance = 1.0\n', "steps.toml")
     images = np.arange(32, dtype=np.uint8).reshape(2, 1, 4, 4)
 
-    made = Recipe.of(steps, (1, 4, 4)).apply(images, np.arange(2), dice=Dice(1), epoch=1)
+    recipe = Recipe.of(steps, (1, 4, 4), functions=functions_for(steps, {}))
+    made = recipe.apply(images, np.arange(2), dice=Dice(1), epoch=1)
 
     np.testing.assert_array_equal(made, 255 - images)
 
@@ -113,6 +119,54 @@ def test_a_function_that_fails_is_named(kind: str, options: dict[str, object], s
 
     with pytest.raises(DataError, match=f"step 1: the function '{kind}' {said}"):
         recipe.apply(np.zeros((1, 1, 4, 4), np.uint8), np.arange(1), dice=Dice(1), epoch=1)
+
+
+def test_a_recipe_imports_no_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "users_package.augment", raising=False)
+
+    with pytest.raises(
+        ConfigError, match=r"step 1 has the kind 'users_package\.augment:invert'; known kinds"
+    ):
+        Recipe.of([{"kind": "users_package.augment:invert"}], (1, 4, 4), kernels="numpy")
+
+    assert "users_package.augment" not in sys.modules
+
+
+def test_a_data_server_allows_the_functions_of_its_command_line_and_no_others_of_their_module() -> None:
+    functions = allow_functions(["users_package.augment:invert"])
+    assert functions["users_package.augment:invert"](np.uint8(255), [0.0]) == 0
+    check_allowed([{"kind": "flip"}, {"kind": "users_package.augment:invert"}, "text"], functions)
+    others = [{"kind": "users_package.augment:fails"}, {"kind": "os:system"}, {"kind": "a:b; c"}]
+    with pytest.raises(
+        ConfigError,
+        match=r"does not allow: .* start the data server with --allow-transform users_package.augment:fails "
+        "--allow-transform os:system --allow-transform 'a:b; c',",
+    ):
+        check_allowed([{"kind": "users_package.augment:invert"}, *others], functions)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("users_package.augment", "expected package.module:function"),
+        ("users_package.augment:", "expected package.module:function"),
+        ("users_package.augment:nothing", "has no 'nothing'"),
+        ("users_package.broken:f", "not today"),
+        ("no_such_module:f", "there is no module 'no_such_module'.*--step-path"),
+    ],
+)
+def test_an_allowed_function_that_cannot_be_imported_is_named(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--allow-transform.*{said}"):
+        allow_functions([name])
+
+
+def test_the_words_of_a_data_server_name_the_functions_of_the_users_transforms(tmp_path: Path) -> None:
+    steps = [{"kind": "flip"}, {"kind": "a.b:f"}, {"kind": "c:g"}]
+    folder = ("--step-path", str(tmp_path.resolve()))
+    words = ("--allow-transform", "a.b:f", "--allow-transform", "c:g")
+    assert transform_words(steps, [tmp_path]) == (*folder, *words)
+    assert transform_words([{"kind": "flip"}], [tmp_path]) == ()
+    assert transform_words(None, [tmp_path]) == ()
 
 
 def test_a_named_layer_is_imported_beside_those_of_the_package():

@@ -10,12 +10,12 @@ from tests.adam_async.store.servers import WAITS, StoreServers, store_servers
 
 
 @contextmanager
-def cluster(count: int = 3, *, waits: Waits = WAITS) -> Iterator[StoreServers]:
+def cluster(count: int = 3, *, token: str | None = None, waits: Waits = WAITS) -> Iterator[StoreServers]:
     """Run a controller and parameter servers until the end of the block."""
     started: Future[tuple[StoreServers, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:
-        async with store_servers(count, waits=waits) as running:
+        async with store_servers(count, token=token, waits=waits) as running:
             ending = asyncio.Event()
             started.set_result((running, asyncio.get_running_loop(), ending))
             await ending.wait()

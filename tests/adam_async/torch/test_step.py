@@ -1,5 +1,6 @@
 """Modules of PyTorch as steps: their arrays, gradients, further tensors and errors."""
 
+import random
 from collections.abc import Callable
 from threading import Lock
 
@@ -15,7 +16,7 @@ from adam_async.errors import ConfigError, StepFailed
 from adam_async.run.step_model import StepModel
 from adam_async.run.train_step import StepSpec
 from adam_async.run.user_code import NamedStep
-from adam_async.torch.step import TorchStep
+from adam_async.torch.step import TorchBatch, TorchStep
 from tests.adam_async.torch.modules import (
     Characters,
     Residual,
@@ -232,6 +233,53 @@ def test_a_module_without_random_numbers_is_deterministic_and_leaves_the_stream(
     residual = residual_step()
     residual.prepare((1, 8, 8), 10)
     assert residual.deterministic  # running statistics do not change gradients
+
+
+def noise_of(stream: str, images: torch.Tensor) -> torch.Tensor:
+    """Return noise for images from one of the random streams of the process."""
+    if stream == "PyTorch":
+        return torch.rand_like(images)
+    if stream == "Python":
+        return torch.full_like(images, random.random())
+    return torch.from_numpy(np.random.random(images.shape)).to(images.dtype)
+
+
+@pytest.mark.parametrize("stream", ["PyTorch", "Python", "NumPy"])
+def test_draws_from_any_stream_of_the_process_depend_on_epoch_and_number_and_bar_a_record(stream) -> None:
+    def forward(module: nn.Module, batch: TorchBatch) -> torch.Tensor:
+        return module(batch.scaled() + noise_of(stream, batch.images.float()))
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    step = TorchStep(make, functional.cross_entropy, forward=forward)
+    before = (random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().tolist())
+    step.prepare((1, 8, 8), 10)
+    assert before == (random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().tolist())
+    assert not step.deterministic
+    model = model_of(step)
+    values, context = step.initial(0), model.context(4)
+
+    def loss(epoch: int, number: int) -> float:
+        context.load(*images_of(4), keys=(epoch, number))
+        return model.forward(values, context)
+
+    first = loss(1, 2)
+    assert loss(1, 3) != first
+    noise_of(stream, torch.zeros(3))
+    assert loss(1, 2) == first
+
+
+@pytest.mark.parametrize("stream", ["PyTorch", "Python", "NumPy"])
+def test_a_module_made_from_any_stream_of_the_process_depends_on_the_seed_only(stream) -> None:
+    def make() -> nn.Module:
+        module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        module[1].weight.data = noise_of(stream, module[1].weight.data)
+        return module
+
+    one, other = (TorchStep(make, functional.cross_entropy) for _ in range(2))
+    np.testing.assert_array_equal(one.initial(3)["1.weight"], other.initial(3)["1.weight"])
+    assert (one.initial(3)["1.weight"] != one.initial(4)["1.weight"]).any()
 
 
 def test_buffers_that_training_changes_are_named_and_make_a_module_not_deterministic(

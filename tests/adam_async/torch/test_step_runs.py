@@ -139,6 +139,20 @@ async def test_a_module_with_random_numbers_is_not_recorded() -> None:
             await cluster.train()
 
 
+async def test_a_module_that_draws_from_the_stream_of_numpy_is_not_recorded() -> None:
+    def forward(module: torch.nn.Module, batch: TorchBatch) -> torch.Tensor:
+        return module(batch.scaled() * np.random.random())
+
+    step = TorchStep(
+        lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)),
+        torch.nn.functional.cross_entropy,
+        forward=forward,
+    )
+    async with cluster_of(config_of(record=True), step=step) as cluster:
+        with pytest.raises(ConfigError, match=r"step .*:TorchStep is not deterministic: leave record out"):
+            await cluster.train()
+
+
 async def test_a_resumed_run_continues_with_the_same_bits(tmp_path: Path) -> None:
     path, options = "tests.adam_async.torch.modules:mlp_step", {"consistency": "bsp", "momentum": 0.9}
     async with cluster_of(config_of(epochs=4, rule="sgd", **options), step=path) as cluster:

@@ -1,0 +1,66 @@
+"""The random streams of the process that a module may draw from: those of PyTorch, Python and NumPy.
+
+Each stream is one per process, so a block that seeds them excludes other such blocks. The functions see no
+other source: no generator object of the module's own, no stream of an accelerator.
+"""
+
+import random
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from threading import RLock
+from typing import Any
+
+import numpy as np
+import torch
+
+_SEEDED = RLock()
+"""Held while a block has seeded the streams."""
+
+
+def _numpy_state() -> tuple[Any, ...]:
+    state = np.random.get_state(legacy=False)
+    inner = state["state"]
+    return (inner["key"].tobytes(), inner["pos"], state["has_gauss"], state["gauss"])
+
+
+_STATES: dict[str, Callable[[], Any]] = {
+    "PyTorch": lambda: torch.get_rng_state().numpy().tobytes(),
+    "Python": random.getstate,
+    "NumPy": _numpy_state,
+}
+
+_SEEDS: dict[str, Callable[[int], object]] = {
+    "PyTorch": torch.manual_seed,
+    "Python": random.seed,
+    "NumPy": lambda seed: np.random.seed(seed % (1 << 32)),
+}
+
+ALL = frozenset(_STATES)
+"""Names of the streams."""
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[Callable[[], frozenset[str]]]:
+    """Seed the streams for a block, and restore them at its end.
+
+    Args:
+        seed: Seed, from 0.
+
+    Yields a function that returns the names of the streams from which the block has drawn. Draws of other
+    threads count too.
+    """
+    with _SEEDED, torch.random.fork_rng(devices=[]):
+        python, numpy = random.getstate(), np.random.get_state()
+        try:
+            seed_streams(ALL, seed)
+            begin = {name: state() for name, state in _STATES.items()}
+            yield lambda: frozenset(name for name, state in _STATES.items() if state() != begin[name])
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def seed_streams(names: Collection[str], seed: int) -> None:
+    """Seed some of the streams, and leave them so."""
+    for name in names:
+        _SEEDS[name](seed)
