@@ -14,12 +14,12 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from adam_async.cli.launch_commands import launch_commands
 from adam_async.cli.operation_options import OperatorOptions, StatusOptions
+from adam_async.cli.drill_options import DrillOptions
 from adam_async.cli.options import (
     WAITING,
     ControllerOptions,
     Damaged,
     DataServerOptions,
-    DrillOptions,
     ExportOptions,
     FromEnvironmentOptions,
     InspectOptions,

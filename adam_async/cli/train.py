@@ -431,6 +431,11 @@ def _check_links(options: TrainOptions, config: Config, *, launched: bool) -> No
             "--token-file is the token of a cluster of processes, and all roles share this one: leave it "
             "out, or give --processes"
         )
+    if options.memory is not None and not config.processes:
+        raise ConfigError(
+            "--memory is for processes that this command starts, and it starts none: leave it out, or give "
+            "--processes"
+        )
     for name in ("memory_budget", "checksum"):
         if getattr(options, name) is not None and not linked:
             raise ConfigError(
