@@ -14,8 +14,8 @@ TORCHRUN = "torchrun --nnodes 2 --nproc-per-node 1 ... --no-python adam-async la
 PORTS = range(20000, 30000)
 """Ports of the driver of a torchrun job."""
 
-SIGNAL_S = 60
-"""Seconds before its time limit at which Slurm ends a job in order."""
+SIGNAL_S = 120
+"""Seconds before its time limit at which a job stops with a checkpoint, which has to be written by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

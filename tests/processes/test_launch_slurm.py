@@ -79,11 +79,17 @@ def test_a_signalled_job_returns_into_the_queue_and_continues_from_its_checkpoin
     script = slurm.run("scontrol", "write", "batch_script", job.number, "-")
     assert "exec " in script
     assert "token" not in script
+    newest = slurm.folder / "kept/latest"
+    until(newest.exists, "the first checkpoint")
     with watched([pid for _, pid in roles.values()]) as all_end:
+        before = newest.read_text()
         slurm.run("scancel", "--signal=TERM", "--batch", job.number)
         # The driver asks for the return, and Slurm may kill it before it prints the answer.
         job.wait_for_state("PENDING")
         all_end(PATIENCE_S)
+    assert "SIGTERM: the run stops after the groups in flight, with a checkpoint" in job.output
+    assert "no checkpoint was taken" not in job.output
+    assert newest.read_text() > before
     job.start_now()
     job.wait_for("restart 1: the run continues from checkpoint-")
     job.wait_for("resumed from checkpoint-")
@@ -130,7 +136,7 @@ def test_a_cancelled_job_ends_in_order_and_does_not_return(slurm: SlurmCluster) 
     tasks = {pid for name in slurm.names for pid in slurm.processes(name)} - daemons
     with watched([*tasks]) as all_end:
         slurm.run("scancel", job.number)
-        job.wait_for("interrupted ")
+        job.wait_for("SIGTERM: the run stops")
         all_end(PATIENCE_S)
     job.wait_for_state("CANCELLED")
     assert "goes back into the queue" not in job.output

@@ -65,5 +65,6 @@ def test_another_shell_sees_scales_and_ends_a_run() -> None:
             assert (code, "ends after the groups in flight" in text) == (0, True), text
             assert train.finish(seconds=RUN_S) == 0, train.output
             all_end(RUN_S)
-    assert "stopped within epoch" in train.output
+    # The request may arrive between two epochs, so the end alone is the same in every run.
+    assert re.search(r"test accuracy [\d.]+% after \d+ epochs", train.output), train.output
     assert "driver-" not in train.output  # operators are no event of the run

@@ -70,7 +70,7 @@ def test_a_script_has_the_options_of_its_job_and_runs_its_command() -> None:
         "#SBATCH --partition=main",
         "#SBATCH --no-kill",
         "#SBATCH --requeue",
-        "#SBATCH --signal=B:TERM@60",
+        "#SBATCH --signal=B:TERM@120",
         "#SBATCH --open-mode=append",
         "#SBATCH --output=adam-%j.out",
     ]
