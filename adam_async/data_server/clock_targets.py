@@ -10,8 +10,8 @@ replica's clock is then the reported end, at which its next groups begin. The en
 with a lower clock advances, a worker with a higher clock would wait for all others. A report of a higher
 clock, from a worker with an answer that the ledger lost, raises the end to this clock.
 
-Before a replica gets the end of a phase, `shorten` may lower it: the phase then ends at the highest clock that
-leased groups lead to.
+Before a replica gets the end of a phase, `shorten` may lower it to the highest clock that leased groups
+lead to.
 """
 
 from collections.abc import Iterable

@@ -207,7 +207,7 @@ class TrainingRun:
     async def _wait_end_or_stop(self, epoch: int) -> ClusterMap | None:
         """Wait for the end of an epoch, see `_wait_epoch`; None if the run is to stop before.
 
-        A run with checkpoints stops at a pause, with a last one, if the groups in flight are finished in time.
+        A run with checkpoints stops at a pause, with a last one, if its leased groups are finished in time.
         """
         async with asyncio.TaskGroup() as group:
             end = group.create_task(self._wait_epoch(epoch), name=f"{self._node}/epoch-{epoch}")

@@ -181,6 +181,28 @@ def test_a_job_that_slurm_refuses_is_explained(slurm: SlurmCluster) -> None:
     assert "epochs" in done.stderr
 
 
+def test_a_job_asks_slurm_for_the_memory_of_its_roles(slurm: SlurmCluster) -> None:
+    sizes = ("controller=100M", "ps=200M", "data=150M", "worker=300M", "driver=250M")
+    words = [word for size in sizes for word in ("--memory", size)]
+    job = SlurmJob(slurm, "adam.toml", *TWO, *words, "--epochs", "2")
+    # Room for all roles and the agent on one node, after the loss of the other.
+    memory = 100 + 2 * 200 + 150 + 2 * 300 + 250 + 256
+    assert slurm.run("squeue", "-h", "--states=all", "-o", "%m", "-j", job.number) == f"{memory}M"
+    job.wait_for_state("COMPLETED")
+
+
+def test_a_job_above_a_limit_of_its_cluster_is_explained(slurm: SlurmCluster) -> None:
+    sizes = ("controller=1T", "ps=1T", "data=1T", "worker=1T", "driver=1T")
+    done = slurm.launch("adam.toml", *(word for size in sizes for word in ("--memory", size)), "--submit")
+    assert done.returncode == 2, done.stderr
+    assert "the job is not submitted: sbatch: error: " in done.stderr
+    assert "Memory specification can not be satisfied" in done.stderr
+    done = slurm.launch("adam.toml", "--nodes", "3", "--submit")
+    assert done.returncode == 2, done.stderr
+    assert "the job is not submitted: sbatch: error: " in done.stderr
+    assert slurm.run("squeue", "-h") == ""
+
+
 def test_a_machine_without_slurm_prints_the_script_and_names_what_is_missing(tmp_path: Path) -> None:
     nowhere = {"PATH": "/nowhere"}
     code, output = run("launch", "slurm", "--nodes", "2", "--job-name", "mine", environment=nowhere)
