@@ -43,6 +43,7 @@ def test_another_shell_sees_scales_and_ends_a_run() -> None:
             workers = {role["node"]: role for role in status["roles"] if role["role"] == "worker"}
             assert set(workers) == {"worker-0", "worker-1"}
             assert all(worker["pid"] in children for worker in workers.values())
+            assert all(role["age_s"] > 0 for role in status["roles"] if role["role"] != "driver")
 
             assert asked("scale", "3", *there) == (0, "3 workers: started worker-2\n")
             code, text = asked("status", *there)

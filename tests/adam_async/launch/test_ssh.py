@@ -73,7 +73,9 @@ async def test_roles_that_ask_for_more_memory_than_their_host_has_are_refused() 
     mine.memory = {"10.0.0.1": 4 << 30, "10.0.0.2": 0}  # the second host has no figure
     await mine.prepare(Config(servers=2, memory=("ps=4G",)), data_servers=1)
 
-    with pytest.raises(ConfigError, match=r"on host 10\.0\.0\.1 ask for 5\.0 GiB of memory, and it has 4\.0 GiB"):
+    with pytest.raises(
+        ConfigError, match=r"on host 10\.0\.0\.1 ask for 5\.0 GiB of memory, and it has 4\.0 GiB"
+    ):
         await mine.prepare(Config(servers=2, memory=("ps=5G",)), data_servers=1)
 
 
