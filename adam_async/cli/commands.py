@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
+from adam_async.cli.drill_options import DrillOptions
 from adam_async.cli.launch_commands import launch_commands
 from adam_async.cli.operation_options import OperatorOptions, StatusOptions
-from adam_async.cli.drill_options import DrillOptions
 from adam_async.cli.options import (
     WAITING,
     ControllerOptions,

@@ -113,7 +113,7 @@ class SshLauncher:
         return role
 
     async def prepare(self, config: Config, *, data_servers: int) -> int:
-        """Check the memory of each host, and return the threads that the options name. See `Launcher.prepare`."""
+        """Check the memory of the hosts; return the threads that the options name. See `Launcher.prepare`."""
         memory = read_memory(config.memory)
         for name, roles in roles_by_host(config, self.hosts.hosts, data_servers=data_servers).items():
             if (available := self.memory.get(name, 0)) > 0:

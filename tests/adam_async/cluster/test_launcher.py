@@ -74,5 +74,5 @@ async def test_roles_that_ask_for_more_memory_than_this_machine_has_are_refused(
     enough = Config(threads=1, servers=2, memory=("ps=64M",))
     assert await launcher.prepare(enough, data_servers=1) == 1
 
-    with pytest.raises(ConfigError, match="on this machine ask for 2097152.0 GiB of memory, and it has"):
+    with pytest.raises(ConfigError, match=r"on this machine ask for 2097152\.0 GiB of memory, and it has"):
         await launcher.prepare(msgspec.structs.replace(enough, memory=("ps=1024T",)), data_servers=1)

@@ -39,7 +39,7 @@ def test_without_sizes_a_job_asks_for_no_memory() -> None:
 
 def test_a_job_needs_the_size_of_every_role() -> None:
     with pytest.raises(
-        ConfigError, match="no size for controller, data, driver, .* --memory controller=SIZE"
+        ConfigError, match=r"no size for controller, data, driver, .* --memory controller=SIZE"
     ):
         memory_of_node(Config(memory=("ps=4G", "worker=3G")), 2, data_servers=1)
     config = Config(memory=("controller=1G", "ps=4G", "worker=3G", "driver=1G"))
