@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.commands import PATIENCE_S, command_line, run, until, watched
+from tests.processes.commands import ADAM_TOML, PATIENCE_S, command_line, run, until, watched
 from tests.processes.slurm_cluster import SlurmCluster, SlurmJob, missing
 
 pytestmark = [
@@ -24,7 +24,7 @@ TWO = ("--nodes", "2", "--cpus", "1")
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[SlurmCluster]:
-    (tmp_path / "adam.toml").write_text('data = "digits"\nservers = 2\nreplicas = 2\nthreads = 1\n')
+    (tmp_path / "adam.toml").write_text(ADAM_TOML)
     with SlurmCluster(tmp_path, "n1", "n2") as cluster:
         yield cluster
 
