@@ -22,12 +22,14 @@ from adam_async.cli.signals import EARLY
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.token import TOKEN_BYTES, read_token
 from adam_async.cli.train import configure, run_training
+from adam_async.cluster.external_data import addresses_in
 from adam_async.cluster.parent_pipe import Parent, die_with_parent
 from adam_async.errors import ConfigError, first_cause
 from adam_async.launch.agent import Agent, AgentSettings, DriverLost
 from adam_async.launch.agents import AgentLauncher, Gathering
 from adam_async.launch.batch import Job, Rank, job_script
 from adam_async.launch.environment import address_at, number_in
+from adam_async.launch.node_memory import memory_of_node
 from adam_async.launch.slurm import (
     END_S,
     StepOrders,
@@ -122,11 +124,13 @@ async def launch_on_slurm(
     if slurm.here:
         return await _train_in_job(options, environment, terminal)
     async with Disk() as disk:
-        await configure(options, environment, disk, launched=True)
+        config = await configure(options, environment, disk, launched=True)
+    data_servers = 0 if addresses_in(config.data) else config.data_servers
     words = [word for word in sys.argv[1:] if word not in ("--submit", "--no-submit")]
     job = Job(
         nodes=slurm.nodes,
         cpus=slurm.cpus,
+        memory_bytes=memory_of_node(config, slurm.nodes, data_servers=data_servers),
         time=slurm.time,
         partition=slurm.partition,
         name=slurm.job_name,

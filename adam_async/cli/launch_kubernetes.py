@@ -14,6 +14,7 @@ from adam_async.launch.manifests import manifests, text_of
 from adam_async.messages.body import ROLES
 from adam_async.run.config import Config
 from adam_async.run.option_sources import from_toml, make_config
+from adam_async.run.role_memory import read_memory
 from adam_async.run.token_file import derived_text
 from adam_async.runtime.disk import Disk
 
@@ -24,7 +25,6 @@ async def write_manifests(file: Path, options: KubernetesOptions) -> int:
     Raises:
         ConfigError: The file or an option is wrong, or the folder is not empty or cannot be written.
     """
-    resources = read_resources(options.resources)
     async with Disk() as disk:
         await _check_empty(options.out, disk)
         config, files = await _read_run(file, disk)
@@ -34,7 +34,7 @@ async def write_manifests(file: Path, options: KubernetesOptions) -> int:
             config=config,
             files=files,
             secret=options.secret,
-            resources=resources,
+            resources=read_resources(options.resources, read_memory(config.memory)),
             storage=Storage(
                 state=options.state,
                 results=options.results,

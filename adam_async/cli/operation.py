@@ -102,7 +102,9 @@ def _print(status: ClusterStatus, terminal: Terminal) -> None:
         terminal.print(f"run {run.id}: {run.phase}{reason}, epoch {run.epoch}{of}{groups}{accuracy}")
         if not run.driven and run.phase not in ("finished", "failed"):
             terminal.print(f"its driver, {run.driver}, is lost: adam-async train --attach takes the run over")
-    table = new_table("node", "state", "machine", ">pid", ">MB", ">groups", ">lag", ">version", "address")
+    table = new_table(
+        "node", "state", "machine", ">pid", ">age", ">MB", ">groups", ">lag", ">version", "address"
+    )
     for role in status.roles:
         table.add_row(*_row(role))
     terminal.table(table)
@@ -120,12 +122,24 @@ def _row(role: RoleStatus) -> tuple[str, ...]:
         role.state,
         role.host or "-",
         f"{role.pid or '-'}",
+        age_text(role.age_s) if role.host else "-",
         f"{role.peak_rss_mb:,.0f}" if role.host else "-",
         f"{role.groups:,}" if role.role in ("data", "worker") and role.host else "-",
         "-" if role.lag is None else f"{role.lag:,}",
         "-" if role.version is None else (f"{low:,}" if low == high else f"{low:,} to {high:,}"),
         role.address,
     )
+
+
+def age_text(seconds: float) -> str:
+    """Return a duration with two units at most, such as ``2h 05m``."""
+    whole = int(seconds)
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d {hours:02}h"
+    if hours:
+        return f"{hours}h {minutes:02}m"
+    return f"{minutes}m {whole % 60:02}s" if minutes else f"{whole}s"
 
 
 def _print_copies(copies: RunCopies, terminal: Terminal) -> None:

@@ -230,6 +230,9 @@ class TrainOptions:
     """Whether training waits for the evaluation of an epoch, or continues during it."""
     shard_bytes: int | None = None
     """Maximum size of a shard, in bytes."""
+    memory: Annotated[tuple[str, ...] | None, ONLY_ON] = None
+    """Memory that each process of a role asks of its engine: ROLE=SIZE, such as worker=2G; repeatable. Roles
+    are controller, ps, data, worker and driver."""
     memory_budget: str | None = None
     """Maximum memory of each process for its peers: their requests, and answers to these."""
     checksum: Checksum | None = None

@@ -2,7 +2,8 @@
 
 Before a loop runs, the process just ends. In a loop, the first signal cancels the command's task, and every
 block then closes its resources. The second signal ends the process, and with it its children (see
-`cluster/parent_pipe.py`). SIGTERM ends `train --attach` at once, because the next such driver continues.
+`cluster/parent_pipe.py`). SIGTERM ends `train --attach` at once, because the next such driver continues. In a
+training with checkpoints a first SIGTERM stops the run with a checkpoint; the next signal cancels the task.
 
 The handlers are those of `signal`, not of the loop: they also run while the loop is busy.
 """
@@ -11,7 +12,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -30,6 +32,7 @@ class Signals:
         self.first: int | None = None
         self._at_once = ""
         self._cancel: Callable[[], None] | None = None
+        self._stop: Callable[[], None] | None = None
 
     def install(self) -> None:
         """Install the handlers. Only the main thread may."""
@@ -43,6 +46,20 @@ class Signals:
         """
         self._at_once = note
 
+    @contextmanager
+    def calling_at_sigterm(self, stop: Callable[[], None]) -> Iterator[None]:
+        """Let a first SIGTERM call a function in the running loop, in the place of cancelling the task."""
+        loop = asyncio.get_running_loop()
+
+        def call() -> None:
+            loop.call_soon_threadsafe(stop)
+
+        self._stop = call
+        try:
+            yield
+        finally:
+            self._stop = None
+
     def exit_code(self) -> int:
         """Return 130 for SIGINT, 143 for SIGTERM; call it after `first` is set."""
         return 128 + (self.first or 0)
@@ -54,9 +71,14 @@ class Signals:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM and self._at_once:
             os.write(sys.stderr.fileno(), f"{self._at_once}\n".encode())
-        elif self._cancel is not None and self.first is None:
+        elif number == signal.SIGTERM and self._stop is not None and self.first is None:
             self.first = number
-            self._cancel()
+            self._stop()
+            return
+        elif self._cancel is not None:
+            self.first = self.first or number
+            cancel, self._cancel = self._cancel, None
+            cancel()
             return
         if sys.stdout.isatty():
             os.write(sys.stdout.fileno(), SHOW_CURSOR.encode())

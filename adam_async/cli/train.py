@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,8 @@ async def _train(
                         options, driver, dataset, contents, resumed, table, imports
                     )
                     try:
-                        result = await train(table.on_epoch)
+                        with _stop_at_sigterm(options, driver, terminal):
+                            result = await train(table.on_epoch)
                     except asyncio.CancelledError:  # an interruption, or a failure of the driver or a role
                         kept = await keep_results(driver, options, disk, environment)
                         if EARLY.first is not None:  # print now: closing the cluster may take long
@@ -191,6 +192,20 @@ async def _resumed(options: TrainOptions, disk: Disk) -> tuple[TrainOptions, Man
     if options.attach is not None and not await has_checkpoints(options.resume, disk):
         return replace(options, checkpoint=options.checkpoint or options.resume, resume=None), None
     return options, await newest_manifest(options.resume, disk)
+
+
+def _stop_at_sigterm(
+    options: TrainOptions, driver: Driver, terminal: Terminal
+) -> AbstractContextManager[None]:
+    """Stop a run with checkpoints at SIGTERM; without a folder for them SIGTERM interrupts it."""
+    if options.checkpoint is None and options.resume is None:
+        return nullcontext()
+
+    def stop() -> None:
+        terminal.notice("SIGTERM: the run stops after the groups in flight, with a checkpoint")
+        driver.stop()
+
+    return EARLY.calling_at_sigterm(stop)
 
 
 def _check_last_checkpoint(result: RunResult, config: Config) -> None:
@@ -430,6 +445,11 @@ def _check_links(options: TrainOptions, config: Config, *, launched: bool) -> No
         raise ConfigError(
             "--token-file is the token of a cluster of processes, and all roles share this one: leave it "
             "out, or give --processes"
+        )
+    if options.memory is not None and not config.processes:
+        raise ConfigError(
+            "--memory is for processes that this command starts, and it starts none: leave it out, or give "
+            "--processes"
         )
     for name in ("memory_budget", "checksum"):
         if getattr(options, name) is not None and not linked:

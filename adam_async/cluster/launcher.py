@@ -48,6 +48,8 @@ class RoleSpec:
         environment: Variables of the process. A launcher on other machines adds these to the variables there.
         bind: Address to listen on; empty: any free port of the address of its machine.
         threads: Compute threads of a worker; 0: its share of the cores of its machine.
+        memory_bytes: Memory that the engine reserves for the process, if it can reserve memory; 0: the engine
+            decides.
         restart: Limits of its restarts.
     """
 
@@ -58,6 +60,7 @@ class RoleSpec:
     environment: Mapping[str, str]
     bind: str = ""
     threads: int = 0
+    memory_bytes: int = 0
     restart: RestartPolicy = field(default_factory=RestartPolicy)
 
     def words(self, *, bind: str, threads: int) -> tuple[str, ...]:
@@ -116,7 +119,8 @@ class Launcher(Protocol):
             Compute threads of each worker; 0: the launcher decides worker by worker.
 
         Raises:
-            ConfigError: The workers have too many threads for their machine.
+            ConfigError: The workers have too many threads for their machine, or the roles ask for more memory
+                than it has.
             DeadlineExceeded: There was no room in time.
         """
 

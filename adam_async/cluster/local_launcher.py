@@ -11,9 +11,10 @@ from adam_async.cluster.external_data import address_for
 from adam_async.cluster.launcher import RoleSpec
 from adam_async.cluster.networks import LOOPBACK
 from adam_async.run.config import Config
+from adam_async.run.role_memory import asked_bytes, check_room, read_memory
 from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.disk import Disk
-from adam_async.runtime.machine import usable_cores
+from adam_async.runtime.machine import available_bytes, usable_cores
 from adam_async.runtime.network_namespaces import NamespaceNetwork
 from transport import Identity, Link, Network
 
@@ -62,7 +63,16 @@ class LocalLauncher:
         return child
 
     async def prepare(self, config: Config, *, data_servers: int) -> int:
-        """Return the compute threads of each worker, all on this machine. See `Launcher.prepare`."""
+        """Check the memory of this machine, and return the threads of each worker. See `Launcher.prepare`."""
+        counts = {
+            "controller": config.controllers,
+            "data": data_servers,
+            "ps": config.servers,
+            "worker": config.workers,
+        }
+        roles = (role for role, count in counts.items() for _ in range(count))
+        asked = asked_bytes(read_memory(config.memory), roles)
+        check_room("this machine", asked, available_bytes())
         return config.threads_per_worker(usable_cores())
 
     async def controller_addresses(

@@ -11,6 +11,7 @@ from adam_async.errors import LOST_SHARDS, DeadlineExceeded, RoleDied, RoleFaile
 from adam_async.run.addresses import controller_names
 from adam_async.run.cluster_map import ClusterMap, failure_of
 from adam_async.run.config import Config
+from adam_async.run.role_memory import read_memory
 from adam_async.run.stragglers import texts_for
 from adam_async.runtime.role_handle import RoleHandle
 
@@ -42,6 +43,7 @@ class Supervisor:
         self.processes: dict[str, RoleHandle] = {}
         self.driver: Driver | None = None
         self._config = config
+        self._memory = read_memory(config.memory)
         self._launcher = launcher
         self._environment = environment
         self._restarts = restarts
@@ -84,6 +86,7 @@ class Supervisor:
             environment=self._environment,
             bind=bind,
             threads=threads,
+            memory_bytes=self._memory.get(role, 0),
             restart=self._restarts,
         )
         first = self._process(spec)

@@ -9,6 +9,9 @@ A step is `round_groups` groups in the order of their leases; fewer if no more w
 replica's clock is then the reported end, at which its next groups begin. The end is never too low: a worker
 with a lower clock advances, a worker with a higher clock would wait for all others. A report of a higher
 clock, from a worker with an answer that the ledger lost, raises the end to this clock.
+
+Before a replica gets the end of a phase, `shorten` may lower it to the highest clock that leased groups
+lead to.
 """
 
 from collections.abc import Iterable
@@ -32,7 +35,9 @@ class ClockTargets:
     def __init__(self, *, round_groups: int, clock: int) -> None:
         self._round_groups = round_groups
         self.end = clock
-        """Known sync clock; it never decreases."""
+        """Known sync clock; only `shorten` decreases it."""
+        self._reported = clock
+        """Highest clock that a replica has received or reported."""
         self._courses: dict[Replica, _Course] = {}
 
     def join(self, replica: Replica) -> None:
@@ -45,8 +50,25 @@ class ClockTargets:
 
     def begin_phase(self) -> None:
         """Begin a phase: all replicas reach the sync clock before they begin further groups."""
+        self._reported = self.end
         for course in self._courses.values():
             course.clock, course.given = self.end, 0
+
+    def shorten(self, steps: int) -> None:
+        """Lower the end to the highest clock that a replica has, or reaches with its leases.
+
+        Args:
+            steps: Number of further steps of each replica.
+        """
+        least = max([self._reported, *(self.reach(replica, 0) for replica in self._courses)])
+        self.end = min(self.end, least + steps)
+
+    def room(self, replica: Replica) -> int:
+        """Number of groups that a replica may still lease without a higher end."""
+        course = self._courses.get(replica)
+        if course is None:
+            return 0
+        return (self.end - course.clock) * self._round_groups - course.given
 
     def reach(self, replica: Replica, waiting: int) -> int:
         """Clock of a replica after it has trained its leases and this many waiting groups."""
@@ -61,6 +83,7 @@ class ClockTargets:
 
     def seen(self, clock: int) -> None:
         """Raise the end to a reported clock, if that is higher."""
+        self._reported = max(self._reported, clock)
         self.end = max(self.end, clock)
 
     def give(self, replica: Replica, groups: int) -> int:
@@ -73,4 +96,5 @@ class ClockTargets:
         """Report to a live replica that it has no more groups; return the sync clock."""
         course = self._courses[replica]
         course.clock, course.given = self.end, 0
+        self._reported = self.end
         return self.end

@@ -5,7 +5,8 @@ Theory of operation
 An epoch is trained in *phases*. In a phase each replica has a queue; groups of later phases lie aside. A
 phase ends when all its groups are finished. The first phase is the warm start, if any: a queue for one
 replica alone. The next phase is the whole rest. With checkpoints within an epoch each phase has the groups
-between two of them, in whole rounds if shares are rounds, so that all clocks are equal.
+between two of them, in whole rounds if shares are rounds, so that all clocks are equal. A run that stops ends
+the phase early (`drain`): its waiting groups move to a later phase, except those that equal clocks need.
 
 A lost replica leaves unfinished groups. In ranges its groups move to the *successor*, the next live replica;
 in rounds all participants get them, round by round, beginning with the replica that will finish first. In
@@ -135,6 +136,8 @@ class Epoch:
         self.finished = began.groups - len(assigned.progress)
         self._paused_at = self.finished
         self.paused = False
+        self.draining = False
+        """Whether a pause comes as soon as the leased groups are finished."""
         self.phase = 0
         """Number of the phases that have begun, without the warm start."""
         self.queues: dict[Replica, Queue] = {}
@@ -192,16 +195,37 @@ class Epoch:
         if self.paused or self.over or self.leases or any(self.queues.values()):
             return False
         # The warm start may end before a checkpoint is due.
-        self.paused = bool(self._every) and self.finished - self._paused_at >= self._every
+        due = bool(self._every) and self.finished - self._paused_at >= self._every
+        self.paused = self.draining or due
         if not self.paused:
             self._begin_phase()
             self._close_if_due()
         return self.paused
 
+    def drain(self) -> bool:
+        """End the phase after the leased groups; return whether the epoch pauses now.
+
+        With clocks all replicas then train up to the same clock. A warm start is trained to its end, and so
+        are the last groups of a closed epoch. An epoch without any group trains one step first, because the
+        map has a pause by its number of finished groups.
+        """
+        self.draining = True
+        if not (self._warming or self.closed or self.paused):
+            more = int(not self.finished and not self.leases)
+            if self.clock_targets is not None:
+                self.clock_targets.shorten(more)
+            for replica, queue in self.queues.items():
+                kept = self.clock_targets.room(replica) if self.clock_targets is not None else more
+                later = self._later.setdefault(replica, deque())
+                while len(queue) > kept:
+                    later.appendleft(queue.pop())
+        return self.advance()
+
     def resume(self) -> None:
         """End the pause, and begin the next phase."""
         if self.paused:
-            self.paused, self._paused_at = False, self.finished
+            self.paused = self.draining = False
+            self._paused_at = self.finished
             self._begin_phase()
 
     def _begin_phase(self) -> None:

@@ -37,6 +37,7 @@ from adam_async.data_server.state import (
     EpochEnded,
     Grant,
     GroupsReported,
+    PauseAsked,
     Paused,
     PauseEnded,
     ReplicasChanged,
@@ -105,6 +106,8 @@ class DataServer(Role):
         """First event of this server as ledger leader."""
         self._pausing: tuple[str, int] | None = None
         """Run and epoch of the pause that this ledger leader has begun."""
+        self._pause_in_map = False
+        """Whether the cluster map has had this pause. Before, a map without a pause is older than it."""
         self._reports: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         """Reports to the controllers, in their order."""
         self._ledger = LedgerService(
@@ -233,6 +236,8 @@ class DataServer(Role):
         if epoch is not None and epoch.run == self._run and epoch.number > self.state.epoch:
             carried = self._carried_images(cluster, epoch.number)
             self._ledger.enter(_began(self._program, epoch, carried))
+        if epoch is not None and epoch.run == self._run and epoch.drain and not self.state.draining:
+            self._ledger.enter(PauseAsked(epoch.number))
 
     def _carried_images(self, cluster: ClusterMap, number: int) -> bytes:
         """The images at the front of an epoch, which the epoch before has skipped.
@@ -338,7 +343,7 @@ class DataServer(Role):
             case EpochEnded():
                 self._prepare_next(effect)
             case Paused() if self._ledger.leads and self._pausing != (self._run, effect.number):
-                self._pausing = (self._run, effect.number)
+                self._pausing, self._pause_in_map = (self._run, effect.number), False
                 self._reports.put_nowait(partial(self._pause, self._run, effect))
 
     def _result(self, ended: EpochEnded) -> dict[str, Any]:
@@ -386,12 +391,13 @@ class DataServer(Role):
             return msgspec.structs.replace(epoch, paused=paused.finished)
 
         await self._membership.update("epoch", pause)
+        self._pause_in_map = True
         self._end_pause(self._membership.map)
 
     def _end_pause(self, cluster: ClusterMap) -> None:
         """Lease again after the driver has taken its checkpoint."""
         epoch = cluster.epoch
-        if self._pausing is not None and epoch is not None and not epoch.paused:
+        if self._pausing is not None and self._pause_in_map and epoch is not None and not epoch.paused:
             if self._ledger.leads and self._pausing == (epoch.run, epoch.number) == (self._run, epoch.number):
                 self._ledger.enter(PauseEnded())
             self._pausing = None

@@ -40,6 +40,7 @@ from adam_async.messages.bounds import (
     Partition,
     Seconds,
 )
+from adam_async.messages.bounds import Epoch as EpochNumber
 from adam_async.run.epoch_shares import POOL, most_clock
 from adam_async.run.ids import Replica
 
@@ -85,6 +86,12 @@ class GroupsReported(msgspec.Struct, frozen=True, tag=True):
     request: Request = None
 
 
+class PauseAsked(msgspec.Struct, frozen=True, tag=True):
+    """The driver ends the run after the leased groups of this epoch, with a checkpoint."""
+
+    epoch: EpochNumber
+
+
 class PauseEnded(msgspec.Struct, frozen=True, tag=True):
     """The driver took its checkpoint."""
 
@@ -93,7 +100,7 @@ class TimePassed(msgspec.Struct, frozen=True, tag=True):
     """Time passed: the deadline of a parked question may be over."""
 
 
-Event = EpochBegan | ReplicasChanged | LeaseAsked | GroupsReported | PauseEnded | TimePassed
+Event = EpochBegan | ReplicasChanged | LeaseAsked | GroupsReported | PauseAsked | PauseEnded | TimePassed
 
 
 class Parked(msgspec.Struct, frozen=True, array_like=True, eq=False):
@@ -257,6 +264,8 @@ class DataState:
                 return self._asked(event, now) + self._answer_parked(now)
             case GroupsReported():
                 return self._reported(event, now)
+            case PauseAsked():
+                return self._drain(event.epoch) + self._answer_parked(now)
             case PauseEnded():
                 if self._epoch is not None:
                     self._epoch.resume()
@@ -276,6 +285,12 @@ class DataState:
             if self._epoch is not None:
                 self.trained_again += self._epoch.replicas_changed(logs)
             self._limits.keep(logs)
+
+    def _drain(self, number: int) -> list[Effect]:
+        epoch = self._epoch
+        if epoch is None or epoch.number != number:
+            return []
+        return [Paused(number, epoch.finished)] if epoch.drain() else self._ended_if_over()
 
     def _begin(self, event: EpochBegan, now: float) -> list[Effect]:
         # A resumed epoch counts on from the part that an earlier run has trained.
@@ -399,6 +414,11 @@ class DataState:
     def epoch(self) -> int:
         """Number of the newest epoch; 0 before the first."""
         return self._epoch.number if self._epoch is not None else 0
+
+    @property
+    def draining(self) -> bool:
+        """Whether a pause of the epoch is asked for, and has not ended."""
+        return self._epoch is not None and self._epoch.draining
 
     @property
     def groups(self) -> int:

@@ -51,6 +51,7 @@ class ProcessCounts(msgspec.Struct, frozen=True):
     host: Name
     pid: Count
     peak_rss_mb: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+    age_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e10)] = 0.0
 
 
 class KernelCounts(msgspec.Struct, frozen=True):

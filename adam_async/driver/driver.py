@@ -269,6 +269,7 @@ class Driver:
     def stop(self) -> None:
         """End the training in progress after the groups in flight; `train` then returns its result.
 
+        A run with a folder for checkpoints takes one, if the groups in flight are finished within `drain_s`.
         The epoch in progress counts with its trained images. Before the first epoch `train` raises
         `RunFailed`. Without a training this method does nothing.
         """

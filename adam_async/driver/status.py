@@ -55,6 +55,8 @@ class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Name of its machine; empty if the role did not report."""
     pid: int = 0
     peak_rss_mb: float = 0.0
+    age_s: float = 0.0
+    """Seconds since its process began; 0 if the role did not report."""
     groups: int = 0
     """Groups that a worker has trained, or that a data server has counted as trained in this epoch."""
     lag: int | None = None
@@ -139,6 +141,7 @@ def status_of(
             host=facts[node].process.host,
             pid=facts[node].process.pid,
             peak_rss_mb=facts[node].process.peak_rss_mb,
+            age_s=facts[node].process.age_s,
         )
         for node, report in reports.items()
         if report.get("role") == "controller" and node in facts
@@ -191,6 +194,7 @@ def _role(
         host=facts.process.host,
         pid=facts.process.pid,
         peak_rss_mb=facts.process.peak_rss_mb,
+        age_s=facts.process.age_s,
         groups=groups,
         version=(min(versions), max(versions)) if versions else None,
     )

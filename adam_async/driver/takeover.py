@@ -29,7 +29,7 @@ OPEN: Mapping[str, Any] = {"epochs": 0, "rate": 0.0, "schedule": "auto", "warm_u
 """Options that a run can decide, each with the value that leaves the decision to the run."""
 
 OF_ROLES = frozenset(
-    "data damaged cache spill threads in_flight pin_threads controllers processes slow".split()
+    "data damaged cache spill threads in_flight pin_threads controllers processes slow memory".split()
 )
 """Options that roles started by hand have themselves; a driver's values of these have no effect."""
 

@@ -113,11 +113,11 @@ class TrainingRules:
     def __init__(self) -> None:
         self.permissions = {
             ("epoch", "data"): anything,
-            ("epoch", "driver"): _end_of_a_pause,
+            ("epoch", "driver"): _pause_of_driver,
             ("lending", "data"): anything,
         }
         self.meant = {
-            "epoch": "data servers set it; the driver of the run may end a pause",
+            "epoch": "data servers set it; the driver of the run may ask for a pause, and end one",
             "lending": "data servers set it",
         }
 
@@ -228,15 +228,21 @@ class TrainingRules:
 def _check_epoch(record: EpochRecord, old: EpochRecord | None, run: ProgramRecord) -> str:
     """Return the fault of a change of a run's epoch; empty for a correct one.
 
-    The controllers begin epochs and deal out their shares. Nodes set only pause, end and result.
+    The controllers begin epochs and deal out their shares. Nodes set only the pause and the request for it,
+    end and result.
     """
     if old is None:
         return "no epoch is in progress, and the controllers begin each of them"
     fixed = msgspec.structs.replace(
-        record, paused=old.paused, ended=old.ended, result=old.result, changed=old.changed
+        record,
+        paused=old.paused,
+        drain=old.drain,
+        ended=old.ended,
+        result=old.result,
+        changed=old.changed,
     )
     if fixed != old:
-        return f"only paused, ended and result of epoch {old.number} of run {old.run} can be set"
+        return f"only paused, drain, ended and result of epoch {old.number} of run {old.run} can be set"
     if not 0 <= record.paused <= old.groups:
         return f"paused is {record.paused}, and the epoch has {old.groups} groups"
     try:
@@ -271,10 +277,15 @@ def _check_ledger_record(record: LedgerRecord, old: LedgerRecord | None) -> str:
     return ""
 
 
-def _end_of_a_pause(attempt: Attempt, cluster: ClusterMap) -> str:
+def _pause_of_driver(attempt: Attempt, cluster: ClusterMap) -> str:
     old, run = cluster.epoch, cluster.run
-    resumed = msgspec.structs.replace(old, paused=0) if old is not None else None
-    found = makes_only(attempt, old, resumed)
+    resumed = drained = None
+    if old is not None:
+        resumed = msgspec.structs.replace(old, paused=0, drain=False)
+        drained = msgspec.structs.replace(old, drain=True)
+    found = makes_only(attempt, old, drained)
+    if found is WRONG:
+        found = makes_only(attempt, old, resumed)
     # A record of this version was set after the takeover that gave the run its driver.
     at_present = old is not None and attempt.expected == old.changed
     mine = run is not None and run.driven_by == (attempt.peer.node, attempt.peer.incarnation)
@@ -337,9 +348,10 @@ def _fail_if_lost(cluster: ClusterMap) -> ClusterMap:
 def _end_pause_if_lost(cluster: ClusterMap) -> ClusterMap:
     """End the pause of the epoch if the driver that takes its checkpoint is lost."""
     epoch = cluster.epoch
-    if not cluster.in_progress or cluster.driven or epoch is None or not epoch.paused:
+    if not cluster.in_progress or cluster.driven or epoch is None or not (epoch.paused or epoch.drain):
         return cluster
-    return _with(cluster, epoch=msgspec.structs.replace(epoch, paused=0, changed=cluster.version + 1))
+    epoch = msgspec.structs.replace(epoch, paused=0, drain=False, changed=cluster.version + 1)
+    return _with(cluster, epoch=epoch)
 
 
 def _driver_lines(before: ClusterMap, after: ClusterMap, run: ProgramRecord) -> Iterator[str]:

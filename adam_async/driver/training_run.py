@@ -205,22 +205,52 @@ class TrainingRun:
     # --- an epoch ----------------------------------------------------------------------------
 
     async def _wait_end_or_stop(self, epoch: int) -> ClusterMap | None:
-        """Wait for the end of an epoch, see `_wait_epoch`; None if the run is to stop before."""
+        """Wait for the end of an epoch, see `_wait_epoch`; None if the run is to stop before.
+
+        A run with checkpoints stops at a pause, with a last one, if its leased groups are finished in time.
+        """
         async with asyncio.TaskGroup() as group:
             end = group.create_task(self._wait_epoch(epoch), name=f"{self._node}/epoch-{epoch}")
             stop = group.create_task(self._parts.stopping.wait(), name=f"{self._node}/stop")
             try:
                 await asyncio.wait((end, stop), return_when=asyncio.FIRST_COMPLETED)
+                if not end.done() and self._checkpointer is not None and await self._drain(epoch):
+                    await asyncio.wait((end,))
             finally:
                 stop.cancel()
                 end.cancel()
         # An epoch that ended at the same time counts as ended, because its result is in the map.
         return None if end.cancelled() else end.result()
 
-    async def _wait_epoch(self, epoch: int) -> ClusterMap:
+    async def _drain(self, epoch: int) -> bool:
+        """Ask for a pause of the epoch; return whether it pauses, or has ended, within `drain_s`."""
+        run = self._id
+
+        def drain(newest: ClusterMap) -> EpochRecord | None:
+            record = newest.epoch
+            if record is None or (record.run, record.number) != (run, epoch):
+                return None
+            over = record.paused or record.drain or record.ended
+            return None if over else msgspec.structs.replace(record, drain=True)
+
+        def quiet(newest: ClusterMap) -> bool:
+            record = newest.epoch
+            return newest.ended >= epoch or (record is not None and record.paused > 0)
+
+        self._progress.phase = "stopping"
+        await self._membership.update("epoch", drain)
+        try:
+            await self._membership.wait_for(quiet, "the end of the groups in flight", self._waits.drain_s)
+        except DeadlineExceeded:
+            within = f"within drain_s={self._waits.drain_s:g} s"
+            self._parts.warn(f"no checkpoint was taken, groups in flight were not finished {within}")
+            return False
+        return True
+
+    async def _wait_epoch(self, epoch: int) -> ClusterMap | None:
         """Wait for the end of an epoch without a limit, as long as the run is alive.
 
-        Returns the map with the run's result.
+        Returns the map with the run's result; None at a pause in which the run is to stop.
         """
         loop, run = asyncio.get_running_loop(), self._id
         poll_at = loop.time() + POLL_S
@@ -232,7 +262,9 @@ class TrainingRun:
                 return cluster
             record = cluster.epoch
             if record is not None and (record.run, record.number) == (run, epoch) and record.paused:
-                await self._end_pause(cluster, record)
+                await self._take_within(cluster, record)
+                if self._parts.stopping.is_set():
+                    return None
                 continue
             if cluster.live_replicas():
                 empty_since = None
@@ -251,21 +283,8 @@ class TrainingRun:
                 self.losses.check(epoch, self._progress.loss)
                 poll_at = loop.time() + POLL_S
 
-    async def _end_pause(self, cluster: ClusterMap, paused: EpochRecord) -> None:
-        """Take a checkpoint within an epoch, and continue training."""
-        mine = False
-
-        mine = False
-
-        def resume(newest: ClusterMap) -> EpochRecord | None:
-            nonlocal mine
-            record = newest.epoch
-            if record is None or msgspec.structs.replace(record, changed=paused.changed) != paused:
-                mine = False
-                return None
-            mine = True
-            return msgspec.structs.replace(record, paused=0)
-
+    async def _take_within(self, cluster: ClusterMap, paused: EpochRecord) -> None:
+        """Take a checkpoint within an epoch, and continue training unless the run is to stop."""
         loop = asyncio.get_running_loop()
         begin, taken = loop.time(), self._checkpointer
         reading, data = None, None
@@ -277,9 +296,9 @@ class TrainingRun:
             except (TransportError, TimeoutError) as error:
                 taken.miss(f"no checkpoint was taken, the data server could not be asked: {error!r}")
         # Also without a checkpoint: no group is leased until the pause ends.
-        await self._membership.update("epoch", resume)
+        held = await self._end_pause(paused)
         self._progress.phase = "training"
-        if taken is not None and reading is not None and not mine:
+        if taken is not None and reading is not None and not held:
             # The controllers ended the pause of a driver that they had counted as lost: groups were trained
             # during the reading.
             taken.miss("no checkpoint was taken, the pause ended before the servers were read")
@@ -294,6 +313,23 @@ class TrainingRun:
                 train_s=data.train_s,
             )
             taken.write_within(reading, progress, data.finished, self._progress.epochs, loop.time() - begin)
+
+    async def _end_pause(self, paused: EpochRecord) -> bool:
+        """End a pause, or leave it to the end of a run that stops; return whether it has held until now."""
+        held = False
+
+        def resume(newest: ClusterMap) -> EpochRecord | None:
+            nonlocal held
+            record = newest.epoch
+            held = record is not None and msgspec.structs.replace(record, changed=paused.changed) == paused
+            if record is None or not held:
+                return None
+            # A stop writes the pause again: the controllers accept it only if the pause still holds.
+            stops = self._parts.stopping.is_set()
+            return msgspec.structs.replace(record, paused=record.paused if stops else 0, drain=stops)
+
+        await self._membership.update("epoch", resume)
+        return held
 
     async def _end_epoch(
         self, cluster: ClusterMap, client: ParameterClient, epoch: int

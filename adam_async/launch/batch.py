@@ -14,8 +14,8 @@ TORCHRUN = "torchrun --nnodes 2 --nproc-per-node 1 ... --no-python adam-async la
 PORTS = range(20000, 30000)
 """Ports of the driver of a torchrun job."""
 
-SIGNAL_S = 60
-"""Seconds before its time limit at which Slurm ends a job in order."""
+SIGNAL_S = 120
+"""Seconds before its time limit at which a job stops with a checkpoint, which has to be written by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +95,7 @@ class Job:
     Attributes:
         nodes: Number of nodes.
         cpus: CPUs of each node; 0: whole nodes.
+        memory_bytes: Memory of each node, in bytes; 0: the default of Slurm.
         time: Time limit, as ``sbatch --time`` takes it.
         partition: Partition.
         name: Name of the job.
@@ -102,6 +103,7 @@ class Job:
 
     nodes: int
     cpus: int
+    memory_bytes: int = 0
     time: str
     partition: str
     name: str
@@ -124,6 +126,7 @@ def job_script(job: Job, command: Sequence[str]) -> str:
         f"nodes={job.nodes}",
         "ntasks-per-node=1",
         f"cpus-per-task={job.cpus}" if job.cpus else "exclusive",
+        *([f"mem={-(-job.memory_bytes >> 20)}M"] if job.memory_bytes else ()),
         *([f"time={job.time}"] if job.time else ()),
         *([f"partition={job.partition}"] if job.partition else ()),
         "no-kill",

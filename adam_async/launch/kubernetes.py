@@ -4,7 +4,7 @@ import math
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from adam_async.data_server.sources.datasets import NAMES
@@ -125,13 +125,19 @@ def files_of(config: Config) -> tuple[str, ...]:
     return tuple(paths)
 
 
-def read_resources(words: Sequence[str]) -> dict[str, Resources]:
+def read_resources(words: Sequence[str], memory: Mapping[str, int]) -> dict[str, Resources]:
     """Read ``--resources ROLE=CPU,MEMORY``, such as ``worker=4,8Gi``, over the defaults.
+
+    Args:
+        memory: Memory of roles that the options of the run name, in bytes, in place of the defaults.
 
     Raises:
         ConfigError: A word has another form, an unknown role, or an invalid or zero quantity.
     """
-    found = dict(DEFAULTS)
+    found = {
+        role: replace(default, memory=quantity_of(memory[role])) if role in memory else default
+        for role, default in DEFAULTS.items()
+    }
     for word in words:
         role, _, rest = word.partition("=")
         cpu, comma, memory = rest.partition(",")
@@ -145,6 +151,14 @@ def read_resources(words: Sequence[str]) -> dict[str, Resources]:
         check_quantity(memory, f"{option}: memory", "such as 2Gi")
         found[role] = Resources(cpu, memory)
     return found
+
+
+def quantity_of(size: int) -> str:
+    """Return a number of bytes as a quantity of Kubernetes, such as ``2Gi``."""
+    for unit, bits in (("Gi", 30), ("Mi", 20), ("Ki", 10)):
+        if size % (1 << bits) == 0:
+            return f"{size >> bits}{unit}"
+    return str(size)
 
 
 def check_quantity(text: str, what: str, example: str, *, thousandths: bool = False) -> None:

@@ -31,9 +31,11 @@ from adam_async.launch.ray_resources import (
     full_ask,
     largest_share,
     shortage_text,
+    with_memory,
     without,
 )
 from adam_async.run.config import Config
+from adam_async.run.role_memory import read_memory
 from adam_async.runtime.role_handle import CUT_OFF, RemoteRole
 from transport import Identity, Network
 
@@ -123,6 +125,7 @@ class RayLauncher:
     async def prepare(self, config: Config, *, data_servers: int) -> int:
         """Place the bundles of all servers, data servers and workers. See `Launcher.prepare`."""
         asks, threads = self.settings.asks, 1 if config.record else config.threads
+        memory = read_memory(config.memory)
         counts = {"ps": config.servers, "data": data_servers, "worker": config.workers}
         free = {node.id: node.cpus for node in self._nodes}
         fixed = [
@@ -133,7 +136,7 @@ class RayLauncher:
         for role in KINDS:
             if role == "worker":
                 share = min(threads or math.inf, largest_share(list(free.values()), config.workers))
-            ask = self.asks[role] = full_ask(asks, role, share)
+            ask = self.asks[role] = with_memory(full_ask(asks, role, share), memory.get(role, 0))
             if counts[role]:
                 for node in await self._place(role, counts[role], ask):
                     free[node] = free.get(node, 0.0) - ask["CPU"]
@@ -186,7 +189,7 @@ class RayLauncher:
             strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
         elif group is not None and number.isdecimal() and int(number) < group.bundle_count:
             strategy = PlacementGroupSchedulingStrategy(group, int(number))
-        options = actor_options(self.ask_of(spec.role))
+        options = actor_options(with_memory(self.ask_of(spec.role), spec.memory_bytes))
         made = require_ray().remote(RoleActor)
         made = made.options(scheduling_strategy=strategy, max_restarts=0, max_task_retries=0, **options)
         return await self._ray.call(f"Ray to accept the actor of {spec.node}", made.remote)

@@ -153,6 +153,11 @@ def full_ask(asks: Mapping[str, Ask], role: str, cpus: float) -> dict[str, float
     return {"CPU": cpus, **asks.get(role, {})}
 
 
+def with_memory(ask: Ask, memory_bytes: int) -> dict[str, float]:
+    """Return resources with the memory of the options, unless they have their own; 0 bytes: none."""
+    return {**({"memory": memory_bytes} if memory_bytes else {}), **ask}
+
+
 def actor_options(ask: Ask) -> dict[str, Any]:
     """Return the options of an actor that asks for resources."""
     own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}

@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any, Self
 from adam_async.cluster.launcher import RoleSpec
 from adam_async.errors import AdamError, ConfigError, RoleUnreachable, first_cause
 from adam_async.launch.hosts import Host, Hosts, Placement
+from adam_async.launch.node_memory import roles_by_host
 from adam_async.launch.state_records import StateRecords
 from adam_async.run.config import Config
+from adam_async.run.role_memory import asked_bytes, check_room, read_memory
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.role_handle import CUT_OFF, RemoteRole
 from transport import Identity, Network
@@ -56,6 +58,9 @@ SILENCE_S = 30.0
 CONNECTING = 4
 """Maximum number of concurrent logins; an SSH server may refuse some of ten."""
 
+SIZES = "getconf _NPROCESSORS_ONLN && (getconf _PHYS_PAGES || echo 0) && getconf PAGE_SIZE"
+"""Shell command that prints the number of cores, of pages of memory if known, and the bytes of a page."""
+
 STATE = ".cache/adam-async/launch"
 """Folder for the state of controllers, in the home folder of the login."""
 
@@ -83,6 +88,8 @@ class SshLauncher:
         self._records = records
         self.placement = Placement(hosts.hosts)
         self.cores: dict[str, int] = {}
+        self.memory: dict[str, int] = {}
+        """Memory of each host in bytes; 0 if its system has no figure."""
         self._entropy = entropy
         self._logins = asyncio.Semaphore(CONNECTING)
 
@@ -106,7 +113,11 @@ class SshLauncher:
         return role
 
     async def prepare(self, config: Config, *, data_servers: int) -> int:
-        """Return the threads of each worker if the options name them. See `Launcher.prepare`."""
+        """Check the memory of the hosts; return the threads that the options name. See `Launcher.prepare`."""
+        memory = read_memory(config.memory)
+        for name, roles in roles_by_host(config, self.hosts.hosts, data_servers=data_servers).items():
+            if (available := self.memory.get(name, 0)) > 0:
+                check_room(f"host {name}", asked_bytes(memory, roles), available)
         return 1 if config.record else config.threads
 
     async def controller_addresses(
@@ -212,22 +223,23 @@ class SshLauncher:
         command = self.command(host, ("--version",), self.hosts.environment)
         action = f"run {self.hosts.command_of(host)!r}"
         async with self.connected(host) as connection, self.answering(host, action, within_s=CHECK_S):
-            # The subshell confines `exec`, so the number of cores follows.
-            done = await connection.run(f"({command}) && getconf _NPROCESSORS_ONLN", check=False)
-        words = str(done.stdout).split()
-        if done.exit_status or len(words) < 2 or not words[-1].isdecimal():
+            # The subshell confines `exec`, so the numbers of cores, pages and bytes of a page follow.
+            done = await connection.run(f"({command}) && {SIZES}", check=False)
+        *words, cores, pages, page_bytes = ["", "", "", "", *str(done.stdout).split()]
+        if done.exit_status or not words[-1] or not (cores + pages + page_bytes).isdecimal():
             lines = str(done.stderr).strip().splitlines() or [f"exit code {done.exit_status}"]
             raise ConfigError(
                 f"host {host.name} cannot run {self.hosts.command_of(host)!r}: {lines[-1][:200]}; install "
                 "adam-async there, or give its path as command in the file of hosts"
             )
-        ours, theirs = version("adam-async"), words[-2]
+        ours, theirs = version("adam-async"), words[-1]
         if theirs != ours:
             raise ConfigError(
                 f"host {host.name} has adam-async {theirs[:40]!r}, and this machine {ours!r}: install the "
                 "same version"
             )
-        self.cores[host.name] = int(words[-1])
+        self.cores[host.name] = int(cores)
+        self.memory[host.name] = int(pages) * int(page_bytes)
 
     async def _remove(self, hosts: Sequence[Host], name: str) -> list[str]:
         """Remove a state folder from hosts; return the names of the hosts that may still have it."""

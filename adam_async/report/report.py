@@ -293,7 +293,12 @@ def build_report(
         schema=SCHEMA,
         command=list(command),
         ended=ended,
-        config={**msgspec.to_builtins(config), "slow": list(config.slow), "rate": default_rate(config)},
+        config={
+            **msgspec.to_builtins(config),
+            "slow": list(config.slow),
+            "memory": list(config.memory),
+            "rate": default_rate(config),
+        },
         defaults=_explained(asked, config, result),
         machine=machine,
         model=ModelReport(

@@ -92,6 +92,9 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"round_grou
     after its checkpoint. In ssp and bsp all clocks are then equal, at the `clock` of the data server's
     statistics, but their ticks may still be in transit: a reader of values first asks for values of that
     clock."""
+    drain: bool = False
+    """Whether the driver stops the run with a checkpoint: the data server pauses once all leased groups are
+    finished. The end of the pause resets it."""
     ended: bool = False
     result: dict[str, Any] = {}
     """Values that the data server sets with `ended`: images, loss, seconds, and the common clock, in asp the

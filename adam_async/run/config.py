@@ -12,6 +12,7 @@ from adam_async.run.bundle_record import DEFAULT_COPIES, MOST_COPIES
 from adam_async.run.cache_size import cache_limits, read_budget
 from adam_async.run.image_size import read_image_size
 from adam_async.run.option_types import check_types
+from adam_async.run.role_memory import read_memory
 from adam_async.run.stragglers import read_slow
 from transport.config import Checksum
 
@@ -198,6 +199,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Implementation of the layers; ``auto`` is ``numba`` if installed (extra ``fast``), else ``numpy``."""
     dtype: Literal["float32", "float64"] = "float32"
     """Type of parameters and gradients; float64 is for proofs."""
+    memory: tuple[str, ...] = ()
+    """Memory that each process of a role asks of its engine: ``worker=2G``; in the environment separated by
+    commas. Roles are controller, ps, data, worker and driver. Processes on one machine are not limited, but
+    the machine must have as much available."""
     memory_budget: str = "512M"
     """Maximum memory of each process for its peers: their requests, and answers to these."""
     checksum: Checksum = "auto"
@@ -227,6 +232,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError("nesterov has no effect without momentum: set momentum, such as 0.9")
         cache_limits(self.cache, self.spill, available_bytes=0)
         read_image_size(self.size)
+        read_memory(self.memory)
         read_budget("memory_budget", self.memory_budget)
         read_slow(self.slow)
         self._check_choices()

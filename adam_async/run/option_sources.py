@@ -45,6 +45,9 @@ ENVIRONMENT, COMMAND_LINE = "the environment", "the command line"
 PLAIN = tuple(name for name in FIELDS if name != "waits")
 """Options that a variable or a word of the command line can set; waits are a table of a file."""
 
+LISTS = ("slow", "memory")
+"""Options with several values, which a variable has with commas between them."""
+
 
 def variable_of(option: str) -> str:
     """Return the name of the variable that sets an option."""
@@ -124,7 +127,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     for name in PLAIN:
         text = environment.get(variable_of(name))
         if text is not None:
-            values[name] = text if name != "slow" else [part for part in text.split(",") if part.strip()]
+            values[name] = text if name not in LISTS else [part for part in text.split(",") if part.strip()]
     return values
 
 

@@ -16,6 +16,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from adam_async.runtime.clock import fine_clock
+
+_BEGAN_S = fine_clock()
+"""Time of the import of this module, soon after the start of the process."""
+
 
 class Blas(msgspec.Struct, frozen=True, kw_only=True):
     """The library behind numpy's matrix products."""
@@ -60,6 +65,8 @@ class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     peak_rss_mb: float
     """Largest resident set so far, in MiB."""
+    age_s: float = 0.0
+    """Seconds since the process began."""
 
 
 def describe_machine(*, loop: str) -> Machine:
@@ -117,8 +124,13 @@ def apply_numerics() -> Mapping[str, str]:
 
 
 def process_memory() -> ProcessMemory:
-    """Describe this process and its peak memory, for the statistics of a role."""
-    return ProcessMemory(host=platform.node(), pid=os.getpid(), peak_rss_mb=round(peak_rss_mb(), 1))
+    """Describe this process, its peak memory and its age, for the statistics of a role."""
+    return ProcessMemory(
+        host=platform.node(),
+        pid=os.getpid(),
+        peak_rss_mb=round(peak_rss_mb(), 1),
+        age_s=round(fine_clock() - _BEGAN_S, 1),
+    )
 
 
 def peak_rss_mb() -> float:

@@ -19,6 +19,14 @@ PATIENCE_S = 20.0
 RUN_S = 120.0
 """Deadline of a whole command, in seconds: beside other programs a cluster of processes starts in 20 s."""
 
+ADAM_TOML = """
+data = "digits"
+servers = 2
+replicas = 2
+threads = 1
+"""
+"""The file of options with which every launcher trains, and `train --processes`."""
+
 
 def until(predicate: Callable[[], object], what: str, *, seconds: float = PATIENCE_S) -> None:
     """Poll until a condition is true."""

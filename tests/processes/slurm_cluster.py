@@ -15,6 +15,9 @@ from pathlib import Path
 from tests.processes.commands import ROOT, command_line, until
 from tests.processes.ssh_hosts import free_port
 
+MEMORY_M = 2000
+"""Memory of each node, in MiB, as its configuration has it."""
+
 START_S = 30.0
 """Deadline of the daemons, and of the begin of a job, in seconds."""
 
@@ -50,7 +53,7 @@ class SlurmCluster:
             "ProctrackType": "proctrack/linuxproc",
             "TaskPlugin": "task/none",
             "SelectType": "select/cons_tres",
-            "SelectTypeParameters": "CR_Core",
+            "SelectTypeParameters": "CR_Core_Memory",
             "StateSaveLocation": folder / "state",
             "SlurmdSpoolDir": folder / "%n",
             "SlurmctldPidFile": folder / "slurmctld.pid",
@@ -61,7 +64,8 @@ class SlurmCluster:
             "KillWait": 10,
         }
         nodes = [
-            f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={free_port('127.0.0.1')} CPUs=2"
+            f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={free_port('127.0.0.1')} "
+            f"CPUs=2 RealMemory={MEMORY_M}"
             for name in names
         ]
         lines = [*(f"{name}={value}" for name, value in settings.items()), *nodes]

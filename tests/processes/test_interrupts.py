@@ -90,6 +90,29 @@ def test_an_interrupted_run_prints_its_results_and_keeps_its_weights(
     assert np.mean(named == DIGITS["y_test"]) > 0.5
 
 
+@pytest.mark.parametrize(
+    "options", [(), ("--processes", "--replicas", "2"), ("--replicas", "2", "--consistency", "bsp")]
+)
+def test_sigterm_takes_a_checkpoint_of_that_moment(tmp_path: Path, options: tuple[str, ...]) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    newest = checkpoints / "latest"
+    with Command(*LOCAL, "--checkpoint", str(checkpoints), *options) as command:
+        command.wait_for("epoch 2/1000")
+        until(newest.exists, "the first checkpoint")
+        before = newest.read_text()
+        command.signal(signal.SIGTERM)
+        code = command.finish()
+    assert code == 143, command.output
+    assert "SIGTERM: the run stops after the groups in flight, with a checkpoint" in command.output
+    assert "no checkpoint was taken" not in command.output
+    assert newest.read_text() > before
+
+    with Command("train", "--quiet", "--resume", str(checkpoints)) as command:
+        command.wait_for(f"resumed from {newest.read_text().strip()}")
+        command.signal(signal.SIGINT)
+        assert command.finish() == 130, command.output
+
+
 @pytest.mark.slow  # the kernels alone are measured first
 def test_an_interrupted_run_leaves_a_report_of_its_results(tmp_path: Path) -> None:
     path = tmp_path / "report.json"

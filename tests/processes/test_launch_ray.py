@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.commands import PATIENCE_S, ROOT, RUN_S, Command, until, watched
+from tests.processes.commands import ADAM_TOML, PATIENCE_S, ROOT, RUN_S, Command, until, watched
 from tests.processes.ray_nodes import NOTHING, RayNodes, descendants, missing
 from tests.processes.ssh_hosts import free_port
 
@@ -21,15 +21,9 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing() or "-"),
 ]
 
-TRAIN = """
-servers = 2
-replicas = 2
-threads = 1
-"""
-
 COPIES = ("--controllers", "3", "--copies", "2", "--min-in-sync", "1", "--data-servers", "2")
 
-FOR_EVER = ("--data", "digits", "--epochs", "100000")
+FOR_EVER = ("--epochs", "100000")
 
 HEAD = "node:__internal_head__"
 
@@ -75,7 +69,7 @@ def kept_nodes() -> Iterator[RayNodes]:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     written = tmp_path / "adam.toml"
-    written.write_text(TRAIN)
+    written.write_text(ADAM_TOML)
     return written
 
 
@@ -106,7 +100,7 @@ def outlives_a_worker_and_a_node(nodes: RayNodes, command: Command) -> None:
 
 
 def test_a_run_outlives_a_worker_and_a_node_and_leaves_nothing(nodes: RayNodes, file: Path) -> None:
-    with launch(nodes, file, "--data", "digits", "--epochs", "60", *COPIES) as command:
+    with launch(nodes, file, "--epochs", "60", *COPIES) as command:
         outlives_a_worker_and_a_node(nodes, command)
 
     assert re.search(r"test accuracy 9[5-9]\.\d+% after 60 epochs", command.output), command.output

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.commands import PATIENCE_S, command_line, run, until, watched
+from tests.processes.commands import ADAM_TOML, PATIENCE_S, command_line, run, until, watched
 from tests.processes.slurm_cluster import SlurmCluster, SlurmJob, missing
 
 pytestmark = [
@@ -24,7 +24,7 @@ TWO = ("--nodes", "2", "--cpus", "1")
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[SlurmCluster]:
-    (tmp_path / "adam.toml").write_text('data = "digits"\nservers = 2\nreplicas = 2\nthreads = 1\n')
+    (tmp_path / "adam.toml").write_text(ADAM_TOML)
     with SlurmCluster(tmp_path, "n1", "n2") as cluster:
         yield cluster
 
@@ -79,11 +79,17 @@ def test_a_signalled_job_returns_into_the_queue_and_continues_from_its_checkpoin
     script = slurm.run("scontrol", "write", "batch_script", job.number, "-")
     assert "exec " in script
     assert "token" not in script
+    newest = slurm.folder / "kept/latest"
+    until(newest.exists, "the first checkpoint")
     with watched([pid for _, pid in roles.values()]) as all_end:
+        before = newest.read_text()
         slurm.run("scancel", "--signal=TERM", "--batch", job.number)
         # The driver asks for the return, and Slurm may kill it before it prints the answer.
         job.wait_for_state("PENDING")
         all_end(PATIENCE_S)
+    assert "SIGTERM: the run stops after the groups in flight, with a checkpoint" in job.output
+    assert "no checkpoint was taken" not in job.output
+    assert newest.read_text() > before
     job.start_now()
     job.wait_for("restart 1: the run continues from checkpoint-")
     job.wait_for("resumed from checkpoint-")
@@ -130,7 +136,7 @@ def test_a_cancelled_job_ends_in_order_and_does_not_return(slurm: SlurmCluster) 
     tasks = {pid for name in slurm.names for pid in slurm.processes(name)} - daemons
     with watched([*tasks]) as all_end:
         slurm.run("scancel", job.number)
-        job.wait_for("interrupted ")
+        job.wait_for("SIGTERM: the run stops")
         all_end(PATIENCE_S)
     job.wait_for_state("CANCELLED")
     assert "goes back into the queue" not in job.output
@@ -173,6 +179,28 @@ def test_a_job_that_slurm_refuses_is_explained(slurm: SlurmCluster) -> None:
     done = slurm.launch("adam.toml", "--epochs", "-1", "--submit")
     assert done.returncode == 2, done.stderr
     assert "epochs" in done.stderr
+
+
+def test_a_job_asks_slurm_for_the_memory_of_its_roles(slurm: SlurmCluster) -> None:
+    sizes = ("controller=100M", "ps=200M", "data=150M", "worker=300M", "driver=250M")
+    words = [word for size in sizes for word in ("--memory", size)]
+    job = SlurmJob(slurm, "adam.toml", *TWO, *words, "--epochs", "2")
+    # Room for all roles and the agent on one node, after the loss of the other.
+    memory = 100 + 2 * 200 + 150 + 2 * 300 + 250 + 256
+    assert slurm.run("squeue", "-h", "--states=all", "-o", "%m", "-j", job.number) == f"{memory}M"
+    job.wait_for_state("COMPLETED")
+
+
+def test_a_job_above_a_limit_of_its_cluster_is_explained(slurm: SlurmCluster) -> None:
+    sizes = ("controller=1T", "ps=1T", "data=1T", "worker=1T", "driver=1T")
+    done = slurm.launch("adam.toml", *(word for size in sizes for word in ("--memory", size)), "--submit")
+    assert done.returncode == 2, done.stderr
+    assert "the job is not submitted: sbatch: error: " in done.stderr
+    assert "Memory specification can not be satisfied" in done.stderr
+    done = slurm.launch("adam.toml", "--nodes", "3", "--submit")
+    assert done.returncode == 2, done.stderr
+    assert "the job is not submitted: sbatch: error: " in done.stderr
+    assert slurm.run("squeue", "-h") == ""
 
 
 def test_a_machine_without_slurm_prints_the_script_and_names_what_is_missing(tmp_path: Path) -> None:

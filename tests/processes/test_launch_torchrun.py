@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.commands import PATIENCE_S, command_line, run, watched
+from tests.processes.commands import ADAM_TOML, PATIENCE_S, command_line, run, watched
 from tests.processes.ssh_hosts import free_port
 from tests.processes.torchrun_nodes import TOKEN, TorchrunNode, missing
 
@@ -26,7 +26,7 @@ MNIST = os.environ.get("ADAM_DATA_DIR", "")
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     file = tmp_path / "adam.toml"
-    file.write_text('data = "digits"\nservers = 2\nreplicas = 2\nthreads = 1\n')
+    file.write_text(ADAM_TOML)
     return file
 
 

@@ -43,6 +43,7 @@ def test_another_shell_sees_scales_and_ends_a_run() -> None:
             workers = {role["node"]: role for role in status["roles"] if role["role"] == "worker"}
             assert set(workers) == {"worker-0", "worker-1"}
             assert all(worker["pid"] in children for worker in workers.values())
+            assert all(role["age_s"] > 0 for role in status["roles"] if role["role"] != "driver")
 
             assert asked("scale", "3", *there) == (0, "3 workers: started worker-2\n")
             code, text = asked("status", *there)
@@ -65,5 +66,6 @@ def test_another_shell_sees_scales_and_ends_a_run() -> None:
             assert (code, "ends after the groups in flight" in text) == (0, True), text
             assert train.finish(seconds=RUN_S) == 0, train.output
             all_end(RUN_S)
-    assert "stopped within epoch" in train.output
+    # The request may arrive between two epochs, so the end alone is the same in every run.
+    assert re.search(r"test accuracy [\d.]+% after \d+ epochs", train.output), train.output
     assert "driver-" not in train.output  # operators are no event of the run

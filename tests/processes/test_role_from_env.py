@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.commands import PATIENCE_S, Command, address_of, children_of, run, watched
+from tests.processes.commands import ADAM_TOML, PATIENCE_S, Command, address_of, children_of, run, watched
 from tests.processes.ssh_hosts import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 @pytest.fixture
 def layout(tmp_path: Path) -> Path:
     file = tmp_path / "adam.toml"
-    file.write_text('data = "digits"\nservers = 2\nreplicas = 2\nthreads = 1\n')
+    file.write_text(ADAM_TOML)
     return file
 
 

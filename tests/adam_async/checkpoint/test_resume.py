@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import os
 import threading
 from dataclasses import replace
 
@@ -213,9 +214,9 @@ async def test_checkpoints_are_taken_while_replicas_come_and_go(mode, tmp_path):
 class PoorDisk(CheckpointFolder):
     """A folder on a disk that takes some checkpoints and then fails, or never answers."""
 
-    def __init__(self, folder, good, *, hangs=False) -> None:
+    def __init__(self, folder, good, *, hangs=False, number=errno.ENOSPC) -> None:
         super().__init__(folder.path, folder._disk)
-        self.good, self.hangs = good, hangs
+        self.good, self.hangs, self.number = good, hangs, number
 
     async def write(self, checkpoint):
         self.good -= 1
@@ -223,14 +224,14 @@ class PoorDisk(CheckpointFolder):
             return await super().write(checkpoint)
         if self.hangs:
             await asyncio.Event().wait()
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(self.number, os.strerror(self.number))
 
     async def note_progress(self, note):
         if self.good > 0:
             return await super().note_progress(note)
         if self.hangs:
             await asyncio.Event().wait()
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(self.number, os.strerror(self.number))
 
 
 def spoil_disk(cluster, writes, **options):
@@ -244,17 +245,18 @@ def events_of(result):
     return [event["event"] for event in result.events]
 
 
-async def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+async def test_a_full_disk_or_quota_costs_checkpoints_and_not_the_run(number, tmp_path):
     config = config_of()
     async with cluster_of(config, checkpoint=tmp_path) as cluster:
-        spoil_disk(cluster, 1)
+        spoil_disk(cluster, 1, number=number)
         result = await cluster.train()
     assert len(result.epochs) == 3
     assert [each.name for each in result.checkpoints] == ["checkpoint-0001-000015"]
-    full = "(No space left on device); training goes on without it"
+    full = f"({os.strerror(number)}); training goes on without it"
     assert sorted(events_of(result)) == [
         *(
-            f"checkpoint-000{epoch}-000015 could not be written: No space left on device; "
+            f"checkpoint-000{epoch}-000015 could not be written: {os.strerror(number)}; "
             f"training goes on without it{often}"
             for epoch, often in ((2, ""), (3, ", 2 failed in a row"))
         ),

@@ -4,8 +4,12 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from adam_async.cluster.launcher import RestartPolicy, RoleSpec, data_words
 from adam_async.cluster.local_launcher import FOLDER_PREFIX, LocalLauncher
+from adam_async.errors import ConfigError
 from adam_async.run.config import Config
 
 
@@ -63,3 +67,12 @@ async def test_a_state_folder_ends_with_its_block_and_takes_those_of_killed_clus
         assert found == {f"{FOLDER_PREFIX}mine"}
 
     assert await asyncio.to_thread(lambda: list(tmp_path.iterdir())) == []
+
+
+async def test_roles_that_ask_for_more_memory_than_this_machine_has_are_refused() -> None:
+    launcher = LocalLauncher({})
+    enough = Config(threads=1, servers=2, memory=("ps=64M",))
+    assert await launcher.prepare(enough, data_servers=1) == 1
+
+    with pytest.raises(ConfigError, match=r"on this machine ask for 2097152\.0 GiB of memory, and it has"):
+        await launcher.prepare(msgspec.structs.replace(enough, memory=("ps=1024T",)), data_servers=1)

@@ -82,6 +82,11 @@ CASES: dict[str, tuple[str, Any, int, str, set[str]]] = {
     "a piece of a run": ("run/0", {"run": "r", "text": ""}, 0, "", {"driver"}),
     "an epoch": ("epoch", replace(EPOCH, ended=True), 5, "", {"data"}),
     "an end of a pause": ("epoch", GOES_ON, 5, "", {"data", "driver"}),
+    "a request for a pause": ("epoch", replace(EPOCH, drain=True), 5, "", {"data", "driver"}),
+    "a request for a pause by another driver": ("epoch", replace(EPOCH, drain=True), 5, "you", {"data"}),
+    "a request for a pause, and more": (
+        "epoch", replace(EPOCH, drain=True, ended=True), 5, "", {"data"},
+    ),
     "an end of a pause, and more": (
         "epoch", replace(GOES_ON, ended=True), 5, "", {"data"},
     ),

@@ -15,6 +15,7 @@ from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.state import (
     EpochEnded,
     GroupsReported,
+    PauseAsked,
     Paused,
     PauseEnded,
     ReplicasChanged,
@@ -241,6 +242,11 @@ class Leases(RuleBasedStateMachine):
     @rule(which=numbers)
     def lives_anew_unnoticed(self, which):
         self.change(*self.live, anew=[self.live[which % len(self.live)]])
+
+    @precondition(lambda self: not self.scene.state.draining)
+    @rule()
+    def a_pause_is_asked(self):
+        self.enter(PauseAsked(self.epoch))
 
     @precondition(lambda self: self.paused)
     @rule()

@@ -560,6 +560,28 @@ async def test_a_pause_for_a_checkpoint_goes_on_when_the_ledger_leader_is_lost_i
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
 
 
+async def test_a_change_of_the_map_before_the_pause_is_in_it_does_not_end_the_pause(tmp_path):
+    options = {"checkpoint_every": 15, "replicas": 2, "consistency": "bsp"}
+    async with elastic(checkpoint=tmp_path, **options) as cluster:
+        server, held = cluster.data_servers[0], []
+        update = server._membership.update
+
+        async def update_late(key, change):
+            if key == "epoch" and server._pausing is not None and server.state.unreported() is not None:
+                await cluster.driver._membership.set_info(number=len(held))
+                version = cluster.driver.map.version
+                await until(lambda: server._membership.map.version >= version)
+                await turns(20)
+                held.append(server.state._epoch.paused)
+            await update(key, change)
+
+        server._membership.update = update_late
+        result = await cluster.train()
+    assert len(held) >= 2
+    assert all(held)
+    assert [epoch.images for epoch in result.epochs] == [IMAGES] * len(result.epochs)
+
+
 def test_an_answer_to_an_earlier_incarnation_is_never_taken_for_an_answer_to_this_one() -> None:
     firsts = [first_question(incarnation) for incarnation in (0, 1, 2, 2000, 2001, (1 << 28) - 1)]
 

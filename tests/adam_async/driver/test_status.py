@@ -9,7 +9,7 @@ from adam_async.driver.status import status_of
 from adam_async.run.cluster_map import NOTICE, ClusterMap, EpochRecord, LedgerRecord
 from tests.adam_async.cluster_maps import node, run_record
 
-PROCESS = {"host": "machine", "pid": 7, "peak_rss_mb": 12.5}
+PROCESS = {"host": "machine", "pid": 7, "peak_rss_mb": 12.5, "age_s": 3725.0}
 
 
 def cluster() -> ClusterMap:
@@ -63,7 +63,8 @@ def test_a_status_shows_progress_lags_and_versions() -> None:
     assert by_node["ps-0"].version == (88, 90)
     assert by_node["ps-0"].notice == "cannot join"
     assert (by_node["worker-0"].lag, by_node["worker-1"].lag, by_node["worker-2"].lag) == (0, 5, None)
-    assert (by_node["worker-0"].groups, by_node["worker-0"].pid) == (12, 7)
+    assert (by_node["worker-0"].groups, by_node["worker-0"].pid, by_node["worker-0"].age_s) == (12, 7, 3725.0)
+    assert by_node["controller"].age_s == 3725.0
     assert (by_node["worker-1"].state, by_node["worker-2"].state) == ("replica 1", "spare")
 
 
@@ -85,7 +86,9 @@ def test_an_invalid_report_counts_as_no_answer() -> None:
     assert msgspec.json.decode(msgspec.json.encode(status))["run"]["id"] == "run-1"
 
 
-@pytest.mark.parametrize("field", [{"host": "m" * 161}, {"pid": 1 << 53}, {"peak_rss_mb": 1e300}], ids=str)
+@pytest.mark.parametrize(
+    "field", [{"host": "m" * 161}, {"pid": 1 << 53}, {"peak_rss_mb": 1e300}, {"age_s": -1.0}], ids=str
+)
 def test_a_report_of_an_endless_process_counts_as_no_answer(field: dict[str, Any]) -> None:
     bad = reports()
     bad["worker-0"]["process"] = {**PROCESS, **field}

@@ -354,6 +354,14 @@ def test_a_pause_for_a_checkpoint_ends_when_the_driver_is_lost_and_none_begins_w
     assert cluster.map.epoch.paused == 0
 
 
+def test_a_request_for_a_pause_ends_with_its_driver():
+    cluster = training()
+    cluster.set("epoch", replace(cluster.map.epoch, drain=True))
+    assert cluster.map.epoch.drain
+    cluster.lose("driver")
+    assert not cluster.map.epoch.drain
+
+
 def test_the_loss_of_a_driver_its_return_and_its_successor_are_lines():
     rules, cluster = TrainingRules(), training()
 

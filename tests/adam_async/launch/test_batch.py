@@ -1,6 +1,7 @@
 """Ranks of torchrun are read from its variables, and the script of a Slurm job has its options."""
 
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -69,12 +70,17 @@ def test_a_script_has_the_options_of_its_job_and_runs_its_command() -> None:
         "#SBATCH --partition=main",
         "#SBATCH --no-kill",
         "#SBATCH --requeue",
-        "#SBATCH --signal=B:TERM@60",
+        "#SBATCH --signal=B:TERM@120",
         "#SBATCH --open-mode=append",
         "#SBATCH --output=adam-%j.out",
     ]
     done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True)
     assert done.stdout == "<a b><$HOME>"
+
+
+def test_a_job_asks_for_memory_in_whole_mebibytes_if_it_has_a_size() -> None:
+    assert "#SBATCH --mem=1025M\n" in job_script(replace(JOB, memory_bytes=(1 << 30) + 1), ("true",))
+    assert "--mem" not in job_script(JOB, ("true",))
 
 
 def test_a_job_without_cpus_has_whole_nodes() -> None:

@@ -23,12 +23,25 @@ RUN = KubernetesRun(
 
 
 def test_resources_override_the_defaults_of_their_role() -> None:
-    found = read_resources(("worker=4,8Gi", "controller=250m,512Mi"))
+    found = read_resources(("worker=4,8Gi", "controller=250m,512Mi"), {})
 
     assert found == {
         **DEFAULTS,
         "worker": Resources("4", "8Gi"),
         "controller": Resources("250m", "512Mi"),
+    }
+
+
+def test_the_memory_of_the_options_replaces_the_default_of_its_role_only() -> None:
+    memory = {"ps": 6 << 30, "data": 1536 << 20, "driver": (1 << 30) + 1, "worker": 1 << 30}
+    found = read_resources(("worker=4,8Gi",), memory)
+
+    assert found == {
+        "controller": DEFAULTS["controller"],
+        "ps": Resources(DEFAULTS["ps"].cpu, "6Gi"),
+        "data": Resources(DEFAULTS["data"].cpu, "1536Mi"),
+        "driver": Resources(DEFAULTS["driver"].cpu, "1073741825"),
+        "worker": Resources("4", "8Gi"),
     }
 
 
@@ -47,7 +60,7 @@ def test_resources_override_the_defaults_of_their_role() -> None:
 )
 def test_resources_that_are_none_are_refused(word: str, claim: str) -> None:
     with pytest.raises(ConfigError) as error:
-        read_resources((word,))
+        read_resources((word,), {})
     assert claim in str(error.value)
 
 

@@ -16,6 +16,7 @@ from adam_async.launch.ray_resources import (
     read_asks,
     read_variables,
     shortage_text,
+    with_memory,
     without,
 )
 
@@ -59,6 +60,12 @@ def test_asks_are_read_by_role_and_resource() -> None:
     assert full_ask(asks, "ps", 1) == {"CPU": 1, "memory": 2e9}
     assert actor_options(asks["worker"]) == {"num_cpus": 4, "resources": {"ssd": 1}}
     assert actor_options(asks["ps"]) == {"num_cpus": 0, "memory": 2e9, "resources": {}}
+
+
+def test_memory_of_the_options_is_asked_of_ray_unless_the_role_asks_for_its_own() -> None:
+    assert with_memory({"CPU": 1}, 2 << 30) == {"memory": 2 << 30, "CPU": 1}
+    assert with_memory({"CPU": 1, "memory": 5.0}, 2 << 30) == {"CPU": 1, "memory": 5.0}
+    assert with_memory({"CPU": 1}, 0) == {"CPU": 1}
 
 
 @pytest.mark.parametrize(

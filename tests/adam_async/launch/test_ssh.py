@@ -68,6 +68,17 @@ async def test_threads_are_those_of_the_options_or_depend_on_the_host() -> None:
     assert await launcher().prepare(Config(record=True), data_servers=1) == 1
 
 
+async def test_roles_that_ask_for_more_memory_than_their_host_has_are_refused() -> None:
+    mine = launcher()
+    mine.memory = {"10.0.0.1": 4 << 30, "10.0.0.2": 0}  # the second host has no figure
+    await mine.prepare(Config(servers=2, memory=("ps=4G",)), data_servers=1)
+
+    with pytest.raises(
+        ConfigError, match=r"on host 10\.0\.0\.1 ask for 5\.0 GiB of memory, and it has 4\.0 GiB"
+    ):
+        await mine.prepare(Config(servers=2, memory=("ps=5G",)), data_servers=1)
+
+
 @pytest.mark.parametrize(("arguments", "expected"), [(("--peers", "1=tcp://h:1"), True), ((), False)])
 def test_a_controller_of_several_is_known_by_its_peers(arguments: tuple[str, ...], expected: bool) -> None:
     spec = RoleSpec(role="controller", node="c", arguments=arguments, orders=b"", environment={})

@@ -32,7 +32,7 @@ def test_defaults_file_environment_and_command_line_rank_in_that_order():
 
 def test_every_plain_option_has_an_environment_variable():
     plain = [name for name in FIELDS if name != "waits"]
-    defaults = {**{name: str(getattr(Config(), name)) for name in plain}, "slow": ""}
+    defaults = {**{name: str(getattr(Config(), name)) for name in plain}, "slow": "", "memory": ""}
     values = from_environment({f"ADAM_{name.upper()}": text for name, text in defaults.items()})
     assert sorted(values) == sorted(plain)
     assert make_config(values) == Config()

@@ -56,6 +56,7 @@ def test_a_process_says_which_one_it_is() -> None:
 
     assert (memory.host, memory.pid) == (platform.node(), os.getpid())
     assert memory.peak_rss_mb > 5
+    assert 0 <= memory.age_s <= process_memory().age_s < 86400
 
 
 @linux

@@ -1,0 +1,72 @@
+"""A run with checkpoints stops with one of that moment, and a resumed run continues there."""
+
+import asyncio
+
+import pytest
+
+from adam_async.checkpoint.files import load_checkpoint
+from adam_async.run.config import Config
+from adam_async.runtime.disk import Disk
+from tests.adam_async.checkpoint.test_resume import MODES, config_of, same_bits
+from tests.adam_async.runs import SHARDED, cluster_of, train
+
+pytestmark = pytest.mark.thorough
+
+GROUPS = 60
+"""Groups of an epoch, one of each image of the small data set."""
+
+STOPPED = {name: options for name, options in MODES.items() if name != "bsp-lag"}
+"""Modes in which a pause changes no bit. With a lag a pause lets the values catch up."""
+
+
+def small_groups(**options) -> Config:
+    """Options with many groups, of which few are in flight."""
+    return config_of(images_per_group=1, read_ahead=1, **options)
+
+
+async def stop_in(config, folder, epoch):
+    """Train, and stop as soon as an epoch begins; return the checkpoint's manifest and the result."""
+    async with cluster_of(config, checkpoint=folder) as cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        async for cluster_map in cluster.driver.maps():
+            if cluster_map.epoch is not None and cluster_map.epoch.number == epoch:
+                break
+        cluster.stop()
+        result = await training
+    async with Disk() as disk:
+        return (await load_checkpoint(folder, disk)).manifest, result
+
+
+@pytest.mark.parametrize("mode", STOPPED)
+async def test_a_run_resumed_from_its_stop_has_the_bits_of_one_that_never_stopped(mode, tmp_path):
+    config = small_groups(**MODES[mode])
+    whole = await train(config)
+    stopped, result = await stop_in(config, tmp_path, 2)
+    resumed = await train(config, resume=tmp_path)
+
+    assert stopped.epoch == 2
+    assert 0 < stopped.groups < GROUPS
+    assert result.epochs[-1].images == stopped.groups == stopped.resume.images
+    assert [epoch.images for epoch in resumed.epochs] == [GROUPS] * len(whole.epochs)
+    same_bits(resumed.weights, whole.weights)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"replicas": 3},
+        {"replicas": 2, "epoch_rule": "images"},
+        {"replicas": 2, "consistency": "ssp:2"},
+        {"replicas": 2, "consistency": "bsp", "lag": 1},
+        {"partitions": 2, **SHARDED},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+async def test_a_stop_loses_no_trained_image_and_trains_none_twice(options, tmp_path):
+    config = small_groups(epoch_fraction=1.0, **options)
+    stopped, result = await stop_in(config, tmp_path, 1)
+    resumed = await train(config, resume=tmp_path)
+
+    assert (stopped.epoch, result.epochs[-1].images) == (1, stopped.groups)
+    assert [epoch.images for epoch in resumed.epochs] == [GROUPS] * 3
+    assert resumed.epochs[0].trained_again == 0
