@@ -94,11 +94,11 @@ def _call(step: str, method: str, function: Callable[[], _T]) -> _T:
 class StepContext:
     """The batch and the gradients of one group in flight."""
 
-    def __init__(self, gradients: Gradients) -> None:
+    def __init__(self, gradients: Gradients, images: int) -> None:
         self.gradients = gradients
         self.batch: Batch | None = None
-        self.images = 0
-        """Weight of the gradients: the number of examples in their mean."""
+        self.images = images
+        """Weight of the gradients: the number of examples in their mean; at first the maximum."""
 
     def load(
         self,
@@ -185,15 +185,22 @@ class StepModel:
                     "the run: start this worker with the code and the arguments of the run's driver"
                 )
 
-    def _checked_factors(self) -> frozenset[str]:
-        named = frozenset(getattr(self.step, "factors", ()))
-        for name in sorted(named, key=repr):
+    def _checked_factors(self) -> dict[str, int]:
+        """Return the rows of factors for each example, by the names of their arrays."""
+        given = getattr(self.step, "factors", ())
+        found = dict(given) if isinstance(given, Mapping) else dict.fromkeys(given, 1)
+        for name, rows in sorted(found.items(), key=repr):
             if name not in self.arrays or len(self.arrays[name].shape) != 2:
                 raise ConfigError(
                     f"step {self.spec.name}: factors names {name!r:.80}, which is no matrix of its arrays: "
                     "leave it out"
                 )
-        return named
+            if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+                raise ConfigError(
+                    f"step {self.spec.name}: factors has {rows!r:.80} rows for each example of {name!r:.80}: "
+                    "give a whole number of at least 1, or leave the array out"
+                )
+        return found
 
     # --- the interface of a network -----------------------------------------------------------------
 
@@ -247,9 +254,14 @@ class StepModel:
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Has no effect, because a step has no kernels of this package."""
 
-    def context(self, group_size: int) -> StepContext:
-        """Allocate the gradients of one group of up to `group_size` images."""
-        return StepContext(Gradients(self.spec.name, self.arrays, self._factored, group_size))
+    def context(self, group_size: int, factored: Collection[str] | None = None) -> StepContext:
+        """Allocate the gradients of one group of up to `group_size` images.
+
+        Args:
+            factored: Names of arrays whose gradients are sent as factors; None: all that can have factors.
+        """
+        rows = {name: n for name, n in self._factored.items() if factored is None or name in factored}
+        return StepContext(Gradients(self.spec.name, self.arrays, rows, group_size), group_size)
 
     def forward(self, weights: Mapping[str, NDArray[Any]], context: StepContext) -> float:
         """Run the step on the loaded group, and return its loss.
@@ -281,7 +293,10 @@ class StepModel:
             np.matmul(pair[1].T, pair[0], out=out)
 
     def factors(self, context: StepContext, name: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Return activations (weight, I) and errors (weight, R) of one array; None for a dense gradient."""
+        """Return activations (K, I) and errors (K, R) of one array; None for a dense gradient.
+
+        K is the weight times the rows for each example.
+        """
         return context.gradients.factors(name, context.images)
 
     # --- the rest of a step --------------------------------------------------------------------

@@ -98,25 +98,31 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
     Args:
         step: Name of the step, for errors.
         arrays: The arrays of the step.
-        factored: Names of arrays whose gradients are sent as factors.
-        rows: Maximum number of rows of these factors.
+        factored: Names of arrays whose gradients are sent as factors, with the maximum number of rows of
+            these factors for each example.
+        examples: Maximum number of examples of a batch.
+
+    Attributes:
+        factored: Names of the arrays that take `Factors` only.
     """
 
     def __init__(
-        self, step: str, arrays: Mapping[str, ArraySpec], factored: Collection[str], rows: int
+        self, step: str, arrays: Mapping[str, ArraySpec], factored: Mapping[str, int], examples: int
     ) -> None:
         self._step = step
         self._arrays = arrays
-        self._rows = rows
+        self.factored: Collection[str] = frozenset(factored)
+        self._rows = dict(factored)
+        self._examples = examples
         self._dense = {
             name: np.zeros(spec.shape, spec.dtype) for name, spec in arrays.items() if name not in factored
         }
         self._factored = {
             name: (
-                np.zeros((rows, arrays[name].shape[1]), arrays[name].dtype),
-                np.zeros((rows, arrays[name].shape[0]), arrays[name].dtype),
+                np.zeros((examples * rows, arrays[name].shape[1]), arrays[name].dtype),
+                np.zeros((examples * rows, arrays[name].shape[0]), arrays[name].dtype),
             )
-            for name in factored
+            for name, rows in factored.items()
         }
         self._given: dict[str, int] = {}
         """Names of filled arrays, with the rows of their factors, or 0."""
@@ -135,20 +141,24 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
             rows = self._given.get(name)
             if rows is None:
                 raise self._failed(f"the step set no gradient of array {name!r}: fill out[{name!r}]")
-            if rows > weight:
+            most = self._rows.get(name, 0)
+            if rows > weight * most:
                 raise self._failed(
-                    f"the factors of array {name!r} have {rows} rows and the weight is {weight}: give one "
-                    "row for each example that counts, and their number as weight"
+                    f"the factors of array {name!r} have {rows} rows and the weight is {weight}: give "
+                    f"{_each_example(most)} that counts, and the number of these examples as weight"
                 )
 
     def dense(self, name: str) -> NDArray[Any]:
         """The gradient of an array, if it does not travel as factors."""
         return self._dense[name]
 
-    def factors(self, name: str, rows: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Activations and errors with this number of rows; None for a dense gradient."""
+    def factors(self, name: str, examples: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """Activations and errors with the rows of this number of examples; None for a dense gradient."""
         pair = self._factored.get(name)
-        return None if pair is None else (pair[0][:rows], pair[1][:rows])
+        if pair is None:
+            return None
+        rows = examples * self._rows[name]
+        return pair[0][:rows], pair[1][:rows]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         self._check_name(name)
@@ -182,10 +192,12 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
             raise self._failed(f"array {name!r} has shape {spec.shape}, and only a matrix has factors")
         rows, inputs = spec.shape
         count = len(factors.activations) if np.ndim(factors.activations) else 0
-        most = self._rows if name in self._factored else max(count, 1)
+        rows_each = self._rows.get(name, 1)
+        most = self._examples * rows_each if name in self._factored else max(count, 1)
         if not 1 <= count <= most:
             raise self._failed(
-                f"the factors of array {name!r} have {count} rows: give 1 to {most}, one for each example"
+                f"the factors of array {name!r} have {count} rows: give 1 to {most}, "
+                f"{_each_example(rows_each)}"
             )
         what = f"of the factors of array {name!r}"
         self._check_array(f"`activations` {what}", factors.activations, (count, inputs), spec.dtype)
@@ -235,8 +247,9 @@ class TrainStep(Protocol):
     """The arrays, all of one type."""
 
     factors: Collection[str] = ()
-    """Names of matrices for which `step` always returns `Factors`. They travel as factors if that takes fewer
-    bytes; the worker multiplies factors of other matrices."""
+    """Names of matrices whose gradients `step` can return as `Factors`; or a mapping of these names to the
+    maximum number of rows for each example, which is 1 by default. They travel as factors if that takes fewer
+    bytes, and then `Gradients.factored` names them. The worker multiplies factors of other matrices."""
 
     sample: int = 0
     """Maximum number of training images that `derived` gets; the same images in the whole run."""
@@ -380,6 +393,10 @@ def array_problem(array: object, shape: tuple[int, ...], dtype: str) -> str:
     if array.shape != shape:
         return f"has shape {array.shape}, expected {shape}"
     return ""
+
+
+def _each_example(rows: int) -> str:
+    return "one for each example" if rows == 1 else f"at most {rows} for each example"
 
 
 def check_step_options(config: Config) -> None:

@@ -102,7 +102,8 @@ class PushMessages:
                 if scaled:
                     errors = errors * record_type(record)(weight)
                 outgoing = self._factors_of(name, activations, errors, rate)
-                if outgoing is not None and activations.nbytes + errors.nbytes <= record.nbytes:
+                sent = activations.nbytes * len(outgoing or ()) + errors.nbytes
+                if outgoing is not None and sent <= record.nbytes:
                     found += outgoing
                 else:  # the product has fewer bytes, or no server has a whole row of it
                     flat[name] = (errors @ activations.T).reshape(-1)

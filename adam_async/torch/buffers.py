@@ -167,7 +167,7 @@ class Buffers:
             return 1.0 / self._store.clients
         return 1.0
 
-    def land(
+    def install(
         self,
         values: Mapping[str, NDArray[Any]],
         snapshot: Mapping[str, NDArray[Any]],

@@ -1,10 +1,9 @@
 """Staging memory on the CPU between tensors and a store's arrays, and the copies to and from a GPU.
 
-A `Lane` is staging memory for the arrays of one device and type; `Lanes` are those of a module, and
-`Staging` those of one exchange. On CUDA the memory on the CPU is pinned: `fetch` copies values to the GPU on
-a stream of its own while the program computes, and `land` copies them into the parameters within the GPU. On
-MPS the copies block. On the CPU both sides of a lane are the same memory, so the same code runs without a
-GPU.
+A `StagingBuffer` has the arrays of one device and type; `StagingBuffers` are those of a module, and `Staging`
+those of one exchange. On CUDA the memory on the CPU is pinned. `upload` copies values to the GPU on a stream
+of its own while the program computes, and `copy_into` copies them into the parameters within the GPU. On MPS
+the copies block. On the CPU both sides of a buffer are the same memory, so the same code runs without a GPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ALIGNMENT = 16
-"""Alignment of the arrays of a lane, in values: 64 bytes of float32."""
+"""Alignment of the arrays of a buffer, in values: 64 bytes of float32."""
 
 
-class Lane:
+class StagingBuffer:
     """Staging memory for arrays of one device and type, on the CPU and on the device.
 
     Args:
@@ -37,56 +36,57 @@ class Lane:
         for tensor in tensors.values():
             starts.append(size)
             size += -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
-        self._host = torch.empty(size, dtype=first.dtype, pin_memory=self._device.type == "cuda")
-        is_near = self._device.type == "cpu"
-        self._near = self._host if is_near else torch.empty(size, dtype=first.dtype, device=self._device)
+        self._host_memory = torch.empty(size, dtype=first.dtype, pin_memory=self._device.type == "cuda")
+        self._device_memory = self._host_memory
+        if self._device.type != "cpu":
+            self._device_memory = torch.empty(size, dtype=first.dtype, device=self._device)
         self.views: dict[str, Tensor] = {}
         self.arrays: dict[str, NDArray[Any]] = {}
         for (name, tensor), start in zip(tensors.items(), starts, strict=True):
             part = slice(start, start + tensor.numel())
-            self.views[name] = self._near[part].view(tensor.shape)
-            self.arrays[name] = self._host[part].view(tensor.shape).numpy()
+            self.views[name] = self._device_memory[part].view(tensor.shape)
+            self.arrays[name] = self._host_memory[part].view(tensor.shape).numpy()
         self._stream = stream
-        self._fetched = torch.cuda.Event() if stream is not None else None
-        self._landed = torch.cuda.Event() if stream is not None else None
+        self._uploaded = torch.cuda.Event() if stream is not None else None
+        self._copied = torch.cuda.Event() if stream is not None else None
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
+    def download(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors of the device into `arrays`, and wait until they are there."""
         torch._foreach_copy_([self.views[name] for name in tensors], list(tensors.values()))
-        if self._near is not self._host:
-            self._host.copy_(self._near, non_blocking=self._stream is not None)
+        if self._device_memory is not self._host_memory:
+            self._host_memory.copy_(self._device_memory, non_blocking=self._stream is not None)
             if self._stream is not None:
                 torch.cuda.current_stream(self._device).synchronize()
 
-    def fetch(self) -> None:
+    def upload(self) -> None:
         """Begin to copy `arrays` to the device. Any thread may call this method."""
         if self._stream is None:
-            if self._near is not self._host:
-                self._near.copy_(self._host)
+            if self._device_memory is not self._host_memory:
+                self._device_memory.copy_(self._host_memory)
             return
-        assert self._fetched is not None
-        assert self._landed is not None
+        assert self._uploaded is not None
+        assert self._copied is not None
         with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._landed)
-            self._near.copy_(self._host, non_blocking=True)
-            self._fetched.record(self._stream)
+            self._stream.wait_event(self._copied)
+            self._device_memory.copy_(self._host_memory, non_blocking=True)
+            self._uploaded.record(self._stream)
 
-    def land(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the fetched values into tensors of the device, after the work in its current stream."""
-        if self._fetched is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._fetched)
+    def copy_into(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the uploaded values into tensors of the device, after the work in its current stream."""
+        if self._uploaded is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._uploaded)
         torch._foreach_copy_(list(tensors.values()), [self.views[name] for name in tensors])
-        if self._landed is not None:
-            self._landed.record(torch.cuda.current_stream(self._device))
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self._device))
 
-    def reuse(self) -> None:
-        """Wait until the memory on the CPU may be filled again: until the last `fetch` has copied it."""
-        if self._fetched is not None:
-            self._fetched.synchronize()
+    def wait_free(self) -> None:
+        """Wait until the memory on the CPU may be filled again: until the last `upload` has copied it."""
+        if self._uploaded is not None:
+            self._uploaded.synchronize()
 
 
-class Lanes:
-    """Staging memory for arrays of several devices and types, a lane for each device and type.
+class StagingBuffers:
+    """Staging memory for arrays of several devices and types, a buffer for each device and type.
 
     Args:
         tensors: Tensors by name.
@@ -103,45 +103,46 @@ class Lanes:
         groups: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             groups.setdefault((tensor.device, tensor.dtype), {})[name] = tensor
-        self._lanes = [
-            (Lane(group, streams.get(device)), frozenset(group)) for (device, _), group in groups.items()
+        self._buffers = [
+            (StagingBuffer(group, streams.get(device)), frozenset(group))
+            for (device, _), group in groups.items()
         ]
         self.arrays: dict[str, NDArray[Any]] = {
-            name: array for lane, _ in self._lanes for name, array in lane.arrays.items()
+            name: array for buffer, _ in self._buffers for name, array in buffer.arrays.items()
         }
         self.views: dict[str, Tensor] = {
-            name: view for lane, _ in self._lanes for name, view in lane.views.items()
+            name: view for buffer, _ in self._buffers for name, view in buffer.views.items()
         }
 
-    def _split(self, tensors: Mapping[str, Tensor]) -> list[tuple[Lane, Mapping[str, Tensor]]]:
-        if len(self._lanes) == 1:
-            return [(self._lanes[0][0], tensors)] if tensors else []
-        found: list[tuple[Lane, Mapping[str, Tensor]]] = []
-        for lane, names in self._lanes:
-            if mine := {name: tensor for name, tensor in tensors.items() if name in names}:
-                found.append((lane, mine))
+    def _split(self, tensors: Mapping[str, Tensor]) -> list[tuple[StagingBuffer, Mapping[str, Tensor]]]:
+        if len(self._buffers) == 1:
+            return [(self._buffers[0][0], tensors)] if tensors else []
+        found: list[tuple[StagingBuffer, Mapping[str, Tensor]]] = []
+        for buffer, names in self._buffers:
+            if part := {name: tensor for name, tensor in tensors.items() if name in names}:
+                found.append((buffer, part))
         return found
 
-    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+    def download(self, tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
         """Copy tensors into memory on the CPU, and return them as arrays."""
-        for lane, mine in self._split(tensors):
-            lane.take(mine)
+        for buffer, part in self._split(tensors):
+            buffer.download(part)
         return {name: self.arrays[name] for name in tensors}
 
-    def fetch(self) -> None:
-        """See `Lane.fetch`."""
-        for lane, _ in self._lanes:
-            lane.fetch()
+    def upload(self) -> None:
+        """See `StagingBuffer.upload`."""
+        for buffer, _ in self._buffers:
+            buffer.upload()
 
-    def land(self, tensors: Mapping[str, Tensor]) -> None:
-        """See `Lane.land`."""
-        for lane, mine in self._split(tensors):
-            lane.land(mine)
+    def copy_into(self, tensors: Mapping[str, Tensor]) -> None:
+        """See `StagingBuffer.copy_into`."""
+        for buffer, part in self._split(tensors):
+            buffer.copy_into(part)
 
-    def reuse(self) -> None:
-        """See `Lane.reuse`."""
-        for lane, _ in self._lanes:
-            lane.reuse()
+    def wait_free(self) -> None:
+        """See `StagingBuffer.wait_free`."""
+        for buffer, _ in self._buffers:
+            buffer.wait_free()
 
 
 class Staging:
@@ -150,18 +151,42 @@ class Staging:
     An unanswered push may be sent again, so its gradients do not share memory with the values of its answer.
 
     Args:
-        tensors: See `Lanes`.
-        streams: See `Lanes`.
+        tensors: See `StagingBuffers`.
+        streams: See `StagingBuffers`.
     """
 
     def __init__(
         self, tensors: Mapping[str, Tensor], streams: "Mapping[torch.device, torch.cuda.Stream]"
     ) -> None:
-        self.gradients = Lanes(tensors, streams)
-        self.values = Lanes(tensors, streams)
+        self.gradients = StagingBuffers(tensors, streams)
+        self.values = StagingBuffers(tensors, streams)
 
 
 def copy_streams(tensors: Sequence[Tensor]) -> "dict[torch.device, torch.cuda.Stream]":
     """Return a stream for copies to each CUDA device of the tensors."""
     devices = dict.fromkeys(tensor.device for tensor in tensors if tensor.is_cuda)
     return {device: torch.cuda.Stream(device) for device in devices}
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the CPU on a device; a copy to CUDA goes through pinned memory, without a wait."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+    """Return tensors as arrays, which share the memory of tensors on the CPU.
+
+    Copies from a CUDA device go to pinned memory, with one wait for all copies.
+    """
+    found = []
+    for tensor in tensors:
+        if tensor.is_cuda:
+            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            found.append(pinned.copy_(tensor, non_blocking=True))
+        else:
+            found.append(tensor.cpu())
+    for device in dict.fromkeys(tensor.device for tensor in tensors if tensor.is_cuda):
+        torch.cuda.current_stream(device).synchronize()
+    return [tensor.numpy() for tensor in found]

@@ -51,7 +51,7 @@ class Exchange:
             self.gradients, names, out=self.out, read=self.read, rate=self.rate
         )
         if self.staging is not None:
-            self.staging.values.fetch()
+            self.staging.values.upload()
 
 
 class Exchanges:
@@ -60,11 +60,19 @@ class Exchanges:
     Args:
         store: The store.
         on_end: Called with each exchange that has ended, in order, by the thread that calls `settle`.
+        on_failure: Called with each exchange that has failed, or whose wait was interrupted. The store may
+            still read its gradients and fill `Exchange.out`.
     """
 
-    def __init__(self, store: ParameterStore, on_end: Callable[[Exchange], None]) -> None:
+    def __init__(
+        self,
+        store: ParameterStore,
+        on_end: Callable[[Exchange], None],
+        on_failure: Callable[[Exchange], None],
+    ) -> None:
         self._store = store
         self._on_end = on_end
+        self._on_failure = on_failure
         self._open: deque[Exchange] = deque()
 
     def __iter__(self) -> Iterator[Exchange]:
@@ -81,7 +89,7 @@ class Exchanges:
         for exchange in self._open:
             if exchange.call.done() and exchange.call.exception() is not None:
                 self._open.remove(exchange)
-                _wait(exchange)
+                self._wait(exchange)
 
     def settle(self, most: int) -> None:
         """Wait until at most `most` exchanges are in flight.
@@ -91,25 +99,32 @@ class Exchanges:
         """
         while self._open and (len(self._open) > most or self._open[0].call.done()):
             exchange = self._open.popleft()
-            _wait(exchange)
+            self._wait(exchange)
             self._on_end(exchange)
 
-    def abandon(self) -> None:
-        """Wait until no exchange of a failed step is in flight, and ignore the errors of these exchanges."""
+    def abandon(self, *, wait: bool) -> None:
+        """Forget the exchanges of a failed step, and ignore their errors.
+
+        Args:
+            wait: Whether to wait for their ends. After an interrupt the store ends them without the caller.
+        """
         while self._open:
+            if not wait:
+                self._on_failure(self._open.popleft())
+                continue
             try:
                 self.settle(0)
             except AdamError:
                 continue
 
-
-def _wait(exchange: Exchange) -> None:
-    try:
-        exchange.call.wait()
-    except StoreError as error:
-        if fault := fault_of(exchange.gradients):
-            raise StoreError(fault) from error
-        raise
+    def _wait(self, exchange: Exchange) -> None:
+        try:
+            exchange.call.wait()
+        except BaseException as error:
+            if isinstance(error, StoreError) and (fault := fault_of(exchange.gradients)):
+                raise StoreError(fault) from error  # nothing was sent
+            self._on_failure(exchange)
+            raise
 
 
 def check_cadence(push_every: int, pull_every: int, most: int, consistency: str, *, overlap: bool) -> None:

@@ -25,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from adam_async.errors import ConfigError
 from adam_async.run.arrays import Factors
+from adam_async.torch.devices import to_host
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +66,7 @@ class LinearGradient:
         """
         if self.rest is not None:
             raise ConfigError("the weight has a gradient outside its layer: use `dense`")
-        return Factors(self.activations.cpu().numpy(), self.errors.cpu().numpy())
+        return Factors(*to_host([self.activations, self.errors]))
 
 
 def linear_weights(module: nn.Module) -> dict[str, nn.Linear]:
@@ -129,6 +130,11 @@ class LinearFactors:
         """Names of the captured weights, in the order of the module."""
         return tuple(self._captures)
 
+    def select(self, names: Collection[str]) -> None:
+        """Capture only these of the weights from now on; the others get dense gradients."""
+        for name, capture in self._captures.items():
+            capture.selected = name in names
+
     def take(self) -> dict[str, LinearGradient]:
         """Return the gradients since the last call by the names of their weights, and forget them.
 
@@ -164,6 +170,8 @@ class _Capture:
         self.layer = layer
         self.pairs: list[tuple[Tensor, Tensor]] = []
         """Activations (rows, I) and errors (rows, R) of each call."""
+        self.selected = True
+        """Whether passes are captured."""
         self._on_captured = on_captured
         self._paused = False
         self._handles: list[RemovableHandle] = [
@@ -174,7 +182,7 @@ class _Capture:
     def _before(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         weight = self.layer.weight
         # Without gradients, and for a weight that was frozen since, the layer runs as usual.
-        if torch.is_grad_enabled() and weight.requires_grad:
+        if self.selected and torch.is_grad_enabled() and weight.requires_grad:
             weight.requires_grad_(False)
             self._paused = True
 

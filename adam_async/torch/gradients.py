@@ -169,6 +169,10 @@ class Sums:
         self._present, self.steps = {}, 0
         return found
 
+    def release(self) -> None:
+        """Use other memory for the next sums, because a push may still read these."""
+        self._memory = {name: memory for name, memory in self._memory.items() if name in self._present}
+
 
 def copied(factors: Factors) -> Factors:
     """Return factors in memory of their own."""

@@ -15,8 +15,9 @@ An `Exchange` is one push, and the pull after it if one is due. `push_every` cal
 gradients into one push, and a pull follows each `pull_every`-th push.
 
 In blocking mode (`max_staleness=0`) `step()` waits for its exchange. The store reads gradients from `grad`
-and writes values into the parameters, if these are contiguous memory of the CPU. In all other cases gradients
-and values have `Staging` memory. Then up to `max_staleness` exchanges stay in flight during the next forward
+and writes values into the parameters, if these are contiguous memory of the CPU. After a failed exchange the
+parameters get new memory, so that a late answer changes none. In all other cases gradients and values have
+`Staging` memory. Then up to `max_staleness` exchanges stay in flight during the next forward
 and backward passes, and a later `step()` copies values that have arrived into the parameters. Only `step()`,
 `pull()` and `flush()` change parameters, so these never change between a forward pass and its backward pass.
 
@@ -50,7 +51,7 @@ from adam_async.store.rules import Sgd
 from adam_async.store.sync import ParameterStore
 from adam_async.store.values import ReadVersions
 from adam_async.torch.buffers import Buffers, Policy
-from adam_async.torch.devices import Staging, copy_streams
+from adam_async.torch.devices import Staging, copy_streams, to_host
 from adam_async.torch.exchanges import Exchange, Exchanges, check_cadence
 from adam_async.torch.factors import LinearFactors, LinearGradient
 from adam_async.torch.gradients import Found, Slot, Sums, collect, copied
@@ -145,7 +146,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._is_begun = False
         """Whether a push of this optimizer was answered."""
         self._buffers = Buffers(module, store, buffers)
-        self._exchanges = Exchanges(store, self._ended)
+        self._exchanges = Exchanges(store, self._ended, self._failed)
         self._free: list[Staging] = []
         """Staging memory that no exchange uses."""
         self._streams = copy_streams(list(known.named.values()))
@@ -258,11 +259,11 @@ class RemoteOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             try:
                 self._step()
-            except AdamError:
+            except BaseException as error:
                 if self._overlap is not None:
                     # All exchanges in flight are buckets of this step.
                     self._overlap.abandon()
-                    self._exchanges.abandon()
+                    self._exchanges.abandon(wait=isinstance(error, AdamError))
                 raise
         return loss
 
@@ -299,7 +300,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """Begin an exchange; return whether it pulls."""
         self._pushes += 1
         pulls = self._pushes % self._pull_every == 0
-        staging = None if self._most == 0 and self._is_near() else self._new_staging()
+        staging = None if self._most == 0 and self._is_on_cpu() else self._new_staging()
         dense = {name: each for name, each in gradients.items() if isinstance(each, Tensor)}
         if self._overlap is not None:
             dense = self._overlap.rest(dense)
@@ -307,7 +308,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         if staging is None:
             arrays = {name: gradient.numpy() for name, gradient in dense.items()}
         else:
-            arrays = {**staging.gradients.take(dense)}
+            arrays = {**staging.gradients.download(dense)}
         if self._factors is not None:
             for name, gradient in gradients.items():
                 if isinstance(gradient, LinearGradient):
@@ -367,7 +368,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
     def _push_bucket(self, bucket: Sequence[Slot]) -> None:
         """Push the gradients of some parameters during the backward pass."""
         rates = [float(group["lr"]) for group in self.param_groups]
-        arrays = {slot.name: slot.parameter.grad.detach().cpu().numpy() for slot in bucket}
+        gradients = to_host([slot.parameter.grad.detach() for slot in bucket])
+        arrays = {slot.name: array for slot, array in zip(bucket, gradients, strict=True)}
         self._exchanges.begin(
             Exchange(gradients=arrays, rate=self._rate(arrays, rates), read=self._read_now(), ends_step=False)
         )
@@ -402,41 +404,58 @@ class RemoteOptimizer(torch.optim.Optimizer):
             if name in self._plain:
                 self._own[name] = self._own.get(name, 0) + 1
 
-    # --- landing -------------------------------------------------------------------------------
+    # --- pulled values -------------------------------------------------------------------------
 
     def _ended(self, exchange: Exchange) -> None:
         """Copy the values of an ended exchange into the parameters that the store did not fill directly."""
         values = exchange.values
         if values is not None:
             self._read = values.read
-            landing = {
+            pulled = {
                 name: self._by_name[name].parameter for name in exchange.names or () if name in self._by_name
             }
             if exchange.staging is not None:
-                exchange.staging.values.land(landing)
+                exchange.staging.values.copy_into(pulled)
             else:
-                for name in landing:
+                for name in pulled:
                     slot = self._by_name[name]
                     if name not in exchange.out and slot.view is not None:
                         np.copyto(slot.view, values[name])
                 # Autograd then refuses a backward pass over values that are no longer there.
-                torch.autograd.graph.increment_version(list(landing.values()))
+                torch.autograd.graph.increment_version(list(pulled.values()))
             if exchange.buffers:
-                self._buffers.land(values, exchange.buffers, [later.buffers for later in self._exchanges])
+                self._buffers.install(values, exchange.buffers, [later.buffers for later in self._exchanges])
             self._own.clear()
             for later in self._exchanges if self._takes_local_steps else ():
                 self._repeat_local_step(later)
         if exchange.staging is not None:
             self._free.append(exchange.staging)
 
-    def _is_near(self) -> bool:
+    def _failed(self, exchange: Exchange) -> None:
+        """Give parameters and gradients new memory if the store may still use theirs for a failed exchange.
+
+        The memory of the failed exchange is not used again.
+        """
+        if exchange.staging is not None:
+            return
+        self._sums.release()
+        for name in {*exchange.out, *exchange.gradients} & set(self._by_name):
+            slot = self._by_name[name]
+            parameter = slot.parameter
+            if name in exchange.out:
+                parameter.data = parameter.detach().clone()
+                slot.look()
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
+
+    def _is_on_cpu(self) -> bool:
         return all(slot.view is not None for slot in self._slots)
 
     def _new_staging(self) -> Staging:
         if not self._free:
             return Staging({slot.name: slot.parameter.detach() for slot in self._slots}, self._streams)
         staging = self._free.pop()
-        staging.values.reuse()
+        staging.values.wait_free()
         return staging
 
     def pull(self) -> None:

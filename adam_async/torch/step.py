@@ -5,8 +5,9 @@
 
 Theory of operation. The arrays of the step are the parameters with gradients. Each compute thread takes a
 copy of the module from a pool, and sets the copy's parameters to the memory of the values, which is not
-copied. `prepare` runs the module on two black images before the run. Linear layers with one row per image
-have factors (`factors.py`).
+copied. `prepare` runs the module on two black images before the run, which shows the rows of factors of each
+linear layer (`factors.py`). The run decides by bytes which weights travel as factors. The others get dense
+gradients from autograd.
 
 All other tensors of `state_dict()` are no arrays, because a run has one rule, which is wrong for them:
 
@@ -40,7 +41,9 @@ from adam_async.errors import ConfigError
 from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.train_step import Batch, Gradients, Metrics, StepOutcome, TrainStep
 from adam_async.torch import random_streams
-from adam_async.torch.factors import LinearFactors
+from adam_async.torch.devices import to_device, to_host
+from adam_async.torch.factors import LinearGradient
+from adam_async.torch.module_copy import ModuleCopy, changed_in_place, tensor_of
 from adam_async.torch.parameters import ModuleParameters
 
 logger = logging.getLogger(__name__)
@@ -104,6 +107,8 @@ class TorchStep(TrainStep):
             scores with targets. By default the module gets the scaled images.
         sample: Maximum number of training images for the running statistics, if the module has any.
         unused: Whether a batch may leave parameters without a gradient; their gradient is then zero.
+        factors: Whether weights of linear layers may travel as factors. Some modules need False: those in
+            which a layer may get more rows for each image than in the trial with black images.
 
     Raises:
         ConfigError: The module cannot be trained; the error names the tensor and the remedy.
@@ -118,10 +123,12 @@ class TorchStep(TrainStep):
         forward: Callable[[nn.Module, TorchBatch], Any] = call_module,
         sample: int = SAMPLE_IMAGES,
         unused: bool = False,
+        factors: bool = True,
     ) -> None:
         self._make = None if isinstance(module, nn.Module) else module
         self._loss, self._metrics, self._forward = loss, metrics, forward
         self._unused = unused
+        self._has_factors = factors
         # This module never trains: threads use copies.
         self._module = _copied(module) if isinstance(module, nn.Module) else self._made(CONSTANTS_SEED)
         specs = ModuleParameters(self._module).specs
@@ -132,7 +139,8 @@ class TorchStep(TrainStep):
                 "requires_grad_(True) on those to train"
             )
         self.arrays: Mapping[str, ArraySpec] = {name: specs[name] for name in trained}
-        self.factors: Collection[str] = ()
+        self.factors: Mapping[str, int] = {}
+        """See `TrainStep.factors`."""
         self.sample = sample if _statistics(self._module) else 0
         """Number of training images that `derived` takes."""
         self.constants = _constants(self._module, trained)
@@ -150,8 +158,8 @@ class TorchStep(TrainStep):
         self._dtype, self._device = first.dtype, first.device
         self._prepared: tuple[int, int, int] | None = None
         self._preparing = Lock()
-        self._training: deque[_Bench] = deque()
-        self._evaluating: deque[_Bench] = deque()
+        self._training: deque[ModuleCopy] = deque()
+        self._evaluating: deque[ModuleCopy] = deque()
 
     # --- before the run ------------------------------------------------------------------------
 
@@ -164,16 +172,16 @@ class TorchStep(TrainStep):
         with self._preparing:
             if self._prepared == shape:
                 return
-            bench = self._new_bench(self._module, factors=None)
-            self._drawn = self._try(bench, shape)
-            found = bench.linear.take()
-            self.factors = [name for name, each in found.items() if each.rows == PROBED and each.rest is None]
-            for name, parameter in bench.parameters.items():
+            copy = self._new_copy(None if self._has_factors else ())
+            self._drawn = self._try(copy, shape)
+            found = copy.linear.take()
+            self.factors = {name: rows for name, each in found.items() if (rows := _rows_of(each))}
+            for name, parameter in copy.parameters.items():
                 if parameter.grad is not None:
-                    _dense(name, parameter.grad)
+                    _checked(name, parameter.grad)
                 elif name not in found and not self._unused:
                     raise ConfigError(_without_gradient(name))
-            changed = _changed(self._module, bench.module)
+            changed = _changed(self._module, copy.module)
             if changed:
                 logger.warning(
                     "training changes buffers %s of %s: each compute thread changes its own copies, and "
@@ -186,7 +194,7 @@ class TorchStep(TrainStep):
             self._training.clear()
             self._prepared = shape
 
-    def _try(self, bench: "_Bench", shape: tuple[int, int, int]) -> frozenset[str]:
+    def _try(self, copy: ModuleCopy, shape: tuple[int, int, int]) -> frozenset[str]:
         """Run both passes on black images; return the random streams that they may draw from.
 
         Raises:
@@ -196,8 +204,8 @@ class TorchStep(TrainStep):
         values, kept = self._values_of(self._module), self._values_of(self._module)
         with random_streams.seeded(CONSTANTS_SEED) as drawn:
             try:
-                bench.load(values)
-                self._backward(bench, batch)
+                copy.load(values)
+                self._backward(copy, batch)
             except ConfigError:
                 raise
             except Exception as error:  # any error of the user's module
@@ -209,7 +217,7 @@ class TorchStep(TrainStep):
             found = drawn() if self._device.type == "cpu" else drawn() | {"PyTorch"}
         for name, value in values.items():
             if not np.array_equal(value, kept[name]):  # by `parameter.data`, which has no version
-                raise ConfigError(_changed_in_place(name))
+                raise ConfigError(changed_in_place(name))
         return found
 
     def initial(self, seed: int) -> Mapping[str, NDArray[Any]]:
@@ -221,13 +229,15 @@ class TorchStep(TrainStep):
     def step(self, values: Mapping[str, NDArray[Any]], batch: Batch, out: Gradients) -> StepOutcome:
         """See `TrainStep.step`. If the module draws from a random stream of PyTorch, Python or NumPy, the
         call seeds this stream, one per process, with the epoch and the number of the group."""
-        with self._lent(self._training, self.factors) as bench:
-            bench.load(values)
+        with self._acquired(self._training, self.factors) as copy:
+            copy.linear.select(out.factored)
+            copy.load(values)
             if self._drawn:
                 random_streams.seed_streams(self._drawn, _random_key(batch))
-            loss = self._backward(bench, batch)
-            self._fill(bench, out)
-        return StepOutcome(loss, weight=len(batch))
+            loss = self._backward(copy, batch)
+            self._fill(copy, out, len(batch))
+            # The gradients are copied without a wait for the loss.
+            return StepOutcome(loss.item(), weight=len(batch))
 
     def evaluate(self, values: Mapping[str, NDArray[Any]], batch: Batch) -> Metrics:
         """Return ``accuracy`` of the output, and the results of `metrics`.
@@ -236,11 +246,11 @@ class TorchStep(TrainStep):
             values: The arrays, and the tensors of `derived`.
             batch: Images and labels.
         """
-        with self._lent(self._evaluating, ()) as bench, torch.no_grad():
-            bench.module.eval()
-            bench.load(values)
+        with self._acquired(self._evaluating, ()) as copy, torch.no_grad():
+            copy.module.eval()
+            copy.load(values)
             tensors = self._tensors(batch)
-            output = self._forward(bench.module, tensors)
+            output = self._forward(copy.module, tensors)
             found = {} if self._metrics is None else dict(self._metrics(output, tensors.labels))
             if "accuracy" not in found and isinstance(output, Tensor) and output.ndim == 2:
                 found["accuracy"] = (output.argmax(dim=1) == tensors.labels).double().mean()
@@ -253,10 +263,10 @@ class TorchStep(TrainStep):
 
         Running statistics are means over the batches under these values; without batches, the module's.
         """
-        with self._lent(self._evaluating, ()) as bench, torch.no_grad():
-            bench.load(values)
-            layers = _statistics(bench.module)
-            bench.module.eval()
+        with self._acquired(self._evaluating, ()) as copy, torch.no_grad():
+            copy.load(values)
+            layers = _statistics(copy.module)
+            copy.module.eval()
             momenta = [layer.momentum for layer in layers]
             if batches:
                 for layer in layers:
@@ -264,13 +274,13 @@ class TorchStep(TrainStep):
                     layer.momentum = None  # a plain mean over the batches
                     layer.train()
                 for batch in batches:
-                    self._forward(bench.module, self._tensors(batch))
+                    self._forward(copy.module, self._tensors(batch))
                 for layer, momentum in zip(layers, momenta, strict=True):
                     layer.momentum = momentum
                     layer.eval()
             return {
                 name: np.array(tensor.detach().cpu().numpy())
-                for name, tensor in bench.module.state_dict().items()
+                for name, tensor in copy.module.state_dict().items()
                 if name not in self.arrays
             }
 
@@ -291,57 +301,72 @@ class TorchStep(TrainStep):
         values = ModuleParameters(module).values()
         return {name: values[name] for name in self.arrays}
 
-    def _new_bench(self, module: nn.Module, factors: Collection[str] | None) -> "_Bench":
-        return _Bench(_copied(module), self.arrays, factors)
+    def _new_copy(self, factors: Collection[str] | None) -> ModuleCopy:
+        staged = self._device.type != "cpu"
+        return ModuleCopy(_copied(self._module), self.arrays, factors, staged=staged)
 
     @contextmanager
-    def _lent(self, pool: "deque[_Bench]", factors: Collection[str]) -> Iterator["_Bench"]:
-        """Take a copy of the module from a pool for one thread, and put it back."""
+    def _acquired(self, pool: deque[ModuleCopy], factors: Collection[str]) -> Iterator[ModuleCopy]:
+        """Acquire a copy of the module from a pool for one thread, and release it."""
         try:
-            bench = pool.pop()
+            copy = pool.pop()
         except IndexError:
-            bench = self._new_bench(self._module, factors)
-        yield bench
+            copy = self._new_copy(factors)
+        yield copy
         # After an error the copy stays outside the pool: its hooks may be in an inconsistent state.
-        bench.release()
-        pool.append(bench)
+        copy.release()
+        pool.append(copy)
 
     def _tensors(self, batch: Batch) -> TorchBatch:
-        images, labels = (_tensor(each).to(self._device) for each in (batch.images, batch.labels))
+        images, labels = (to_device(tensor_of(each), self._device) for each in (batch.images, batch.labels))
         return TorchBatch(images, labels, self._dtype, batch.epoch, batch.number)
 
-    def _backward(self, bench: "_Bench", batch: Batch) -> float:
+    def _backward(self, copy: ModuleCopy, batch: Batch) -> Tensor:
         """Run both passes, and return the loss."""
         tensors = self._tensors(batch)
-        loss = self._loss(self._forward(bench.module, tensors), tensors.labels)
-        bench.check_unchanged()
+        loss = self._loss(self._forward(copy.module, tensors), tensors.labels)
+        copy.check_unchanged()
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(f"the loss is a {what}: return a scalar tensor that depends on the parameters")
         loss.backward()
-        return float(loss.detach())
+        return loss.detach()
 
-    def _fill(self, bench: "_Bench", out: Gradients) -> None:
-        found = bench.linear.take()
-        for name, parameter in bench.parameters.items():
+    def _fill(self, copy: ModuleCopy, out: Gradients, images: int) -> None:
+        """Write the gradients of a batch into `out`."""
+        found = copy.linear.take()
+        dense: dict[str, Tensor] = {}
+        for name, parameter in copy.parameters.items():
             if name in found:
-                gradient = found[name]
-                if gradient.rest is not None:
-                    raise ConfigError(
-                        f"parameter {name!r} has a gradient outside its layer in this batch only: use it "
-                        "outside its layer in every batch, or in none"
-                    )
-                out[name] = gradient.factors()
+                self._check_factors(name, found[name], images)
             elif parameter.grad is not None:
-                out[name] = _dense(name, parameter.grad)
+                dense[name] = _checked(name, parameter.grad)
             elif not self._unused:
                 raise ConfigError(_without_gradient(name))
-            elif name in self.factors:
+            elif name in out.factored:
                 rows, inputs = parameter.shape
                 zeros = np.zeros((1, inputs + rows), self.arrays[name].dtype)
                 out[name] = Factors(zeros[:, :inputs], zeros[:, inputs:])
             else:
                 out[name][...] = 0
+        pairs = [each for gradient in found.values() for each in (gradient.activations, gradient.errors)]
+        arrays = iter(to_host([*dense.values(), *pairs]))
+        for name, gradient in zip(dense, arrays, strict=False):
+            out[name] = gradient
+        for name in found:
+            out[name] = Factors(next(arrays), next(arrays))
+
+    def _check_factors(self, name: str, gradient: LinearGradient, images: int) -> None:
+        if gradient.rest is not None:
+            raise ConfigError(
+                f"parameter {name!r} has a gradient outside its layer in this batch only: use it outside its "
+                "layer in every batch, or in none"
+            )
+        if gradient.rows > images * self.factors[name]:
+            raise ConfigError(
+                f"the layer of parameter {name!r} got {gradient.rows} rows for {images} images, and in the "
+                f"trial {self.factors[name]} for each: give TorchStep factors=False"
+            )
 
 
 def _copied(module: nn.Module) -> nn.Module:
@@ -354,91 +379,21 @@ def _copied(module: nn.Module) -> nn.Module:
         ) from error
 
 
-class _Bench:
-    """A copy of the module for one thread at a time."""
-
-    def __init__(
-        self, module: nn.Module, arrays: Mapping[str, ArraySpec], factors: Collection[str] | None
-    ) -> None:
-        self.module = module.train()
-        named = dict(module.named_parameters())
-        self.parameters = {name: named[name] for name in arrays}
-        self.buffers = dict(module.named_buffers(remove_duplicate=False))
-        self.linear = LinearFactors(module, factors)
-        self._arrays = arrays
-        self._loaded: dict[str, int] = {}
-        """PyTorch's version counter of each parameter after `load`, which counts changes in place."""
-
-    def load(self, values: Mapping[str, NDArray[Any]]) -> None:
-        """Set the parameters to the memory of values, and copy the values of buffers that are present.
-
-        The memory is shared and must not change, but PyTorch has no read-only tensors; see `check_unchanged`.
-        """
-        for name, parameter in self.parameters.items():
-            parameter.grad = None
-            value = _tensor(values[name])
-            parameter.data = value if parameter.device.type == "cpu" else value.to(parameter.device)
-            self._loaded[name] = parameter._version
-        for name, buffer in self.buffers.items():
-            if name in values:
-                buffer.copy_(_tensor(values[name]))
-
-    def check_unchanged(self) -> None:
-        """Check that the forward pass changed no parameter.
-
-        Raises:
-            ConfigError: A parameter changed in place, or has another shape; the error names the parameter.
-        """
-        for name, parameter in self.parameters.items():
-            if tuple(parameter.shape) != self._arrays[name].shape:
-                raise ConfigError(
-                    f"parameter {name!r} changed its shape from {self._arrays[name].shape} to "
-                    f"{tuple(parameter.shape)}: keep the shapes of parameters during a run"
-                )
-            if parameter._version != self._loaded[name]:
-                raise ConfigError(_changed_in_place(name))
-
-    def release(self) -> None:
-        """Drop the references to values and gradients."""
-        self.linear.clear()
-        for parameter in self.parameters.values():
-            parameter.grad = None
-            placeholder = torch.empty((), dtype=parameter.dtype, device=parameter.device)
-            parameter.data = placeholder.expand(parameter.shape)
+def _rows_of(gradient: LinearGradient) -> int:
+    """Return the rows for each image of the trial; 0 if factors of one image already have more bytes."""
+    rows, rest = divmod(gradient.rows, PROBED)
+    inputs, outputs = gradient.activations.shape[1], gradient.errors.shape[1]
+    fewer = gradient.rest is None and not rest and rows * (inputs + outputs) < inputs * outputs
+    return rows if fewer else 0
 
 
-class _Writable:
-    """Presents a read-only array as writable, because `torch.from_numpy` warns about read-only arrays."""
-
-    __slots__ = ("__array_interface__", "owner")
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        interface = dict(array.__array_interface__)
-        interface["data"] = (interface["data"][0], False)
-        self.__array_interface__ = interface
-        self.owner = array
-
-
-def _tensor(array: NDArray[Any]) -> Tensor:
-    """Return a tensor on the memory of an array; callers must not write into it."""
-    return torch.from_numpy(np.asarray(_Writable(array)))
-
-
-def _dense(name: str, gradient: Tensor) -> NDArray[Any]:
+def _checked(name: str, gradient: Tensor) -> Tensor:
     if gradient.layout is not torch.strided:
         raise ConfigError(
             f"parameter {name!r} has a gradient of layout {gradient.layout}, which servers cannot apply: use "
             "sparse=False where the gradient is made"
         )
-    found: NDArray[Any] = gradient.detach().cpu().numpy()
-    return found
-
-
-def _changed_in_place(name: str) -> str:
-    return (
-        f"parameter {name!r} was changed in place by the module, but only the servers' rule may change it: "
-        "use a parametrisation, or make it a buffer"
-    )
+    return gradient.detach()
 
 
 def _without_gradient(name: str) -> str:

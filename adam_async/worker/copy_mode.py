@@ -9,6 +9,7 @@ from typing import Any
 from adam_async.model.network import Network, Trainable
 from adam_async.parameter_server.client import SessionIdentity
 from adam_async.run.ids import ShardId
+from adam_async.run.step_model import StepModel
 from adam_async.worker.bounded_stepper import BoundedStepper, Ticks
 from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.puller import Puller
@@ -171,7 +172,10 @@ class CopyMode:
 
     def new_context(self) -> Any:
         """See `TrainingMode.new_context`."""
-        return self._model.context(self._config.images_per_group)
+        images = self._config.images_per_group
+        if isinstance(self._model, StepModel):
+            return self._model.context(images, factored=self._plan.factor_rows)
+        return self._model.context(images)
 
     def new_scratch(self) -> object:
         """See `TrainingMode.new_scratch`."""

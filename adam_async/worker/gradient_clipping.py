@@ -5,9 +5,10 @@ times the tensor's norm over the norm of its clipped gradient, and by the schedu
 zeros, such as an initial bias, has no norm for the comparison and keeps the rate. A gradient that is not
 finite is not scaled: the server refuses and counts it.
 
-A gradient sent as factors is the product E X^T of error gradients E (rows, K) and activations X (inputs, K)
-of K images. Its norm needs no product: |E X^T|^2 is the sum over all entries of (E^T E) * (X^T X), two Gram
-matrices of K by K; the matrices of several servers' rows add up. The factor multiplies E.
+A gradient sent as factors is the product E X^T of error gradients E (rows, K) and activations X (inputs, K).
+Its norm needs no product: |E X^T|^2 is the sum over all entries of (E^T E) * (X^T X), two Gram matrices of K
+by K; the matrices of several servers' rows add up. A product that is smaller than a Gram matrix is formed.
+The factor multiplies E.
 
 The limits apply to the gradient that the rule would see from this push alone: the sum over the groups of the
 step. In bsp, in which servers average over all images of a step, it is the mean over the images of this push.
@@ -104,8 +105,10 @@ def _square(flat: NDArray[Any]) -> float:
 
 
 def _square_of_product(inputs: NDArray[Any], errors: list[NDArray[Any]]) -> float:
-    images = inputs.shape[1]
-    gram = np.zeros((images, images))
+    width, count = inputs.shape
+    if count * count > width * sum(len(rows) for rows in errors):
+        return sum(_square((rows @ inputs.T).reshape(-1)) for rows in errors)
+    gram = np.zeros((count, count))
     for rows in errors:
         gram += rows.T @ rows
     found = float(np.vdot(gram, (inputs.T @ inputs).astype(np.float64)))

@@ -4,16 +4,18 @@ The plan is made once per run (AD-17): the tensors sent as deltas and the tensor
 of each message to a server, and the position of each piece in a push buffer. Filling a buffer is a series of
 copies into prepared views, and sending it needs only numbers and versions.
 
-For a dense layer of M inputs and N outputs on S servers, and K images, factors are K (S M + N) values,
-because each server gets the activations once; the delta is M N. The plan takes the protocol with fewer bytes.
+For a dense layer of M inputs and N outputs on S servers, factors of K rows are K (S M + N) values, because
+each server gets the activations once; the delta is M N. The plan takes the protocol with fewer bytes. A layer
+of a network has one row of factors for each image. A step's layer may have several, such as one for each
+token of a text.
 
-Letters: K images of one step, I inputs, R rows of one server, O all outputs. Messages have factors with the
-    images last, (I, K) and (R, K), as in a context.
+Letters: K rows of factors of one step, I inputs, R rows of one server, O all outputs. Messages have factors
+    with these K rows last, (I, K) and (R, K), as in a context.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
 
@@ -77,7 +79,9 @@ class PushPlan:
     messages: tuple[PushMessage, ...]
     protocols: Mapping[str, ProtocolChoice]
     images: int
-    """Maximum number of images of a step: the K of the factors."""
+    """Maximum number of images of a step."""
+    factor_rows: Mapping[str, int] = field(default_factory=dict)
+    """Rows of factors for each image, of the tensors that are sent as factors."""
     silent: tuple[tuple[str, tuple[ShardId, ...]], ...] = ()
     """Shards of frozen layers, which are never pushed: a server, and the shards of one tick."""
     read_only: tuple[ShardSpec, ...] = ()
@@ -91,16 +95,20 @@ def choose_protocol(
     shape: Sequence[int],
     *,
     images: int,
-    factorable: bool,
+    rows: int,
     wanted: Literal["auto", "delta", "factors"] = "auto",
 ) -> ProtocolChoice:
-    """Choose the protocol of one tensor's gradient, by the bytes of a step of `images`."""
+    """Choose the protocol of one tensor's gradient, by the bytes of a step of `images`.
+
+    Args:
+        rows: Rows of its factors for each image; 0 if the gradient has no factors.
+    """
     shards = table.by_tensor[tensor]
     delta = prod(shape) * table.item_bytes
-    if not factorable or not all(shard.whole_rows for shard in shards):
+    if not rows or not all(shard.whole_rows for shard in shards):
         return ProtocolChoice(tensor=tensor, delta_bytes=delta, factor_bytes=None, chosen="delta")
     servers = len({buckets[shard.bucket] for shard in shards})
-    factors = images * (servers * shape[1] + shape[0]) * table.item_bytes
+    factors = images * rows * (servers * shape[1] + shape[0]) * table.item_bytes
     fewer: Protocol = "factors" if factors < delta else "delta"
     return ProtocolChoice(
         tensor=tensor,
@@ -110,10 +118,11 @@ def choose_protocol(
     )
 
 
-def factorable_tensors(network: Trainable) -> frozenset[str]:
-    """Tensors whose gradient has two factors, found by a context for one image."""
+def factorable_tensors(network: Trainable) -> dict[str, int]:
+    """Return the tensors whose gradient has two factors, with the rows of a context for one image."""
     context = network.context(1)
-    return frozenset(p.name for p in network.trained if network.factors(context, p.name) is not None)
+    pairs = {p.name: network.factors(context, p.name) for p in network.trained}
+    return {name: len(pair[0]) for name, pair in pairs.items() if pair is not None}
 
 
 def plan_pushes(
@@ -137,7 +146,7 @@ def plan_pushes(
     ours = frozenset(p.name for p in network.parameters) if owned is None else frozenset(owned)
     protocols = {
         p.name: choose_protocol(
-            table, buckets, p.name, p.shape, images=images, factorable=p.name in factorable, wanted=wanted
+            table, buckets, p.name, p.shape, images=images, rows=factorable.get(p.name, 0), wanted=wanted
         )
         for p in network.trained
         if p.name in ours
@@ -161,6 +170,7 @@ def plan_pushes(
         messages=tuple(messages),
         protocols=protocols,
         images=images,
+        factor_rows={name: factorable[name] for name, it in protocols.items() if it.chosen == "factors"},
         silent=cut_shards(frozen),
         read_only=tuple(read_only),
     )
@@ -307,6 +317,7 @@ class PushBuffer:
     def __init__(self, network: Trainable, plan: PushPlan, capacity: int) -> None:
         self._network = network
         self._capacity = capacity
+        self._rows = plan.factor_rows
         self.images = 0
         self._shapes = {p.name: p.shape for p in network.parameters}
         self._dtype = network.dtype
@@ -316,7 +327,8 @@ class PushBuffer:
         self._pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []
         self._inputs: dict[str, NDArray[Any]] = {}
         self._errors: list[tuple[str, NDArray[Any], list[slice]]] = []
-        self._tensors: list[list[NDArray[Any]]] = []
+        self._tensors: list[list[tuple[NDArray[Any], int]]] = []
+        """Tensors of each message, with the rows of factors for each image; 0 for deltas."""
         self._shares: list[tuple[str, NDArray[Any]]] = []
         """Tensor and memory of each shard that is sent as a delta."""
         self._apart: dict[str, NDArray[Any]] = {}
@@ -345,7 +357,7 @@ class PushBuffer:
         apart = self._apart
         flat = np.zeros(sum(shard.size for shard in part.shards), self._dtype)
         self._flat.append(flat)
-        self._tensors[-1].append(flat)
+        self._tensors[-1].append((flat, 0))
         at = 0
         sizes = Counter[str]()
         for shard in part.shards:
@@ -368,12 +380,13 @@ class PushBuffer:
     def _add_factors(self, part: PushPart) -> None:
         tensor = part.shards[0].tensor
         row = part.shards[0].row_size
+        each = self._rows[tensor]
         if tensor not in self._inputs:
-            self._inputs[tensor] = np.zeros((row, self._capacity), self._dtype)
+            self._inputs[tensor] = np.zeros((row, self._capacity * each), self._dtype)
         rows = sum(shard.size for shard in part.shards) // row
-        errors = np.zeros((rows, self._capacity), self._dtype)
+        errors = np.zeros((rows, self._capacity * each), self._dtype)
         self._errors.append((tensor, errors, [shard.rows for shard in part.shards]))
-        self._tensors[-1] += [self._inputs[tensor], errors]
+        self._tensors[-1] += [(self._inputs[tensor], each), (errors, each)]
 
     def fill(self, context: Any) -> None:
         """Write the gradients of the group in `context`. On a compute thread."""
@@ -386,7 +399,6 @@ class PushBuffer:
         A tensor that several messages share is complete for all of them at once: name these messages in their
         order.
         """
-        count = self.images
         for message in messages:
             fill = self._fills[message]
             for name, delta in fill.deltas:
@@ -394,9 +406,9 @@ class PushBuffer:
             for piece, source in fill.pieces:
                 piece[:] = source
             for name, inputs in fill.inputs:
-                inputs[:, :count] = self._factors_of(context, name)[0].T
+                inputs[:, : self.images * self._rows[name]] = self._factors_of(context, name)[0].T
             for name, errors, rows in fill.errors:
-                columns = self._factors_of(context, name)[1].T
+                columns, count = self._factors_of(context, name)[1].T, self.images * self._rows[name]
                 at = 0
                 for piece_rows in rows:
                     end = at + piece_rows.stop - piece_rows.start
@@ -433,9 +445,11 @@ class PushBuffer:
         for flat, other in zip(self._flat, group._flat, strict=True):
             np.add(flat, other, out=flat)
         for name, inputs in self._inputs.items():
-            inputs[:, start:stop] = group._inputs[name][:, : group.images]
-        for (_, errors, _), (_, others, _) in zip(self._errors, group._errors, strict=True):
-            errors[:, start:stop] = others[:, : group.images]
+            each = self._rows[name]
+            inputs[:, start * each : stop * each] = group._inputs[name][:, : group.images * each]
+        for (name, errors, _), (_, others, _) in zip(self._errors, group._errors, strict=True):
+            each = self._rows[name]
+            errors[:, start * each : stop * each] = others[:, : group.images * each]
         self.images = stop
 
     def scale(self, factors: Mapping[str, float]) -> None:
@@ -445,15 +459,15 @@ class PushBuffer:
                 np.multiply(share, factors[name], out=share)
         for name, errors, _ in self._errors:
             if name in factors:
-                used = errors[:, : self.images]
+                used = errors[:, : self.images * self._rows[name]]
                 np.multiply(used, factors[name], out=used)
 
     def scale_all(self, factor: float) -> None:
         """Multiply all gradients."""
         for flat in self._flat:
             np.multiply(flat, factor, out=flat)
-        for _, errors, _ in self._errors:
-            used = errors[:, : self.images]
+        for name, errors, _ in self._errors:
+            used = errors[:, : self.images * self._rows[name]]
             np.multiply(used, factor, out=used)
 
     def deltas(self) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -463,16 +477,17 @@ class PushBuffer:
     def factors(self) -> Iterator[tuple[str, NDArray[Any], list[NDArray[Any]]]]:
         """The factors: tensor, activations (I, K), and the error gradients (R, K) of each server."""
         for name, inputs in self._inputs.items():
-            rows = [errors[:, : self.images] for tensor, errors, _ in self._errors if tensor == name]
-            yield name, inputs[:, : self.images], rows
+            count = self.images * self._rows[name]
+            rows = [errors[:, :count] for tensor, errors, _ in self._errors if tensor == name]
+            yield name, inputs[:, :count], rows
 
     def tensors(self, message: int) -> list[NDArray[Any]]:
         """The tensors of one message of the plan. Factors of a short step are copied without gaps."""
         if self.images == self._capacity:
-            return self._tensors[message]
+            return [tensor for tensor, _ in self._tensors[message]]
         return [
-            np.ascontiguousarray(tensor[:, : self.images]) if tensor.ndim == 2 else tensor
-            for tensor in self._tensors[message]
+            np.ascontiguousarray(tensor[:, : self.images * rows]) if rows else tensor
+            for tensor, rows in self._tensors[message]
         ]
 
     def delta(self, tensor: str) -> NDArray[Any] | None:

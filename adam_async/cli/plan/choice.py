@@ -137,7 +137,7 @@ class Candidate:
             own, factorable = part_table(table, part.network.parameters), factorable_tensors(part.network)
             yield tuple(
                 choose_protocol(
-                    own, buckets, p.name, p.shape, images=self.images, factorable=p.name in factorable
+                    own, buckets, p.name, p.shape, images=self.images, rows=factorable.get(p.name, 0)
                 )
                 for p in part.network.trained
                 if p.name in part.owned

@@ -18,7 +18,7 @@ from adam_async.errors import RecordError
 from adam_async.messages import Lease
 from adam_async.model.context import Context
 from adam_async.parameter_server.client import StepPush
-from adam_async.run.step_model import StepContext
+from adam_async.run.step_model import StepContext, StepModel
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import PushPlan
 from adam_async.worker.stepper import Pusher, Stepper
@@ -106,7 +106,12 @@ class ReplayedWorker:
         self._names = [p.name for p in network.parameters]
         self._places = {name: [spec.id for spec in table.by_tensor[name]] for name in self._names}
         self._weights = RecordedWeights()
-        self._bench: Any = _Bench(network.context(config.images_per_group), ThreadScratch(network))
+        context = (
+            network.context(config.images_per_group, factored=plan.factor_rows)
+            if isinstance(network, StepModel)
+            else network.context(config.images_per_group)
+        )
+        self._bench: Any = _Bench(context, ThreadScratch(network))
         self._trainer = GroupTrainer(network, config, weights=self._weights, plan=plan, buffers=1)
         outbox: Any = _Outbox(reads.replica, pushes)
         self._stepper = Stepper(

@@ -84,6 +84,9 @@ def test_factors_name_matrices_of_the_step():
     for name in ("b", "nothing", "scale"):
         with pytest.raises(ConfigError, match=f"factors names '{name}', which is no matrix"):
             StepModel(Softmax((name,)), SPEC)
+    for rows in (0, 1.5, True):
+        with pytest.raises(ConfigError, match=f"factors has {rows} rows for each example of 'w': give"):
+            StepModel(Softmax({"w": rows}), SPEC)
 
 
 def test_an_object_without_the_methods_of_a_step_is_refused():

@@ -11,7 +11,7 @@ ARRAYS = {"w": ArraySpec((3, 2)), "v": ArraySpec((3, 2)), "b": ArraySpec((3,))}
 
 
 def gradients_of() -> Gradients:
-    out = Gradients("mine", ARRAYS, ("w",), 4)
+    out = Gradients("mine", ARRAYS, {"w": 1}, 4)
     out.begin()
     return out
 
@@ -46,6 +46,21 @@ def test_factors_of_a_named_matrix_are_kept_and_those_of_another_are_multiplied(
     np.testing.assert_array_equal(errors, [[2, 2, 2], [2, 2, 2], [0, 0, 0]])
     np.testing.assert_array_equal(out.dense("v"), np.full((3, 2), 8))
     assert out.factors("v", 3) is None
+
+
+def test_factors_may_have_several_rows_for_each_example() -> None:
+    out = Gradients("mine", ARRAYS, {"w": 3}, 2)
+    for array in ("v", "b"):
+        out[array][...] = 0
+    out["w"] = factors_of(5)
+    out.check(weight=2)
+    activations, errors = out.factors("w", 2)
+    assert activations.shape == (6, 2)
+    np.testing.assert_array_equal(errors.T @ activations, np.full((3, 2), 10))
+    with pytest.raises(StepFailed, match="have 5 rows and the weight is 1: give at most 3 for each example"):
+        out.check(weight=1)
+    with pytest.raises(StepFailed, match="have 7 rows: give 1 to 6, at most 3 for each example"):
+        out["w"] = factors_of(7)
 
 
 def test_a_gradient_is_copied_so_that_its_memory_may_be_used_again() -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from adam_async import DeadlineExceeded, Sgd, StoreError, Waits, sync
+from adam_async.store.sync import Call
 from adam_async.torch import RemoteOptimizer, overlap, parameter_arrays
 
 THREADS, STEPS = 3, 10
@@ -127,6 +128,42 @@ def test_a_slow_client_is_named_by_the_step_that_waits_for_it(most) -> None:
         steps(module, optimizer, 1)
         with pytest.raises(DeadlineExceeded, match=r"waited 0.3 s for client \d .* to end step 1"):
             steps(module, optimizer, 2 + most)
+
+
+@pytest.mark.parametrize("failure", [DeadlineExceeded, KeyboardInterrupt], ids=["deadline", "interrupt"])
+def test_values_that_arrive_after_a_failed_step_change_no_parameter(failure, monkeypatch) -> None:
+    module = ones()
+    # The server answers as soon as the slow client has ended its step, also after the deadline.
+    waits = Waits(clock_s=0.3 if failure is DeadlineExceeded else 20.0, answer_s=20.0)
+    options = {"consistency": "ssp:1", "replicas": 2, "waits": waits}
+    with (
+        sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=1.0), **options) as store,
+        sync.ParameterStore.open("local") as slow,
+    ):
+        optimizer = RemoteOptimizer(module, store)
+        steps(module, optimizer, 1)
+        if failure is KeyboardInterrupt:
+            monkeypatch.setattr(Call, "result", interrupted)
+        with pytest.raises(failure):
+            steps(module, optimizer, 2)
+        monkeypatch.undo()
+        before = module.weight.detach().clone()
+        slow.push({"weight": np.full((4, 8), 100.0)})
+        for _ in range(3):
+            slow.tick()
+        # The answer to this pull comes after that of the failed one.
+        values = store.pull()["weight"]
+        assert (values < before.numpy() - 50).all()
+        assert torch.equal(module.weight, before)
+
+        steps(module, optimizer, 1)
+        np.testing.assert_array_equal(module.weight.detach().numpy(), store.pull()["weight"])
+
+
+def interrupted(call: Call[None], timeout: float | None = None) -> object:
+    """Wait for a moment, and be interrupted as if by Ctrl-C."""
+    wait([call], 0.3)
+    raise KeyboardInterrupt
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -11,7 +11,7 @@ from torch import nn
 
 from adam_async import AdamW, Sgd, sync
 from adam_async.torch import RemoteOptimizer, parameter_arrays
-from adam_async.torch.devices import Lanes, copy_streams
+from adam_async.torch.devices import StagingBuffers, copy_streams, to_device, to_host
 
 if torch.cuda.is_available():
     torch.zeros(1, device="cuda")  # opens the driver's files, which stay open, before the first test
@@ -29,24 +29,38 @@ def test_tensors_go_to_arrays_and_values_come_back(device) -> None:
         "c": torch.arange(5.0, dtype=torch.float64, device=device),
         "empty": torch.empty(0, 4, device=device),
     }
-    lanes = Lanes(tensors, copy_streams(list(tensors.values())))
-    found = lanes.take({name: tensors[name] for name in ("c", "a", "b", "empty")})
+    buffers = StagingBuffers(tensors, copy_streams(list(tensors.values())))
+    found = buffers.download({name: tensors[name] for name in ("c", "a", "b", "empty")})
     assert list(found) == ["c", "a", "b", "empty"]
     for name, array in found.items():
         np.testing.assert_array_equal(array, tensors[name].cpu().numpy())
         assert array.dtype.name == str(tensors[name].dtype).removeprefix("torch.")
     for round_ in range(3):
-        lanes.reuse()
-        for array in lanes.arrays.values():
+        buffers.wait_free()
+        for array in buffers.arrays.values():
             array[...] += 1
-        lanes.fetch()
-        lanes.land(tensors)
+        buffers.upload()
+        buffers.copy_into(tensors)
         np.testing.assert_array_equal(tensors["c"].cpu().numpy(), np.arange(5.0) + round_ + 1)
     before = tensors["a"].clone()
-    lanes.arrays["a"][...] = 0
-    lanes.fetch()
-    lanes.land({"b": tensors["b"]})
+    buffers.arrays["a"][...] = 0
+    buffers.upload()
+    buffers.copy_into({"b": tensors["b"]})
     assert torch.equal(tensors["a"], before)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_tensors_of_a_device_come_to_the_cpu_together_and_go_back(device) -> None:
+    tensors = [torch.arange(6.0, device=device).view(2, 3).T, torch.tensor([3, 4], device=device)]
+    arrays = to_host(tensors)
+    for tensor, array in zip(tensors, arrays, strict=True):
+        np.testing.assert_array_equal(array, tensor.cpu().numpy())
+        again = to_device(torch.from_numpy(array), torch.device(device))
+        assert again.device == tensor.device
+        assert torch.equal(again, tensor)
+    if device == "cpu":
+        tensors[1][0] = 7
+        assert arrays[1][0] == 7  # the same memory
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from adam_async.torch.step import TorchBatch, TorchStep
 from tests.adam_async.torch.modules import (
     Characters,
     Residual,
+    Tokens,
     characters_step,
     dropout_step,
     mlp,
@@ -62,6 +63,7 @@ def values_of(module: nn.Module) -> dict[str, np.ndarray]:
 MODULES = {
     "mlp": (mlp, functional.cross_entropy, {}),
     "residual network": (lambda: Residual().double(), functional.cross_entropy, {}),
+    "several rows per image": (Tokens, functional.cross_entropy, {}),
     "language model": (lambda: Characters().double(), token_loss, {"forward": next_tokens}),
 }
 
@@ -88,16 +90,55 @@ def test_gradients_are_those_of_autograd(kind: str) -> None:
         np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-9)
 
 
-def test_linear_layers_with_one_row_per_image_have_factors() -> None:
-    step = mlp_step()
+def factors_of(step: TorchStep) -> dict[str, int]:
     step.prepare((1, 8, 8), 10)
-    assert step.factors == ["1.weight", "3.weight"]
-    step = TorchStep(nn.Linear(8, 10), lambda output, labels: output.square().mean())  # 8 rows per image
-    step.prepare((1, 8, 8), 10)
-    assert step.factors == []
-    step = characters_step()  # its only linear layer is tied
-    step.prepare((1, 8, 8), 10)
-    assert step.factors == []
+    return dict(step.factors)
+
+
+def test_linear_layers_have_factors_if_those_of_one_image_have_fewer_bytes() -> None:
+    assert factors_of(mlp_step()) == {"1.weight": 1, "3.weight": 1}
+    assert factors_of(TorchStep(Tokens, functional.cross_entropy)) == {"first.weight": 2, "second.weight": 2}
+    wide = TorchStep(nn.Linear(8, 10), lambda output, labels: output.square().mean())  # 8 rows of each image
+    assert factors_of(wide) == {}
+    assert factors_of(characters_step()) == {}  # its only linear layer is tied
+    assert factors_of(TorchStep(mlp, functional.cross_entropy, factors=False)) == {}
+
+
+def test_weights_that_travel_as_deltas_get_dense_gradients_of_autograd() -> None:
+    step = TorchStep(Tokens, functional.cross_entropy)
+    model = model_of(step)
+    values = step.initial(0)
+    found = []
+    for factored in ((), ("first.weight",), None):
+        context = model.context(4, factored)
+        context.load(*images_of(4), keys=(1, 0))
+        model.forward(values, context)
+        pair = model.factors(context, "first.weight")
+        assert (pair is None) is (factored == ())
+        if pair is not None:
+            assert pair[0].shape == (8, 32)
+        gradients = {name: np.empty(spec.shape, spec.dtype) for name, spec in step.arrays.items()}
+        for name, gradient in gradients.items():
+            model.delta(context, name, out=gradient)
+        found.append(gradients)
+    for gradients in found[1:]:
+        for name, gradient in gradients.items():
+            np.testing.assert_allclose(gradient, found[0][name], rtol=0, atol=1e-9)
+
+
+def test_more_rows_than_in_the_trial_are_an_error_with_its_remedy() -> None:
+    class Growing(Tokens):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(torch.cat([x, x], 3) if x.any() else x)
+
+    step = TorchStep(Growing, lambda output, labels: output.square().mean())
+    with pytest.raises(ConfigError, match=r"'first.weight' got 16 rows for 4 images, and in the trial 2 for"):
+        try:
+            gradients_of(step, step.initial(0), *images_of(4))
+        except StepFailed as error:
+            raise error.__cause__ from None
+    step = TorchStep(Growing, lambda output, labels: output.square().mean(), factors=False)
+    assert all(gradient.any() for gradient in gradients_of(step, step.initial(0), *images_of(4))[1].values())
 
 
 def test_a_weight_with_a_penalty_is_dense_and_whole() -> None:
@@ -109,7 +150,7 @@ def test_a_weight_with_a_penalty_is_dense_and_whole() -> None:
     step = TorchStep(module, lambda output, labels: output.square().sum(), forward=penalised)
     images, labels = images_of(4)
     _, found = gradients_of(step, values_of(module), images, labels)
-    assert step.factors == ["3.weight"]
+    assert step.factors == {"3.weight": 1}
     output = module(torch.from_numpy(images).double() / 255) + module[1].weight.square().sum()
     output.square().sum().backward()
     np.testing.assert_allclose(found["1.weight"], module[1].weight.grad.numpy(), rtol=1e-9, atol=1e-9)

@@ -22,7 +22,7 @@ from adam_async.run.config import Config
 from adam_async.run.user_code import import_step
 from adam_async.torch.step import TorchBatch, TorchStep
 from tests.adam_async.runs import cluster_of, tiny_dataset
-from tests.adam_async.torch.modules import Residual, characters_step, dropout_step, mlp, residual_step
+from tests.adam_async.torch.modules import Residual, Tokens, characters_step, dropout_step, mlp, residual_step
 
 RATE = 0.3
 
@@ -45,7 +45,9 @@ class Seen:
 
 
 @pytest.mark.parametrize("protocol", ["auto", "delta", "factors"])
-@pytest.mark.parametrize("make", [mlp, lambda: Residual().double()], ids=["mlp", "residual"])
+@pytest.mark.parametrize(
+    "make", [mlp, lambda: Residual().double(), Tokens], ids=["mlp", "residual", "several rows per image"]
+)
 async def test_one_replica_in_lockstep_takes_the_steps_of_torch_optim(
     make: Callable[[], nn.Module], protocol: str
 ) -> None:

@@ -32,7 +32,7 @@ class Layout:
 
     def choose(self, tensor, **options):
         shape = self.model.parameter(tensor).shape
-        return choose_protocol(self.table, self.buckets, tensor, shape, **{"factorable": True, **options})
+        return choose_protocol(self.table, self.buckets, tensor, shape, **{"rows": 1, **options})
 
     def trained(self, images=GROUP, number=0):
         """A context in which a group has gone forward and back."""
@@ -70,15 +70,16 @@ class Layout:
 
 
 @pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("images", [1, 16, 1000])
-def test_the_fewer_bytes_win_and_both_counts_are_those_of_the_formula(images, servers):
+def test_the_fewer_bytes_win_and_both_counts_are_those_of_the_formula(images, rows, servers):
     layout = Layout(servers=servers)
     held = len({layout.buckets[shard.bucket] for shard in layout.table.by_tensor["fc1.weight"]})
     assert held == servers
-    choice = layout.choose("fc1.weight", images=images)
+    choice = layout.choose("fc1.weight", images=images, rows=rows)
     outputs, inputs = layout.model.parameter("fc1.weight").shape
     assert choice.delta_bytes == inputs * outputs * 8
-    assert choice.factor_bytes == images * (servers * inputs + outputs) * 8
+    assert choice.factor_bytes == images * rows * (servers * inputs + outputs) * 8
     assert choice.chosen == ("factors" if choice.factor_bytes < choice.delta_bytes else "delta")
 
 
@@ -86,7 +87,7 @@ def test_one_protocol_can_be_forced_where_there_are_factors():
     layout = Layout()
     for wanted in ("delta", "factors"):
         assert layout.choose("fc1.weight", images=10**6, wanted=wanted).chosen == wanted
-    without = layout.choose("fc1.weight", images=1, wanted="factors", factorable=False)
+    without = layout.choose("fc1.weight", images=1, wanted="factors", rows=0)
     assert (without.chosen, without.factor_bytes) == ("delta", None)
 
 
@@ -98,7 +99,7 @@ def test_shards_that_are_pieces_of_rows_go_as_deltas():
 
 
 def test_only_weights_of_dense_layers_have_factors():
-    assert factorable_tensors(Network(digits())) == {"fc1.weight", "fc2.weight"}
+    assert factorable_tensors(Network(digits())) == {"fc1.weight": 1, "fc2.weight": 1}
 
 
 @pytest.mark.parametrize("shard_bytes", [512, 16 << 10, 1 << 20])

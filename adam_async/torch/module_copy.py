@@ -1,0 +1,125 @@
+"""A copy of a module for one thread at a time, whose parameters have the values of a run.
+
+On the CPU the parameters use the memory of the values, which is not copied. On another device they have
+memory of their own. Values then go through staging memory, which is pinned on CUDA, on a stream of the copy.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from adam_async.errors import ConfigError
+from adam_async.run.arrays import ArraySpec
+from adam_async.torch.devices import StagingBuffers, copy_streams
+from adam_async.torch.factors import LinearFactors
+
+
+class ModuleCopy:
+    """A copy of a module, its trained parameters, and the captures of its linear layers.
+
+    Args:
+        module: The copy. This object changes its parameters.
+        arrays: Names and specifications of the trained parameters.
+        factors: Names of weights whose gradients are captured as factors; None for all that have factors.
+        staged: Whether the parameters keep their own memory, into which `load` copies values.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        arrays: Mapping[str, ArraySpec],
+        factors: Collection[str] | None,
+        *,
+        staged: bool,
+    ) -> None:
+        self.module = module.train()
+        named = dict(module.named_parameters())
+        self.parameters = {name: named[name] for name in arrays}
+        self.buffers = dict(module.named_buffers(remove_duplicate=False))
+        self.linear = LinearFactors(module, factors)
+        self._arrays = arrays
+        self._staging: StagingBuffers | None = None
+        if staged:
+            tensors = [parameter.detach() for parameter in self.parameters.values()]
+            self._staging = StagingBuffers(
+                dict(zip(self.parameters, tensors, strict=True)), copy_streams(tensors)
+            )
+        self._loaded: dict[str, int] = {}
+        """PyTorch's version counter of each parameter after `load`, which counts changes in place."""
+
+    def load(self, values: Mapping[str, NDArray[Any]]) -> None:
+        """Give the parameters their values, and copy the values of buffers that are present.
+
+        Memory that the parameters share with `values` must not change, but PyTorch has no read-only tensors;
+        see `check_unchanged`.
+        """
+        if self._staging is not None:
+            self._upload(self._staging, values)
+        for name, parameter in self.parameters.items():
+            parameter.grad = None
+            if self._staging is None:
+                parameter.data = tensor_of(values[name])
+            self._loaded[name] = parameter._version
+        for name, buffer in self.buffers.items():
+            if name in values:
+                buffer.copy_(tensor_of(values[name]))
+
+    def _upload(self, staging: StagingBuffers, values: Mapping[str, NDArray[Any]]) -> None:
+        staging.wait_free()
+        for name, array in staging.arrays.items():
+            np.copyto(array, values[name])
+        staging.upload()
+        staging.copy_into({name: parameter.data for name, parameter in self.parameters.items()})
+
+    def check_unchanged(self) -> None:
+        """Check that the forward pass changed no parameter.
+
+        Raises:
+            ConfigError: A parameter changed in place, or has another shape; the error names the parameter.
+        """
+        for name, parameter in self.parameters.items():
+            if tuple(parameter.shape) != self._arrays[name].shape:
+                raise ConfigError(
+                    f"parameter {name!r} changed its shape from {self._arrays[name].shape} to "
+                    f"{tuple(parameter.shape)}: keep the shapes of parameters during a run"
+                )
+            if parameter._version != self._loaded[name]:
+                raise ConfigError(changed_in_place(name))
+
+    def release(self) -> None:
+        """Drop the references to values and gradients."""
+        self.linear.clear()
+        for parameter in self.parameters.values():
+            parameter.grad = None
+            if self._staging is None:
+                placeholder = torch.empty((), dtype=parameter.dtype, device=parameter.device)
+                parameter.data = placeholder.expand(parameter.shape)
+
+
+def changed_in_place(name: str) -> str:
+    """Return the error text for a parameter that the module changed in place."""
+    return (
+        f"parameter {name!r} was changed in place by the module, but only the servers' rule may change it: "
+        "use a parametrisation, or make it a buffer"
+    )
+
+
+class _Writable:
+    """Presents a read-only array as writable, because `torch.from_numpy` warns about read-only arrays."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+        self.owner = array
+
+
+def tensor_of(array: NDArray[Any]) -> Tensor:
+    """Return a tensor on the memory of an array; callers must not write into it."""
+    return torch.from_numpy(np.asarray(_Writable(array)))
