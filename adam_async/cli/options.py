@@ -230,6 +230,9 @@ class TrainOptions:
     """Whether training waits for the evaluation of an epoch, or continues during it."""
     shard_bytes: int | None = None
     """Maximum size of a shard, in bytes."""
+    copies_bind: str | None = None
+    """tcp://HOST:PORT on which the parameter servers listen for each other (processes); port 0: any free
+    port."""
     memory_budget: str | None = None
     """Maximum memory of each process for its peers: their requests, and answers to these."""
     checksum: Checksum | None = None
@@ -357,6 +360,15 @@ class MemberOptions(RoleOptions):
     """Maximum wait for a controller, such as 60s or 5m; roles may start in any order."""
     bind: str | None = None
     """tcp://HOST:PORT to listen on; by default any port of the interface towards the controller."""
+
+
+@options
+class ServerOptions(MemberOptions):
+    """Options of a parameter server."""
+
+    copies_bind: Annotated[str, set_by_variable("copies_bind")] = ""
+    """tcp://HOST:PORT for the other servers, such as of an interface of their own; by default they use
+    --bind."""
 
 
 @options
