@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,11 @@ class NamespaceNetwork:
         bucket = ("rate", f"{bits_per_s}bit", "burst", f"{burst}b", "latency", f"{QUEUE_S * 1000:g}ms")
         device = ("dev", f"veth{path}", "root")
         await _run("tc", "-n", self._spaces[host], "qdisc", "replace", *device, "tbf", *bucket)
+
+    def sent_bytes(self, host: str, path: int = 0) -> int:
+        """Return the bytes that have left a host on a path, with all headers. Raises OSError: it is gone."""
+        counter = Path("/sys/class/net", self._links[host, path], "statistics/rx_bytes")
+        return int(counter.read_text())
 
     async def make(self) -> None:
         """Make the bridges and all hosts. Raises OSError: the system refuses."""
