@@ -49,7 +49,7 @@ RATES = (200_000_000, 200_000_000, 20_000_000)
 """Rate of each link of a host, in bits per second."""
 SERVERS = ("ps-0", "ps-1", "ps-2")
 LOAD_BYTES_PER_S = 5 << 20
-"""Bytes of updates per second: a fifth of the client's link, and two fifths of the primary's for two copies."""
+"""Bytes of updates per second: a fifth of a link, and two fifths of the copies link with two others."""
 MOST_WAITING = 256
 """Number of unacknowledged updates at which the client waits before the next one."""
 SETTLE_S = 0.5

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
+from adam_async.cli.drill_options import DrillOptions
 from adam_async.cli.launch_commands import launch_commands
 from adam_async.cli.operation_options import OperatorOptions, StatusOptions
 from adam_async.cli.options import (
@@ -19,7 +20,6 @@ from adam_async.cli.options import (
     ControllerOptions,
     Damaged,
     DataServerOptions,
-    DrillOptions,
     ExportOptions,
     FromEnvironmentOptions,
     InspectOptions,

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
+from adam_async.cli.drill_options import DrillOptions
 from adam_async.cli.files import check_target, write_file
-from adam_async.cli.options import DrillOptions, check_within
+from adam_async.cli.options import check_within
 from adam_async.cli.terminal import Terminal
 from adam_async.drill.counter import CounterDrill
 from adam_async.drill.judging import MOST_PAIRS, Claim, KindRow, exit_code, judge, kind_rows

@@ -231,8 +231,7 @@ class TrainOptions:
     shard_bytes: int | None = None
     """Maximum size of a shard, in bytes."""
     copies_bind: str | None = None
-    """tcp://HOST:PORT on which the parameter servers listen for each other (processes); port 0: any free
-    port."""
+    """tcp://HOST:PORT on which the parameter servers listen for each other, with --processes."""
     memory_budget: str | None = None
     """Maximum memory of each process for its peers: their requests, and answers to these."""
     checksum: Checksum | None = None
@@ -555,58 +554,5 @@ class InspectOptions:
     """Maximum number of classes listed and drawn; --json lists all."""
     json: Annotated[bool, ONLY_ON] = False
     """Print the result as one JSON object."""
-    loop: LoopName = "uvloop"
-    """The event loop."""
-
-
-@options
-class DrillOptions:
-    """Options of `drill`."""
-
-    workload: Literal["counter", "train"] = "counter"
-    """counter: clients push numbers, and an audit counts lost and doubled pushes; train: runs without and
-    with faults."""
-    data: str = "digits"
-    """Data of the runs, as in `train --data`."""
-    step: str | None = None
-    """Train this step in place of a network, as in `train --step`; only for workload train."""
-    step_args: str | None = None
-    """Arguments of the factory of --step, as in `train --step-args`."""
-    step_path: Annotated[tuple[Path, ...], ONLY_ON] = ()
-    """Folder with the module of --step, as in `train --step-path`; repeatable."""
-    servers: int = 3
-    """Parameter servers."""
-    copies: int = 3
-    """Servers with each shard."""
-    controllers: int = 3
-    """Controllers: 1, 3 or 5."""
-    replicas: int = 2
-    """Model replicas of a run."""
-    epochs: int = 0
-    """Epochs of a run; 0 is the default of the data. All faults have to fit into the run."""
-    faults: str = "kill,freeze"
-    """Kinds of faults, with commas between them: kill, freeze, cut."""
-    count: int | None = None
-    """Number of faults; by default 4."""
-    every: float | None = None
-    """Minimum seconds between the starts of two faults; a fault also waits until all copies are in sync."""
-    for_: Annotated[float | None, Parameter(name="--for")] = None
-    """Seconds with faults, one each --every seconds; in the place of --count."""
-    pairs: int = 1
-    """Pairs of runs, without and with faults, seed by seed; from 2 on a test of equal accuracy."""
-    margin: float = 0.5
-    """Difference of accuracy that counts as equal, in points."""
-    saturate: float = 0.0
-    """Train for this many minutes without faults, and count failovers, in the place of pairs."""
-    seed: int = 0
-    """Seed of the faults and the runs."""
-    require: Annotated[bool, ONLY_ON] = False
-    """End with code 3 if a kind of fault cannot be injected."""
-    json: Path | None = None
-    """Write all observations and claims to this file, as JSON."""
-    plot: Path | None = None
-    """Draw acknowledged pushes per second, and the faults, into this SVG file; only for workload counter."""
-    verbose: Annotated[bool, ONLY_ON] = False
-    """Log the events and the output of the processes."""
     loop: LoopName = "uvloop"
     """The event loop."""

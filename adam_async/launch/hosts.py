@@ -99,8 +99,8 @@ def read_hosts(text: str, *, source: str) -> Hosts:
         raise ConfigError(f"{source} is not TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"{source}: {error}; a host is a table [[hosts]] with name, and perhaps address, copies, control, "
-            "roles, port, user and command"
+            f"{source}: {error}; a host is a table [[hosts]] with name, and perhaps address, copies, "
+            "control, roles, port, user and command"
         ) from None
     if not 1 <= len(hosts.hosts) <= MOST_HOSTS:
         raise ConfigError(f"{source} has {len(hosts.hosts)} hosts; give 1 to {MOST_HOSTS} tables [[hosts]]")

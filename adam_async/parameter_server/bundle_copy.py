@@ -212,8 +212,7 @@ class BundleCopy:
         self._asked: deque[CopyPiece] = deque()
         """Pieces to copy once the shards are between two entries."""
         self._parts: dict[tuple[Member, type[Body]], list[Part]] = {}
-        """Parts of an entry or a piece that has not arrived whole, by sender and message: pieces may come on a
-        link of their own."""
+        """Parts of an entry or a piece that has not arrived whole, by sender and class of the message."""
         self._committed = 0
         """Position up to which entries were committed at the last tick."""
         self._stuck_ticks = 0

@@ -127,8 +127,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     min_in_sync: int = 0
     """Number of copies that must have a push before it is applied; 0 is 2, or 1 with one copy."""
     copies_bind: str = ""
-    """Address ``tcp://host:port`` on which the parameter servers, as processes, listen for each other; port 0:
-    any free port. Empty: they share the listener of the workers."""
+    """Address ``tcp://host:port`` on which the parameter servers, as processes, listen for each other, with
+    port 0 for any free port. Empty: they share the listener of the workers."""
     processes: bool = False
     """Whether each role is a child process over loopback TCP, instead of all in one event loop."""
     rule: Literal["sgd", "adagrad", "adam", "adamw"] = "sgd"

@@ -34,7 +34,7 @@ BURST_S = 0.004
 """Time whose bytes a limited link sends at once after a pause, in seconds: a tick of a slow kernel."""
 
 QUEUE_S = 0.05
-"""Time for which a packet waits at most in the queue of a limited link, in seconds; later ones are dropped."""
+"""Maximum wait of a packet in the queue of a limited link, in seconds; the link drops others."""
 
 IP_S = 10.0
 """Maximum time of one call of `ip` or `tc`, in seconds."""
@@ -58,7 +58,8 @@ class NamespaceNetwork:
     """
 
     def __init__(self, hosts: Sequence[str], *, paths: int = 1) -> None:
-        assert len(hosts) <= MOST_HOSTS and paths <= MOST_PATHS, f"{len(hosts)} hosts, {paths} paths"
+        assert len(hosts) <= MOST_HOSTS, f"{len(hosts)} hosts"
+        assert paths <= MOST_PATHS, f"{paths} paths"
         pid = os.getpid()
         self._bridges = [f"adam{pid}-br{path}" for path in range(paths)]
         self._spaces = {host: f"adam-async-{pid}-{host}" for host in hosts}
