@@ -24,9 +24,9 @@ from adam_async.cli.options import (
     FromEnvironmentOptions,
     InspectOptions,
     LoopName,
-    MemberOptions,
     PlanOptions,
     PredictOptions,
+    ServerOptions,
     StageOptions,
     StoreOptions,
     TrainOptions,
@@ -284,7 +284,7 @@ def controller(options: ControllerOptions = ControllerOptions()) -> int:  # noqa
 
 
 @app.command
-def ps(options: MemberOptions) -> int:
+def ps(options: ServerOptions) -> int:
     """Run a parameter server, which stores shards of the model and applies updates to them."""
     from adam_async.cli.roles import serve_ps
 

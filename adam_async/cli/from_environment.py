@@ -63,6 +63,8 @@ class Found:
         else:
             words += ["--wait", f"{options.wait.total_seconds():.3f}s"]
             words += ["--bind", self.assignment.pod] if self.assignment.pod else []
+        if role == "ps" and self.config.copies_bind:
+            words += ["--copies-bind", self.config.copies_bind]
         if role == "worker":
             words += ["--threads", str(self.config.threads)]
         if options.health is not None:

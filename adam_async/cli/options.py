@@ -233,6 +233,8 @@ class TrainOptions:
     memory: Annotated[tuple[str, ...] | None, ONLY_ON] = None
     """Memory that each process of a role asks of its engine: ROLE=SIZE, such as worker=2G; repeatable. Roles
     are controller, ps, data, worker and driver."""
+    copies_bind: str | None = None
+    """tcp://HOST:PORT on which the parameter servers listen for each other, with --processes."""
     memory_budget: str | None = None
     """Maximum memory of each process for its peers: their requests, and answers to these."""
     checksum: Checksum | None = None
@@ -360,6 +362,15 @@ class MemberOptions(RoleOptions):
     """Maximum wait for a controller, such as 60s or 5m; roles may start in any order."""
     bind: str | None = None
     """tcp://HOST:PORT to listen on; by default any port of the interface towards the controller."""
+
+
+@options
+class ServerOptions(MemberOptions):
+    """Options of a parameter server."""
+
+    copies_bind: Annotated[str, set_by_variable("copies_bind")] = ""
+    """tcp://HOST:PORT for the other servers, such as of an interface of their own; by default they use
+    --bind."""
 
 
 @options

@@ -27,11 +27,19 @@ from adam_async.cli.options import (
     DataServerOptions,
     MemberOptions,
     RoleOptions,
+    ServerOptions,
     WorkerOptions,
 )
 from adam_async.cli.printable import printable
 from adam_async.cli.token import read_token
-from adam_async.cluster.networks import LOOPBACK, address_towards, cluster_network, memory_budget, slowed
+from adam_async.cluster.networks import (
+    LOOPBACK,
+    address_towards,
+    cluster_network,
+    copies_path,
+    memory_budget,
+    slowed,
+)
 from adam_async.cluster.parent_pipe import Orders, Parent, die_with_parent
 from adam_async.cluster.roles import (
     Place,
@@ -130,8 +138,10 @@ async def serve_controller(options: ControllerOptions, environment: Mapping[str,
         )
 
 
-async def serve_ps(options: MemberOptions, environment: Mapping[str, str], health: Health) -> int:
+async def serve_ps(options: ServerOptions, environment: Mapping[str, str], health: Health) -> int:
     """Run a parameter server until cancelled."""
+    if options.copies_bind:
+        check_address(options.copies_bind, "--copies-bind")
     return await _serve_member("ps", options, environment, health, parameter_server)
 
 
@@ -300,14 +310,25 @@ async def _stay(
     name_node(node)
     check_own(options.slow, node, computes=role == "worker")
     async with AsyncExitStack() as stack:
+        budget = memory_budget(options.memory_budget)
         network = cluster_network(
             token,
             entropy=system_entropy,
             buffers=buffers,
             checksum=options.checksum,
-            budget=memory_budget(options.memory_budget),
+            budget=budget,
             advertise=options.advertise or "",
         )
+        copies = None
+        if isinstance(options, ServerOptions) and options.copies_bind:
+            copies = copies_path(
+                token,
+                options.copies_bind,
+                entropy=system_entropy,
+                buffers=buffers,
+                checksum=options.checksum,
+                budget=budget,
+            )
         place = Place(
             node=node,
             bind=bind,
@@ -317,6 +338,7 @@ async def _stay(
             waits=waits,
             entropy=system_entropy,
             timeline=Timeline(node, limit_events=profile_events) if profile_events else None,
+            copies=copies,
         )
         running = await stack.enter_async_context(open_role(place))
         health.follow(running.unready)

@@ -63,16 +63,19 @@ class RoleSpec:
     memory_bytes: int = 0
     restart: RestartPolicy = field(default_factory=RestartPolicy)
 
-    def words(self, *, bind: str, threads: int) -> tuple[str, ...]:
+    def words(self, *, bind: str, threads: int, copies_bind: str = "") -> tuple[str, ...]:
         """Return the words after ``adam-async`` that start the role.
 
         Args:
             bind: Address to listen on, if `bind` is empty.
             threads: Compute threads, if `threads` is 0.
+            copies_bind: Address on which a parameter server listens for the other servers; empty: `bind`.
         """
         words: tuple[str, ...] = (self.role, "--id", self.node, "--supervised", "--bind", self.bind or bind)
         if self.role == "worker":
             words = (*words, "--threads", str(self.threads or threads))
+        if self.role == "ps" and copies_bind:
+            words = (*words, "--copies-bind", copies_bind)
         return (*words, *self.arguments)
 
 

@@ -28,7 +28,7 @@ from adam_async.data_server.sources.datasets import load
 from adam_async.driver.driver import OUTSIDE, Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.training_rules import PROGRAM_KINDS
-from adam_async.errors import RoleDied, RunFailed, first_cause
+from adam_async.errors import ConfigError, RoleDied, RunFailed, first_cause
 from adam_async.messages import role_table
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
@@ -93,8 +93,9 @@ class LocalCluster:
     compute threads to finish their group. The error of a failed role cancels the block and is raised by it.
 
     Raises:
-        ConfigError: `config.slow` names an unknown node, `config.weights` does not fit the network, the
-            arguments name two kinds of data, or the step cannot be made or contradicts an option.
+        ConfigError: `config.slow` names an unknown node, `config.weights` does not fit the network,
+            `config.copies_bind` is set, the arguments name two kinds of data, or the step cannot be made or
+            contradicts an option.
         DataError: On entering: `config.data` cannot be loaded.
     """
 
@@ -123,6 +124,11 @@ class LocalCluster:
         process_memory: Callable[[], ProcessMemory] = process_memory,
         available_bytes: Callable[[], int] = available_bytes,
     ) -> None:
+        if config.copies_bind:
+            raise ConfigError(
+                f"copies_bind={config.copies_bind} is an address of processes, and the roles of this cluster "
+                "are in one: train with processes, or leave copies_bind out"
+            )
         hosts = hosts_of(config, data, starts_own=dataset is not None)
         one_process = network is None or isinstance(network, LocalNetwork)
         named = named_step(step, step_args)

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from adam_async.errors import ConfigError
-from adam_async.messages import role_table
+from adam_async.messages import role_table, table_among
+from adam_async.parameter_server.server_links import PIECES_BUFFER_BYTES, CopiesPath
 from adam_async.run.cache_size import read_budget
 from adam_async.run.config import Config
 from adam_async.run.stragglers import slow_links
@@ -79,6 +80,39 @@ def cluster_network(
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def copies_path(
+    token: str | None,
+    address: str,
+    *,
+    entropy: Callable[[int], bytes],
+    buffers: BufferPool,
+    checksum: Checksum = "auto",
+    budget: Budget | None = None,
+) -> CopiesPath:
+    """Make the path of a parameter server to the other servers. For the arguments see `cluster_network`.
+
+    Args:
+        address: Address to listen on, ``tcp://host:port``.
+    """
+    secret = read_token_text(token) if token else None
+
+    def network(config: LinkConfig) -> TcpNetwork:
+        return TcpNetwork(
+            token=secret,
+            entropy=entropy,
+            rules=table_among("ps"),
+            config=config,
+            pool=buffers,
+            budget=budget,
+        )
+
+    return CopiesPath(
+        address=address,
+        network=network(LinkConfig(checksum=checksum)),
+        pieces=network(LinkConfig(checksum=checksum, socket_buffer_bytes=PIECES_BUFFER_BYTES)),
+    )
 
 
 def network_for(

@@ -99,8 +99,9 @@ class ProcessCluster:
     kills the remaining ones after `drain_s`.
 
     Raises:
-        ConfigError: `config.slow` names an unknown node, an address in `data` is invalid, `layers` cannot be
-            imported, or the step cannot be made or contradicts an option.
+        ConfigError: `config.slow` names an unknown node, `config.copies_bind` is set with a launcher, an
+            address in `data` is invalid, `layers` cannot be imported, or the step cannot be made or
+            contradicts an option.
     """
 
     def __init__(
@@ -127,6 +128,11 @@ class ProcessCluster:
         launcher: Launcher | None = None,
         restarts: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
     ) -> None:
+        if launcher is not None and config.copies_bind:
+            raise ConfigError(
+                f"copies_bind={config.copies_bind} is an address of this machine, and the roles start on "
+                "others: leave it out, and give each host its own (`copies` in the file of hosts)"
+            )
         for folder in step_path:
             add_import_folder(folder)
         self._imports = import_words(layers, step, step_path)

@@ -20,6 +20,7 @@ from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import BindFailed, first_cause
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.parameter_server.server_links import CopiesPath
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.config import Waits
 from adam_async.run.user_code import StepSource
@@ -63,6 +64,7 @@ class Place:
         layers: Kinds of layers that models may use, the same in all workers of a cluster.
         steps: Steps of the user's that a worker may run.
         functions: Functions of the user's that the transforms of a run may name, by import path.
+        copies: Path of a parameter server to the other servers; None: they use `bind` too.
     """
 
     node: str
@@ -76,6 +78,7 @@ class Place:
     layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
     steps: StepSource = field(default_factory=StepSource)
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    copies: CopiesPath | None = None
 
     def settings(self, role: str) -> RoleSettings:
         """Return the settings of a role for a new incarnation of the node."""
@@ -139,6 +142,7 @@ def parameter_server(place: Place) -> AbstractAsyncContextManager[ParameterServe
         buffers=place.buffers,
         available_bytes=available_bytes,
         numerics=apply_numerics(),
+        copies=place.copies,
     )
     return _listening(role, place)
 

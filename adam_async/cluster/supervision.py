@@ -78,6 +78,8 @@ class Supervisor:
         config = self._config
         slow = (word for text in texts_for(config.slow, node) for word in ("--slow", text))
         held = ("--memory-budget", config.memory_budget, "--checksum", config.checksum)
+        if role == "ps" and config.copies_bind:
+            held = (*held, "--copies-bind", config.copies_bind)
         spec = RoleSpec(
             role=role,
             node=node,

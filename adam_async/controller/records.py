@@ -7,7 +7,7 @@ import numpy as np
 
 from adam_async.messages.body import ROLES
 from adam_async.messages.bounds import MOST_INFO_BYTES, MOST_VALUE_BYTES, Count
-from adam_async.run.cluster_map import MOST_REASON, NodeRecord
+from adam_async.run.cluster_map import COPIES, MOST_REASON, NodeRecord
 
 MAX_DEPTH = 32
 """Maximum nesting depth of a record of the map, in containers. Controllers with a smaller stack could not
@@ -28,6 +28,7 @@ DEAF = ("driver", "client", "reader")
 
 class _ServerInfo(msgspec.Struct):
     memory_bytes: Count = 0
+    copies: str = ""
 
 
 _IRRELEVANT = bytes(set(range(256)).difference(b'"[]{}'))
@@ -84,7 +85,17 @@ def check_node(record: NodeRecord) -> str:
     size = len(msgspec.json.encode(record.info))
     if size > MOST_INFO_BYTES:
         return f"info has {size} bytes as JSON text; {MOST_INFO_BYTES} are the most"
-    return info_problem(record, _ServerInfo) if record.role == "ps" else ""
+    return _server_problem(record) if record.role == "ps" else ""
+
+
+def _server_problem(record: NodeRecord) -> str:
+    """Return the fault of the info of a parameter server; empty if it has none."""
+    copies = record.info.get(COPIES, "")
+    if problem := info_problem(record, _ServerInfo):
+        return problem
+    if copies and not (len(copies) <= MOST_ADDRESS and ADDRESS.fullmatch(copies)):
+        return f"copies {copies[:80]!r} is not of the form tcp://host:port: other servers could not dial it"
+    return ""
 
 
 def info_problem(record: NodeRecord, kind: type[msgspec.Struct]) -> str:

@@ -93,6 +93,7 @@ class Role:
                 self._network.listen(self._bind, self._identity, self._on_link)
             )
             self.address = listener.address
+            await self._listen_further(stack)
             if self._controller:
                 self._membership = self._joined_membership()
                 stack.callback(self._spawn("membership", self._membership.run()).cancel)
@@ -107,6 +108,9 @@ class Role:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         return await self._stack.__aexit__(kind, error, trace)
+
+    async def _listen_further(self, stack: AsyncExitStack) -> None:
+        """Open further listeners of the role, before it joins with its entry in the cluster map."""
 
     def _joined_membership(self) -> Membership:
         identity = self._identity

@@ -23,6 +23,7 @@ import msgspec
 
 from adam_async.errors import ConfigError
 from adam_async.run.addresses import check_address
+from transport.sockets import format_tcp_address
 
 ROLES = ("controller", "data", "ps", "worker")
 """Roles that a host may have; the driver is the launching process."""
@@ -43,6 +44,10 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Name or address that the launching machine dials, as in ``ssh NAME``."""
     address: str = ""
     """Address on which the roles of the host listen, and that others dial; empty: the name."""
+    copies: str = ""
+    """Address on which its parameter servers listen for each other; empty: `address`."""
+    control: str = ""
+    """Address on which its controllers listen; empty: `address`."""
     roles: tuple[str, ...] = ROLES
     """Roles that the host may have."""
     port: int = 0
@@ -52,10 +57,15 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     command: tuple[str, ...] = ()
     """Words that run `adam-async` on the host."""
 
-    def listens_on(self, port: int) -> str:
+    def listens_on(self, port: int, role: str = "") -> str:
         """Return the address of a role of the host."""
-        address = self.address or self.name
-        return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
+        own = self.control if role == "controller" else ""
+        return format_tcp_address(own or self.address or self.name, port)
+
+    @property
+    def copies_bind(self) -> str:
+        """Address on which its parameter servers listen for each other; empty: they have one listener."""
+        return format_tcp_address(self.copies, 0) if self.copies else ""
 
 
 class Hosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,8 +99,8 @@ def read_hosts(text: str, *, source: str) -> Hosts:
         raise ConfigError(f"{source} is not TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"{source}: {error}; a host is a table [[hosts]] with name, and perhaps address, roles, port, "
-            "user and command"
+            f"{source}: {error}; a host is a table [[hosts]] with name, and perhaps address, copies, "
+            "control, roles, port, user and command"
         ) from None
     if not 1 <= len(hosts.hosts) <= MOST_HOSTS:
         raise ConfigError(f"{source} has {len(hosts.hosts)} hosts; give 1 to {MOST_HOSTS} tables [[hosts]]")
@@ -102,6 +112,9 @@ def read_hosts(text: str, *, source: str) -> Hosts:
             if role not in ROLES:
                 raise ConfigError(f"{source}: host {host.name} has role {role!r}; known: {', '.join(ROLES)}")
         check_address(host.listens_on(0), f"{source}: address of host {host.name}")
+        check_address(host.listens_on(0, "controller"), f"{source}: control of host {host.name}")
+        if host.copies:
+            check_address(host.copies_bind, f"{source}: copies of host {host.name}")
     for port in (hosts.port, *(host.port for host in hosts.hosts)):
         if not 0 <= port <= 65535:
             raise ConfigError(f"{source}: port {port} is none; ports are 1 to 65535")
@@ -166,9 +179,9 @@ class Placement:
         addresses: list[str] = []
         for node in nodes:
             host = self.place("controller", node)
-            address = host.listens_on(random_port(entropy) if several else 0)
+            address = host.listens_on(random_port(entropy) if several else 0, "controller")
             while address in addresses:
-                address = host.listens_on(random_port(entropy))
+                address = host.listens_on(random_port(entropy), "controller")
             addresses.append(address)
         return addresses
 

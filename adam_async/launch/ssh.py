@@ -291,7 +291,7 @@ class SshRole(RemoteRole):
         launcher, host, spec = self._launcher, self.host, self._spec
         ssh = require_asyncssh()
         share = max(1, launcher.cores.get(host.name, 1) // max(1, launcher.placement.workers_on(host)))
-        words = spec.words(bind=host.listens_on(0), threads=share)
+        words = spec.words(bind=host.listens_on(0, spec.role), threads=share, copies_bind=host.copies_bind)
         command = launcher.command(host, words, {**launcher.hosts.environment, **spec.environment})
         try:
             async with launcher.connected(host) as connection:

@@ -107,7 +107,7 @@ from adam_async.messages.shard_states import (
     state_tables,
 )
 from adam_async.messages.staging import FilePart, ManifestPart, ReadFile, ReadManifest
-from adam_async.messages.table import BY_NAME, TABLE, role_table, unpack_any
+from adam_async.messages.table import BY_NAME, TABLE, role_table, table_among, unpack_any
 from adam_async.messages.tensors import (
     check_tensor,
     packed_tensor,

@@ -35,6 +35,12 @@ def role_table() -> RoleTable:
     return RoleTable({cls.__name__: pairs for cls, pairs in TABLE.items()})
 
 
+def table_among(role: str) -> RoleTable:
+    """Return the rows of one role with itself, for a listener that accepts no other role."""
+    pair = (role, role)
+    return RoleTable({cls.__name__: {pair} for cls, pairs in TABLE.items() if pair in pairs})
+
+
 def unpack_any(message: Message) -> Body:
     """Validate a received message as the class that its type names."""
     cls = BY_NAME.get(message.type)

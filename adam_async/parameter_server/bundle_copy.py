@@ -211,8 +211,8 @@ class BundleCopy:
         self._is_catching_up = False
         self._asked: deque[CopyPiece] = deque()
         """Pieces to copy once the shards are between two entries."""
-        self._parts: dict[Member, list[Part]] = {}
-        """Parts of an entry or a piece that has not arrived whole, by sender."""
+        self._parts: dict[tuple[Member, type[Body]], list[Part]] = {}
+        """Parts of an entry or a piece that has not arrived whole, by sender and class of the message."""
         self._committed = 0
         """Position up to which entries were committed at the last tick."""
         self._stuck_ticks = 0
@@ -303,7 +303,7 @@ class BundleCopy:
         for member in {*record.members} - {*before.members}:
             self._host.links.expect(member)
         self._core.record_changed(record)
-        self._parts = {sender: parts for sender, parts in self._parts.items() if sender in record.members}
+        self._parts = {key: parts for key, parts in self._parts.items() if key[0] in record.members}
         self._run()
 
     def link(self, member: Member, *, is_up: bool) -> None:
@@ -311,7 +311,7 @@ class BundleCopy:
         if is_up:
             self._core.link_up(member)
         else:
-            self._parts.pop(member, None)
+            self._parts = {key: parts for key, parts in self._parts.items() if key[0] != member}
             self._core.link_lost(member)
         self._run()
 
@@ -351,7 +351,7 @@ class BundleCopy:
 
     def _collected(self, sender: Member, message: Copy | PieceCopy, tensors: Part) -> list[Part] | None:
         """Add a part to those before it; return all of them with the last one."""
-        parts = self._parts.pop(sender, [])
+        parts = self._parts.pop((sender, type(message)), [])
         if message.part == 0:
             parts = []  # those before it were of an earlier link
         most = MOST_PARTS if isinstance(message, Copy) else MOST_PIECE_PARTS
@@ -368,7 +368,7 @@ class BundleCopy:
         if is_last:
             return parts
         if sender in self._core.record.members:
-            self._parts[sender] = parts
+            self._parts[sender, type(message)] = parts
         return None
 
     def tick(self) -> None:

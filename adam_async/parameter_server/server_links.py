@@ -1,20 +1,31 @@
 """The links among parameter servers that share bundles: entries on one, heartbeats on another.
 
+Theory of operation
+-------------------
 A primary dials the other members of its bundles. Entries and their acknowledgements travel on that link, in
 order. Each server also dials each other one for heartbeats, so that a beat never waits behind an entry. A
 server that hears no beat counts the other as silent; one that is refused twice when it dials counts it as
 gone, because its process has ended. After a stall of its own a server counts no other as silent: their
 beats may lie unread in its sockets.
+
+*A path of their own.* A server with a `CopiesPath` has a second listener, which accepts servers only, and
+whose address the cluster map has. Other servers dial that address for all their links to it; clients keep the
+first one. Pieces of the state, for a server that joins, then leave on a third link, whose send buffer is
+small: an entry finds at most about `PIECES_BUFFER_BYTES` of pieces before it, for each joining server, and
+never waits for a whole piece. The core sends a piece only after the member holds all entries in it, and lets
+the member apply no later entry before the piece, so the order of the two links does not matter. If the link
+for pieces ends, the link for entries ends too, and the next one begins a new session.
 """
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 from adam_async.messages import Body, pack, unpack_any
-from adam_async.messages.replication import Beat
+from adam_async.messages.replication import Beat, PieceCopy
 from adam_async.parameter_server.replication.effects import MESSAGES
 from adam_async.parameter_server.replication.effects import Message as ReplicationMessage
 from adam_async.run.bundle_record import Member
@@ -23,6 +34,7 @@ from transport import (
     DialFailed,
     Link,
     Message,
+    Network,
     ProtocolError,
     RemoteProtocolError,
     RetrySchedule,
@@ -44,6 +56,9 @@ DIAL_S = 1.0
 GONE_DIALS = 2
 """Number of failed dials in a row after which a server counts as gone."""
 
+PIECES_BUFFER_BYTES = 32 << 10
+"""Size of SO_SNDBUF of a link for pieces, in bytes; Linux doubles it. It bounds the bytes on the wire."""
+
 OnMessage = Callable[[Member, ReplicationMessage, Sequence[Any]], None]
 """Takes a message of another server, and its tensors. It raises `ProtocolError` for an invalid one."""
 
@@ -56,11 +71,54 @@ _ONCE = RetrySchedule(attempts=1)
 _DIALS = RetrySchedule(first_s=0.05, longest_s=0.5)
 
 
-class _Peer:
-    """One other server: its address, the link for entries if this server is a primary, and its beats."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CopiesPath:
+    """The path of a server to the other servers, apart from that of its clients.
 
-    def __init__(self, endpoint: Endpoint, member: Member, address: str, now: float) -> None:
+    Attributes:
+        address: Address to listen on; the cluster map gets that of the listener.
+        network: Its listener, which accepts only servers.
+        pieces: Links for pieces, with a send buffer of `PIECES_BUFFER_BYTES`.
+    """
+
+    address: str
+    network: Network
+    pieces: Network
+
+
+class _Pieces:
+    """Pieces on their way to another server, and their link."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.queue: deque[Message] = deque()
+        """At most one piece of each bundle that the server joins, in parts."""
+        self.has_queue = asyncio.Event()
+
+    def send(self, message: Message) -> None:
+        self.queue.append(message)
+        self.has_queue.set()
+
+    def drop(self) -> None:
+        """End the link, and drop the queue."""
+        self.queue.clear()
+        self.channel.drop()
+
+
+class _Peer:
+    """One other server: its address, the link for entries if this server is a primary, and its beats.
+
+    Args:
+        pieces: Endpoint of the link for pieces; None: they travel on the link for entries.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, pieces: Endpoint | None, member: Member, address: str, now: float
+    ) -> None:
         self.member = member
+        self.pieces: _Pieces | None = None
+        if pieces is not None:
+            self.pieces = _Pieces(Channel(pieces, peer=member[0], address=address, peer_role="ps"))
         self.entries = Channel(endpoint, peer=member[0], address=address, peer_role="ps")
         self.beats = Channel(endpoint, peer=member[0], address=address, peer_role="ps", pauses=_DIALS)
         self.is_wanted = asyncio.Event()
@@ -76,6 +134,7 @@ class ServerLinks:
 
     Args:
         endpoint: The server.
+        pieces: Endpoint of the links for pieces; None: pieces travel on the links for entries.
         spawn: Starts a task of the server, by name.
         now: Returns the time of the loop's clock, in seconds.
         on_message: Takes the messages of the other servers.
@@ -87,6 +146,7 @@ class ServerLinks:
         self,
         endpoint: Endpoint,
         *,
+        pieces: Endpoint | None = None,
         spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"],
         now: Callable[[], float],
         on_message: OnMessage,
@@ -94,6 +154,7 @@ class ServerLinks:
         on_tick: Callable[[], None],
     ) -> None:
         self._endpoint = endpoint
+        self._pieces = pieces
         self._spawn = spawn
         self._now = now
         self._on_message = on_message
@@ -148,11 +209,13 @@ class ServerLinks:
                 peer.entries.drop()  # its queue has entries for a server that is no member
 
     def _new_peer(self, member: Member, address: str) -> _Peer:
-        peer = self._peers[member] = _Peer(self._endpoint, member, address, self._now())
+        peer = self._peers[member] = _Peer(self._endpoint, self._pieces, member, address, self._now())
         peer.tasks = [
             self._spawn(f"beats-{member[0]}", self._beat(peer)),
             self._spawn(f"entries-{member[0]}", self._dial_entries(peer)),
         ]
+        if peer.pieces is not None:
+            peer.tasks.append(self._spawn(f"pieces-{member[0]}", self._send_pieces(peer, peer.pieces)))
         return peer
 
     def silent_s(self, member: Member) -> float:
@@ -220,8 +283,33 @@ class ServerLinks:
             finally:
                 self._out.pop(peer.member, None)
                 peer.entries.drop()
+                if peer.pieces is not None:
+                    peer.pieces.drop()  # they are of a session that has ended
                 self._on_link(peer.member, False)
             await peer.entries.pause()
+
+    async def _send_pieces(self, peer: _Peer, pieces: _Pieces) -> None:
+        """Send the queued pieces on a link of their own, which begins with the first of them."""
+        channel = pieces.channel
+        try:
+            while True:
+                await pieces.has_queue.wait()
+                pieces.has_queue.clear()
+                link = channel.link
+                try:
+                    if link is None:
+                        link = await channel.dial(DIAL_S, retry=_ONCE)
+                    while pieces.queue:
+                        await link.send(pieces.queue.popleft(), ordered=True)
+                except TransportError as error:
+                    node = self._endpoint.identity.node
+                    logger.debug("%s: the link for pieces to %s: %s", node, peer.member[0], error)
+                    if channel.link is link:  # else the end of the session has ended it
+                        pieces.drop()
+                        peer.entries.drop()  # the next link begins a new session
+                    await channel.pause()
+        finally:
+            pieces.drop()
 
     async def attend(self, link: Link) -> None:
         """Take the messages of a link that another server dialled, until it ends."""
@@ -249,8 +337,8 @@ class ServerLinks:
                         continue
                     if not isinstance(body, MESSAGES):
                         raise RemoteProtocolError("message", f"{message.type} is for clients")
-                    if not dialled:
-                        self._into[member] = outgoing
+                    if not dialled and not isinstance(body, PieceCopy):
+                        self._into[member] = outgoing  # a link for pieces takes no answers
                     self._on_message(member, body, message.tensors)
             except ProtocolError as error:
                 logger.warning("%s: %s sent an invalid message: %s", node, member[0], error)
@@ -273,8 +361,13 @@ class ServerLinks:
     def send(self, to: Member, body: Body, tensors: Sequence[Any] = (), *, as_primary: bool) -> None:
         """Send a message on the link that the primary of its bundle dialled; without one it is lost."""
         outgoing = (self._out if as_primary else self._into).get(to)
-        if outgoing is not None:
+        if outgoing is None:
+            return
+        pieces = self._peers[to].pieces if to in self._peers and isinstance(body, PieceCopy) else None
+        if pieces is None:
             outgoing.send(pack(body, tensors))
+        else:
+            pieces.send(pack(body, tensors))
 
     def __repr__(self) -> str:
         return f"<ServerLinks of {self._endpoint.identity.node} to {len(self._peers)} servers>"

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ import msgspec
 
 from adam_async.controller.client import Confirmation
 from adam_async.controller.role import Role, RoleSettings
-from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed
+from adam_async.errors import BindFailed, ConfigError, DeadlineExceeded, RunFailed
 from adam_async.messages import (
     USERS,
     Body,
@@ -33,14 +34,15 @@ from adam_async.parameter_server.bundle_copy import BACK_OFF_S, CopyHost, Observ
 from adam_async.parameter_server.joining_members import PAUSE_S
 from adam_async.parameter_server.replication.effects import Message as ReplicationMessage
 from adam_async.parameter_server.served_store import ServedStore
-from adam_async.parameter_server.server_links import ServerLinks
+from adam_async.parameter_server.server_links import CopiesPath, ServerLinks
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import ServerStatistics
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.parameter_server.store_host import StoreHost
 from adam_async.run.bundle_record import BundleRecord, Member
-from adam_async.run.cluster_map import MOST_REASON, NOTICE, NUMERICS, ClusterMap
+from adam_async.run.cluster_map import COPIES, MOST_REASON, NOTICE, NUMERICS, ClusterMap
 from adam_async.run.store_record import StoreRecord, joined_arrays, served_word
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import Timer
 from dataflow import MakePool
 from transport import BufferPool, Link, LinkClosed, Request
@@ -68,6 +70,7 @@ class ParameterServer(Role):
         available_bytes: Returns the memory that shards could use; None: it is not reported, and not checked.
         numerics: Facts that the last bits of its results depend on; see `cluster_map.NUMERICS`.
         observe: Follows the entries of bundles with several copies.
+        copies: Path to the other servers; None: they share the listener of the clients.
 
     Cancelling the block ends it between two batches; queued pushes are dropped unacknowledged.
     """
@@ -82,6 +85,7 @@ class ParameterServer(Role):
         available_bytes: Callable[[], int] | None = None,
         numerics: Mapping[str, str] | None = None,
         observe: Observe | None = None,
+        copies: CopiesPath | None = None,
     ) -> None:
         info: dict[str, Any] = {"memory_bytes": available_bytes()} if available_bytes is not None else {}
         if numerics is not None:
@@ -90,6 +94,7 @@ class ParameterServer(Role):
         self._buffers = buffers
         self._make_pool = make_pool
         self._observe = observe
+        self._copies = copies
         self._storage_pool = storage_pool or StoragePool()
         self.served: dict[tuple[str, str], ServedStore] = {}
         """Bundles of stores by the id of the store and the home of the bundle."""
@@ -106,9 +111,25 @@ class ParameterServer(Role):
         self._timer = Timer(self._next_deadline, self._due)
         self._links: ServerLinks
 
+    async def _listen_further(self, stack: AsyncExitStack) -> None:
+        """Open the listener for other servers, whose address is in the cluster map."""
+        path = self._copies
+        if path is None:
+            return
+        try:
+            listener = await stack.enter_async_context(
+                path.network.listen(path.address, self._identity, self._on_link)
+            )
+        except OSError as error:
+            # Loops put "error while attempting to bind on address (...): " before the system's words.
+            why = (error.strerror or str(error)).split("): ")[-1]
+            raise BindFailed(path.address, why, "choose another with --copies-bind") from None
+        self._info[COPIES] = listener.address
+
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         self._links = ServerLinks(
             self._endpoint,
+            pieces=Endpoint(self._copies.pieces, self._identity, self._traffic) if self._copies else None,
             spawn=self._spawn,
             now=self._loop.time,
             on_message=self._on_message,
@@ -178,7 +199,7 @@ class ParameterServer(Role):
         copies = [served.copy for served in self.served.values() if served.copy is not None]
         peers = {member for copy in copies for member in copy.peers | copy.away}
         addresses = {
-            member: node.address
+            member: cluster.copies_address(member[0])
             for member in sorted(peers)  # in one order: a simulated run must not depend on hashes
             if (node := cluster.nodes.get(member[0])) is not None and node.incarnation == member[1]
         }

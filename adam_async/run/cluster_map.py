@@ -26,6 +26,9 @@ NOTICE = "notice"
 NUMERICS = "numerics"
 """Key of a server's `NodeRecord.info`: the facts that the last bits of its results depend on, by name."""
 
+COPIES = "copies"
+"""Key of a server's `NodeRecord.info`: its address for other servers, if that is not `address`."""
+
 MOST_REASON = 2048
 """Maximum length of a node's reason for its end, in characters."""
 
@@ -189,6 +192,11 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
     def live(self, role: str) -> list[str]:
         """Return the live nodes of one role, in the order of their ids."""
         return sorted(id for id, node in self.nodes.items() if node.role == role and node.live)
+
+    def copies_address(self, server: str) -> str:
+        """Return the address of a parameter server for the other servers."""
+        node = self.nodes[server]
+        return str(node.info.get(COPIES, "")) or node.address
 
     # --- stores --------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from adam_async.run.option_types import check_types
 from adam_async.run.role_memory import read_memory
 from adam_async.run.stragglers import read_slow
 from transport.config import Checksum
+from transport.sockets import parse_tcp_address
 
 MAX_THREADS_PER_CORE = 8
 """Maximum number of compute threads per core, above which threads would only wait for each other."""
@@ -126,6 +127,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Servers with each shard; 0 is 3, or all servers if fewer, with several controllers, else 1."""
     min_in_sync: int = 0
     """Number of copies that must have a push before it is applied; 0 is 2, or 1 with one copy."""
+    copies_bind: str = ""
+    """Address ``tcp://host:port`` on which the parameter servers, as processes, listen for each other, with
+    port 0 for any free port. Empty: they share the listener of the workers."""
     processes: bool = False
     """Whether each role is a child process over loopback TCP, instead of all in one event loop."""
     rule: Literal["sgd", "adagrad", "adam", "adamw"] = "sgd"
@@ -239,6 +243,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         self._check_consistency()
         self._check_rates()
         self._check_copies()
+        if self.copies_bind:
+            try:
+                parse_tcp_address(self.copies_bind)
+            except ValueError as error:
+                raise ConfigError(f"copies_bind: {error}") from None
         if self.weights == "aliased":
             self._check_aliased()
         if self.record:

@@ -1,8 +1,9 @@
-"""Linux network namespaces for child processes, joined by a bridge: hosts with a link that can be cut.
+"""Linux network namespaces for child processes, joined by bridges: hosts with links that can be cut.
 
-Each host has a namespace, and a pair of virtual interfaces that leads to the bridge. This process has an
-address on the bridge, too. A cut sets the outer interface of the pair down: connections stay open, and carry
-nothing. Namespaces need root and `ip` of iproute2.
+Each host has a namespace, and for each path a pair of virtual interfaces that leads to the bridge of the
+path. Each path has a subnet of its own. This process has an address on each bridge, too. A cut sets the outer
+interface of a pair down: connections stay open, and carry nothing. A limit slows down the bytes that leave a
+host on a path. Namespaces need root and `ip` and `tc` of iproute2.
 
 Every name has the id of this process, so the namespaces of a killed process can be removed later.
 """
@@ -13,6 +14,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +27,17 @@ SUBNETS = 256
 MOST_HOSTS = 250
 """Maximum number of hosts: each has an address in one /24 subnet."""
 
+MOST_PATHS = 3
+"""Maximum number of paths; the names of interfaces have room for three digits."""
+
+BURST_S = 0.004
+"""Time whose bytes a limited link sends at once after a pause, in seconds: a tick of a slow kernel."""
+
+QUEUE_S = 0.05
+"""Maximum wait of a packet in the queue of a limited link, in seconds; the link drops others."""
+
 IP_S = 10.0
-"""Maximum time of one call of `ip`, in seconds."""
+"""Maximum time of one call of `ip` or `tc`, in seconds."""
 
 _ADDRESS = re.compile(r"inet 198\.19\.(\d+)\.")
 """Address of an interface in one of the subnets."""
@@ -40,54 +51,83 @@ class NamespaceNetwork:
 
     Args:
         hosts: Names of the hosts, at most `MOST_HOSTS`, of letters, digits and hyphens.
+        paths: Number of paths, at most `MOST_PATHS`: links of each host.
 
     Attributes:
-        address: Address of this process on the bridge, from `make` on.
+        addresses: Address of this process on each path, from `make` on.
     """
 
-    def __init__(self, hosts: Sequence[str]) -> None:
+    def __init__(self, hosts: Sequence[str], *, paths: int = 1) -> None:
         assert len(hosts) <= MOST_HOSTS, f"{len(hosts)} hosts"
+        assert paths <= MOST_PATHS, f"{paths} paths"
         pid = os.getpid()
-        self._bridge = f"adam{pid}-br"
+        self._bridges = [f"adam{pid}-br{path}" for path in range(paths)]
         self._spaces = {host: f"adam-async-{pid}-{host}" for host in hosts}
-        self._links = {host: f"adam{pid}-{number}" for number, host in enumerate(hosts)}
-        self._addresses: dict[str, str] = {}
-        self.address = ""
+        self._links = {
+            (host, path): f"adam{pid}-{path * MOST_HOSTS + number}"
+            for number, host in enumerate(hosts)
+            for path in range(paths)
+        }
+        self._addresses: dict[tuple[str, int], str] = {}
+        self.addresses: list[str] = []
 
-    def address_of(self, host: str) -> str:
-        """Return the address of a host."""
-        return self._addresses[host]
+    @property
+    def address(self) -> str:
+        """Address of this process on the first path, from `make` on."""
+        return self.addresses[0]
+
+    def address_of(self, host: str, path: int = 0) -> str:
+        """Return the address of a host on a path."""
+        return self._addresses[host, path]
 
     def within(self, host: str) -> tuple[str, ...]:
         """Return the words before a command that start it on a host; the process id stays the same."""
         return ("ip", "netns", "exec", self._spaces[host])
 
-    async def cut(self, host: str) -> None:
-        """Set the link of a host down. Raises OSError: the system refuses."""
-        await _ip("link", "set", self._links[host], "down")
+    async def cut(self, host: str, path: int = 0) -> None:
+        """Set a link of a host down. Raises OSError: the system refuses."""
+        await _ip("link", "set", self._links[host, path], "down")
 
-    async def heal(self, host: str) -> None:
-        """Set the link of a host up again. Raises OSError: the system refuses."""
-        await _ip("link", "set", self._links[host], "up")
+    async def heal(self, host: str, path: int = 0) -> None:
+        """Set a link of a host up again. Raises OSError: the system refuses."""
+        await _ip("link", "set", self._links[host, path], "up")
+
+    async def limit(self, host: str, bits_per_s: int, path: int = 0) -> None:
+        """Let a token bucket send what leaves a host on a path, first in, first out, at a rate.
+
+        Raises:
+            OSError: The system refuses, or has no such bucket.
+        """
+        burst = round(bits_per_s / 8 * BURST_S)
+        bucket = ("rate", f"{bits_per_s}bit", "burst", f"{burst}b", "latency", f"{QUEUE_S * 1000:g}ms")
+        device = ("dev", f"veth{path}", "root")
+        await _run("tc", "-n", self._spaces[host], "qdisc", "replace", *device, "tbf", *bucket)
+
+    def sent_bytes(self, host: str, path: int = 0) -> int:
+        """Return the bytes that have left a host on a path, with all headers. Raises OSError: it is gone."""
+        counter = Path("/sys/class/net", self._links[host, path], "statistics/rx_bytes")
+        return int(counter.read_text())
 
     async def make(self) -> None:
-        """Make the bridge and all hosts. Raises OSError: the system refuses."""
-        await _ip("link", "add", self._bridge, "type", "bridge")
-        subnet = await self._claim_subnet()
-        self.address = f"{subnet}.1"
-        self._addresses = {host: f"{subnet}.{number}" for number, host in enumerate(self._spaces, 2)}
-        await _ip("link", "set", self._bridge, "up")
-        for host, space in self._spaces.items():
-            link, peer = self._links[host], ("peer", "name", "veth0", "netns", space)
+        """Make the bridges and all hosts. Raises OSError: the system refuses."""
+        for space in self._spaces.values():
             await _ip("netns", "add", space)
-            await _ip("link", "add", link, "master", self._bridge, "type", "veth", *peer)
-            await _ip("-n", space, "addr", "add", f"{self._addresses[host]}/24", "dev", "veth0")
-            for each in ("veth0", "lo"):
-                await _ip("-n", space, "link", "set", each, "up")
-            await self.heal(host)
+            await _ip("-n", space, "link", "set", "lo", "up")
+        for path, bridge in enumerate(self._bridges):
+            await _ip("link", "add", bridge, "type", "bridge")
+            subnet = await self._claim_subnet(bridge)
+            self.addresses.append(f"{subnet}.1")
+            await _ip("link", "set", bridge, "up")
+            for number, (host, space) in enumerate(self._spaces.items(), 2):
+                address = self._addresses[host, path] = f"{subnet}.{number}"
+                peer = ("peer", "name", f"veth{path}", "netns", space)
+                await _ip("link", "add", self._links[host, path], "master", bridge, "type", "veth", *peer)
+                await _ip("-n", space, "addr", "add", f"{address}/24", "dev", f"veth{path}")
+                await _ip("-n", space, "link", "set", f"veth{path}", "up")
+                await self.heal(host, path)
 
-    async def _claim_subnet(self) -> str:
-        """Give the bridge the address of a subnet that no other interface has; returns the subnet.
+    async def _claim_subnet(self, bridge: str) -> str:
+        """Give a bridge the address of a subnet that no other interface has; returns the subnet.
 
         Raises:
             OSError: All subnets are taken.
@@ -97,7 +137,7 @@ class NamespaceNetwork:
             if number in await _subnets():
                 continue
             subnet = SUBNET.format(number)
-            address = (f"{subnet}.1/24", "dev", self._bridge)
+            address = (f"{subnet}.1/24", "dev", bridge)
             await _ip("addr", "add", *address)
             # If two processes claim one subnet at a time, the later one finds both addresses here.
             if (await _subnets()).count(number) == 1:
@@ -110,13 +150,13 @@ class NamespaceNetwork:
 
 
 @asynccontextmanager
-async def namespace_network(hosts: Sequence[str]) -> AsyncIterator[NamespaceNetwork]:
+async def namespace_network(hosts: Sequence[str], *, paths: int = 1) -> AsyncIterator[NamespaceNetwork]:
     """Make namespaces for the length of the block; the block also removes those of ended processes.
 
     Raises:
         OSError: The system has no `ip`, or refuses a namespace; the message has the reason.
     """
-    network = NamespaceNetwork(hosts)
+    network = NamespaceNetwork(hosts, paths=paths)
     await _remove(lambda pid: not _is_running(pid))
     try:
         await network.make()
@@ -153,14 +193,19 @@ def _is_running(pid: int) -> bool:
 
 
 async def _ip(*words: str) -> str:
-    """Run `ip` and return its output.
+    """Run `ip` and return its output. For errors see `_run`."""
+    return await _run("ip", *words)
+
+
+async def _run(program: str, *words: str) -> str:
+    """Run a program of iproute2 and return its output.
 
     Raises:
-        OSError: `ip` is not installed, fails, or takes longer than `IP_S`.
+        OSError: The program is not installed, fails, or takes longer than `IP_S`.
     """
     try:
         process = await asyncio.create_subprocess_exec(
-            "ip",
+            program,
             *words,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -168,14 +213,14 @@ async def _ip(*words: str) -> str:
             start_new_session=True,  # the terminal's Ctrl-C must not end it halfway
         )
     except FileNotFoundError:
-        raise OSError("`ip` of iproute2 is not installed") from None
+        raise OSError(f"`{program}` of iproute2 is not installed") from None
     try:
         async with asyncio.timeout(IP_S):
             output, errors = await process.communicate()
     except TimeoutError:
         process.kill()
         await process.wait()
-        raise OSError(f"`ip {' '.join(words)}` takes longer than {IP_S:g} s") from None
+        raise OSError(f"`{program} {' '.join(words)}` takes longer than {IP_S:g} s") from None
     if process.returncode:
-        raise OSError(f"`ip {' '.join(words)}`: {errors.decode(errors='replace').strip()}")
+        raise OSError(f"`{program} {' '.join(words)}`: {errors.decode(errors='replace').strip()}")
     return output.decode(errors="replace")

@@ -87,7 +87,7 @@ COPIES = (
         "a joining member is added once it has all entries",
         core.add_without_entries,
         guard=CORE + "test_a_joining_member_needs_the_tail_of_earlier_primaries",
-        seldom="entries and pieces travel on one link, in order; seeds of the core find it in a few runs",
+        seldom="a piece waits for the entries in it; seeds of the core find it in a few runs",
     ),
     _row(
         "an entry is committed by min_in_sync members at least",

@@ -10,11 +10,11 @@ from adam_async.runtime.network_namespaces import NamespaceNetwork, namespace_ne
 
 
 @asynccontextmanager
-async def hosts(names: Sequence[str]) -> AsyncIterator[NamespaceNetwork]:
+async def hosts(names: Sequence[str], *, paths: int = 1) -> AsyncIterator[NamespaceNetwork]:
     """Make the hosts, or skip the test with the reason of the system."""
     made = False
     try:
-        async with namespace_network(names) as network:
+        async with namespace_network(names, paths=paths) as network:
             made = True
             yield network
     except OSError as error:

@@ -34,6 +34,10 @@ class _Peer:
     """Number of pieces requested from the shell in this session."""
     sent: int = 0
     """Number of pieces sent in this session."""
+    unsent: tuple[PieceCopy, Any] | None = None
+    """A copied piece that waits until the member holds the entries in it."""
+    piece_at: int | None = None
+    """Position of the copied piece that the member has not confirmed; the member applies no later entry."""
     reported: tuple[int, int] = (0, 0)
     """The watermarks last sent to the member."""
 
@@ -110,9 +114,12 @@ class Primary:
         return max(applied, self._copy.log.start)
 
     def _watermarks(self, member: Member, peer: _Peer) -> tuple[int, int]:
-        # A piece has this member's applied position, which a joining member must not exceed.
+        # A piece has this member's applied position, which a joining member must not exceed. Entries may pass
+        # a piece, whose link may be another one.
         log = self._copy.log
         committed = log.committed if member in self._counted() else log.applied
+        if peer.piece_at is not None:
+            committed = min(committed, peer.piece_at)
         # A member that joins again after a conflict in the map has all pieces.
         committed = max(committed, peer.reported[0])
         return committed, min(self._applied_by_all(), committed)
@@ -168,6 +175,7 @@ class Primary:
         if member in self._peers:
             peer = self._peers[member]
             peer.session, peer.has_begun = 0, False
+            peer.unsent = peer.piece_at = None
         self.advance()
 
     def _begin(self, member: Member, peer: _Peer) -> None:
@@ -179,6 +187,7 @@ class Primary:
         if peer.is_anew:
             peer.held, peer.applied = 0, self._copy.log.start
         peer.asked = peer.sent = peer.pieces
+        peer.unsent = peer.piece_at = None
         self._copy.send(
             member,
             Begin(
@@ -211,6 +220,9 @@ class Primary:
                 self._send_entry(sender, peer, entry)
         else:
             peer.held, peer.applied, peer.pieces = message.position, message.applied, message.pieces
+            if peer.pieces == peer.asked:
+                peer.piece_at = None
+        self._send_piece(sender, peer)
         self._ask_for_piece(sender, peer)
         self.advance()
 
@@ -242,7 +254,11 @@ class Primary:
                 peer.asked += 1
 
     def piece_copied(self, asked: CopyPiece, position: int, content: Any, nbytes: int) -> None:
-        """Send a piece. `position` is that of the last entry in it."""
+        """Send a piece, once the member holds all entries in it: their links may differ.
+
+        Args:
+            position: Position of the last entry in it.
+        """
         peer = self._peers.get(asked.to)
         if peer is None or peer.session != asked.session:
             return
@@ -250,20 +266,24 @@ class Primary:
         # The piece may be newer than the applied position, because this member may have joined with it.
         position = max(position, self._copy.pieces[asked.piece])
         assert log.applied <= position <= log.last, f"piece at {position}, with {log}"
-        peer.sent += 1
-        self._copy.send(
-            asked.to,
-            PieceCopy(
-                store=self._copy.bundle.store,
-                home=self._copy.bundle.home,
-                generation=self._generation,
-                session=peer.session,
-                piece=asked.piece,
-                position=position,
-                nbytes=nbytes,
-            ),
-            content,
+        message = PieceCopy(
+            store=self._copy.bundle.store,
+            home=self._copy.bundle.home,
+            generation=self._generation,
+            session=peer.session,
+            piece=asked.piece,
+            position=position,
+            nbytes=nbytes,
         )
+        peer.unsent, peer.piece_at = (message, content), position
+        self._send_piece(asked.to, peer)
+
+    def _send_piece(self, member: Member, peer: _Peer) -> None:
+        if peer.unsent is None or peer.held < peer.unsent[0].position:
+            return
+        (message, content), peer.unsent = peer.unsent, None
+        peer.sent += 1
+        self._copy.send(member, message, content)
 
     # --- the record --------------------------------------------------------------------------
 

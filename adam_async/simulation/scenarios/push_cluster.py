@@ -10,6 +10,8 @@ from adam_async.controller.log_file import LogFile
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.driver.training_rules import PROGRAM_KINDS
+from adam_async.messages import table_among
+from adam_async.parameter_server.server_links import CopiesPath
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.config import Waits
 from adam_async.simulation.nodes import Node, World
@@ -27,8 +29,17 @@ SERVERS = ("ps-0", "ps-1", "ps-2", "ps-3")
 
 WAITS = Waits(dial_s=20.0, call_s=5.0, answer_s=0.5, patience_s=60.0, clock_s=60.0, prepare_s=60.0)
 
+APART = "paths of their own"
+"""Count of the runs in which servers have a listener for each other, and pieces their own links."""
+
 CHECK_S = 0.1
 """Interval between two comparisons of all copies, in seconds."""
+
+
+def copies_path_of(node: Node) -> CopiesPath:
+    """Make the path of a server to the others, for one incarnation."""
+    network = network_of(node, rules=table_among("ps"))
+    return CopiesPath(address=f"tcp://{node.name}:2", network=network, pieces=network)
 
 
 class PushCluster:
@@ -43,6 +54,8 @@ class PushCluster:
         self.controllers: dict[str, Controller] = {}
         self.bundles = BundleWatch(world, ledger)
         self._ledger = ledger
+        self._is_apart = world.loop.dice("paths").chance(0.5)
+        ledger.counts[APART] += self._is_apart
         self._term = 0
         for name in CONTROLLERS:
             world.node(name).start(self._run_controller)
@@ -81,6 +94,7 @@ class PushCluster:
             buffers=BufferPool(),
             observe=self.bundles.applies,
             numerics=numerics_of(node.name),
+            copies=copies_path_of(node) if self._is_apart else None,
         )
         self.bundles.started(server, (node.name, incarnation))
         async with server:

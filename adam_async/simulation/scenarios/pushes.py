@@ -19,7 +19,7 @@ from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, settle
 from adam_async.simulation.scenarios.bundle_watch import EVENTS, ROUND_OTHERWISE
 from adam_async.simulation.scenarios.push_clients import PUSHERS, PushClients, draw_store
-from adam_async.simulation.scenarios.push_cluster import SERVERS, PushCluster
+from adam_async.simulation.scenarios.push_cluster import APART, SERVERS, PushCluster
 from adam_async.simulation.scenarios.push_faults import OWN_KINDS, POWER, PUSHER_KILL, PushFaults
 from adam_async.simulation.scenarios.server_faults import LINK_KINDS, LOSS_KINDS, STALL_KINDS
 
@@ -97,7 +97,10 @@ PUSHES = Scenario(
     least_operations=20,
     events=EVENTS,
     limit_s=400.0,
-    marks=(*EVENTS, ROUND_OTHERWISE, "copies compared", "entries applied", "bundles lost", "refused pushes"),
+    marks=(
+        *(*EVENTS, ROUND_OTHERWISE, APART),
+        *("copies compared", "entries applied", "bundles lost", "refused pushes"),
+    ),
     plan=draw_plan,
     run=run,
 )

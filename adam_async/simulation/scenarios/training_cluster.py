@@ -47,7 +47,7 @@ from adam_async.simulation.scenarios.bundle_watch import BundleWatch, numerics_o
 from adam_async.simulation.scenarios.training_setups import Setup
 from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
-from transport import Budget, BufferPool, Identity, LinkConfig, Secret, TcpNetwork, TransportError
+from transport import Budget, BufferPool, Identity, LinkConfig, RoleTable, Secret, TcpNetwork, TransportError
 
 CONTROLLERS = {f"controller-{number}": f"tcp://controller-{number}:7000" for number in (1, 2, 3)}
 """Address of each controller; all roles know all of them."""
@@ -88,12 +88,12 @@ DAMAGE_S = 6.0
 """Maximum time that a connection stays open after damage on it, in seconds."""
 
 
-def network_of(node: Node, *, token: Secret = TOKEN) -> TcpNetwork:
+def network_of(node: Node, *, token: Secret = TOKEN, rules: RoleTable | None = None) -> TcpNetwork:
     """Make the network of one incarnation of a machine; `token` may be the keys of one role."""
     return TcpNetwork(
         token=token,
         entropy=node.entropy,
-        rules=role_table(),
+        rules=rules or role_table(),
         config=LINKS,
         pool=BufferPool(),
         budget=Budget(MEMORY_BYTES),

@@ -40,6 +40,14 @@ def test_only_workers_have_threads_and_no_word_is_an_order() -> None:
     assert not any("secret" in word for word in words)
 
 
+def test_only_parameter_servers_listen_on_a_second_address() -> None:
+    apart = {"bind": "tcp://h:0", "threads": 4, "copies_bind": "tcp://h1:0"}
+
+    assert value(spec("ps").words(**apart), "--copies-bind") == "tcp://h1:0"
+    assert "--copies-bind" not in spec("data").words(**apart)
+    assert "--copies-bind" not in spec("ps").words(bind="tcp://h:0", threads=4)
+
+
 def test_a_role_comes_back_five_times_in_a_row_by_default() -> None:
     assert spec("ps").restart == RestartPolicy(most=5, sound_s=10.0)
 

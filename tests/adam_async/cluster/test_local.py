@@ -222,6 +222,11 @@ async def test_a_model_that_does_not_fit_the_data_is_refused_before_anything_is_
         await run(cluster_of(config_of(), spec=spec))
 
 
+def test_an_address_for_copies_is_refused_for_roles_in_one_process():
+    with pytest.raises(ConfigError, match=r"copies_bind=.* train with processes, or leave copies_bind out"):
+        cluster_of(config_of(copies_bind="tcp://127.0.0.2:0"))
+
+
 async def test_training_stops_early_once_it_is_good_enough():
     async with cluster_of(config_of(epochs=100, until_accuracy=0.15, in_flight=1)) as cluster:
         result = await cluster.train()

@@ -53,6 +53,8 @@ def test_roles_listen_on_the_address_of_their_host() -> None:
         ('[[hosts]]\nname = "a"\n[[hosts]]\nname = "a"', "host 'a' is empty, an option, or named twice"),
         ('[[hosts]]\nname = "a"\nroles = ["driver"]', "host a has role 'driver'; known: controller, data"),
         ('[[hosts]]\nname = "a"\naddress = "0.0.0.0"', "address of host a: .* stands for every interface"),
+        ('[[hosts]]\nname = "a"\ncopies = "0.0.0.0"', "copies of host a: .* stands for every interface"),
+        ('[[hosts]]\nname = "a"\ncontrol = "0.0.0.0"', "control of host a: .* stands for every interface"),
         ('[environment]\n-S = "x"\n[[hosts]]\nname = "a"', "environment: '-S' names no variable"),
         ('[environment]\nA = "\\u0000"\n[[hosts]]\nname = "a"', "its value has a null"),
         ('[environment]\nADAM_TOKEN = "x"\n[[hosts]]\nname = "a"', "other users .* read ADAM_TOKEN"),

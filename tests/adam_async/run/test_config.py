@@ -72,6 +72,10 @@ def test_wrong_stragglers_are_refused_with_the_right_form(slow, said):
         ({"in_flight": 4097}, "in_flight must be at most 4096, not 4097"),
         ({"replicas": 1025}, "replicas must be at most 1024, not 1025"),
         ({"servers": 65}, "servers must be at most 64, not 65"),
+        (
+            {"copies_bind": "10.1.0.1:0"},
+            "copies_bind: address '10.1.0.1:0' is not of the form tcp://host:port",
+        ),
         ({"consistency": "ssp"}, "consistency must be asp, ssp:S with a whole number S of steps, or bsp"),
         ({"consistency": "ssp:-1"}, "not 'ssp:-1'"),
         ({"lag": 1}, "lag=1 belongs to consistency bsp, not asp"),

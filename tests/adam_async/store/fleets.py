@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager, suppress
 
-from adam_async.cluster.networks import LOOPBACK, cluster_network
+from adam_async.cluster.networks import LOOPBACK, cluster_network, copies_path
 from adam_async.cluster.roles import Place, controller, parameter_server
 from adam_async.messages import role_table
 from adam_async.run.config import Waits
@@ -20,11 +20,15 @@ WAITS = Waits(answer_s=2.0, call_s=5.0, grace_s=0.2)
 class Fleet:
     """Parameter servers and a controller in this loop.
 
+    Args:
+        copies_bind: Address of the servers for each other; empty: they have one listener.
+
     Attributes:
         servers: The running servers by node.
     """
 
-    def __init__(self, group, *, local, waits):
+    def __init__(self, group, *, local, waits, copies_bind):
+        self._copies_bind = copies_bind
         self._group = group
         self._waits = waits
         self._local = LocalNetwork(rules=role_table()) if local else None
@@ -34,6 +38,9 @@ class Fleet:
 
     def _place(self, node):
         buffers = BufferPool()
+        copies = None
+        if self._copies_bind:
+            copies = copies_path(None, self._copies_bind, entropy=system_entropy, buffers=buffers)
         return Place(
             node=node,
             bind="local://" if self._local else LOOPBACK,
@@ -42,6 +49,7 @@ class Fleet:
             buffers=buffers,
             waits=self._waits,
             entropy=system_entropy,
+            copies=copies,
         )
 
     @asynccontextmanager
@@ -112,10 +120,10 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(monkeypatch, *nodes, network="tcp", waits=WAITS):
+async def fleet(monkeypatch, *nodes, network="tcp", waits=WAITS, copies_bind=""):
     """Run a fleet; `Fleet.open` opens its stores."""
     async with asyncio.TaskGroup() as group:
-        fleet = Fleet(group, local=network == "local", waits=waits)
+        fleet = Fleet(group, local=network == "local", waits=waits, copies_bind=copies_bind)
         monkeypatch.setattr(store_module, "_access_to", lambda where, token: fleet.access())
         async with fleet.led():
             await fleet.start(*nodes)

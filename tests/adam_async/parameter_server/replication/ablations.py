@@ -171,6 +171,26 @@ def let_joining_members_apply_all(watermarks, self, member, peer):
     return self._copy.log.committed, watermarks(self, member, peer)[1]
 
 
+@replaces(Primary, "_watermarks")
+def let_entries_pass_pieces(watermarks, self, member, peer):
+    """Let a joining member apply entries that are not in the piece on its way."""
+    at, peer.piece_at = peer.piece_at, None
+    try:
+        return watermarks(self, member, peer)
+    finally:
+        peer.piece_at = at
+
+
+@replaces(Primary, "_send_piece")
+def let_pieces_pass_entries(send_piece, self, member, peer):
+    """Send a piece before the member holds the entries in it."""
+    held, peer.held = peer.held, FAR
+    try:
+        send_piece(self, member, peer)
+    finally:
+        peer.held = held
+
+
 @replaces(Primary, "_applied_by_all")
 def drop_own_applied_entries(_, self):
     """Drop entries that this primary has applied."""
@@ -232,7 +252,7 @@ ABLATIONS = (
     ),
     Ablation("a joining member is added without all pieces", add_without_pieces, seed=2),
     Ablation("a joining member is added without all entries", add_without_entries, seed=3),
-    # Links are first in, first out, so a correct member has the tail before its first piece.
+    # A piece waits for the entries in it, so a correct member has the tail soon after its first piece.
     Ablation(
         "a joining member is added without the tail of earlier primaries",
         add_without_tail,
@@ -241,6 +261,8 @@ ABLATIONS = (
     Ablation("an entry is committed below min_in_sync", commit_below_min_in_sync, seed=6),
     Ablation("an entry is applied to a piece that has it", apply_again, seed=1),
     Ablation("a joining member applies more than the primary", let_joining_members_apply_all, seed=3),
+    Ablation("a joining member applies entries before the piece that lacks them", let_entries_pass_pieces),
+    Ablation("a piece is sent before the entries in it are held", let_pieces_pass_entries),
     Ablation("applied entries go before all have applied them", drop_own_applied_entries),
     Ablation("applied entries go before joining members apply them", drop_entries_of_joining_members, seed=1),
     Ablation("an answer of an earlier link is counted", count_answers_of_earlier_links, seed=206),

@@ -39,6 +39,8 @@ class Options:
             ("kill", "kill", "kill primary", "kill two", "freeze", "freeze primary", "link", "cut", "deaf"),
             dice.randint(2, 6),
         )
+        self.pieces_apart = dice.random() < 0.5
+        """Whether pieces have a link of their own, so that they pass entries and entries pass them."""
 
     def __repr__(self):
         return f"Options({vars(self)})"
@@ -105,7 +107,7 @@ class Server:
 
 
 class Link:
-    """One connection of two processes, first in, first out in both directions."""
+    """One connection of two processes, first in, first out in both directions; perhaps another for pieces."""
 
     def __init__(self, one, two):
         self.ends = {one.name: one.me, two.name: two.me}
@@ -113,3 +115,4 @@ class Link:
         self.broken = False
         self.arrives_late = False
         self.last = Counter()
+        """By receiver and lane, the time of the last delivery."""

@@ -10,6 +10,7 @@ from collections import Counter
 
 import msgspec
 
+from adam_async.messages.replication import PieceCopy
 from adam_async.parameter_server.replication.effects import (
     Apply,
     BecamePrimary,
@@ -146,10 +147,10 @@ class FuzzedBundle(BundleCheckers):
             link.open[name] = True
             server.core.link_up(link.ends[sender])
 
-    def deliver(self, server, link, sender, action, *args):
-        """Run an action at one end of a link, after all earlier ones."""
-        time = max(link.last[server.name], self.now + self.delay(self.options.delay_s))
-        link.last[server.name] = time
+    def deliver(self, server, link, sender, action, *args, lane=""):
+        """Run an action at one end of a link, after all earlier ones of its lane."""
+        time = max(link.last[server.name, lane], self.now + self.delay(self.options.delay_s))
+        link.last[server.name, lane] = time
         if link.ends[server.name] == server.me:
             self.at_time(time, self.run_in, server, server.incarnation, action, (link, sender, *args))
 
@@ -179,7 +180,9 @@ class FuzzedBundle(BundleCheckers):
         usable = link is not None and not link.broken and link.open[server.name]
         if usable and link.ends[name] == effect.to and link.ends[server.name] == server.me:
             args = (effect.message, effect.content)
-            self.deliver(self.servers[name], link, server.name, self.receive, *args)
+            is_apart = self.options.pieces_apart and isinstance(effect.message, PieceCopy)
+            lane = "pieces" if is_apart else ""
+            self.deliver(self.servers[name], link, server.name, self.receive, *args, lane=lane)
 
     def receive(self, server, link, sender, message, content):
         if link.broken and not link.arrives_late:

@@ -349,6 +349,48 @@ def test_a_member_that_joins_over_a_new_link_drops_what_came_over_the_old_one():
     assert bundle.applied[B] == ["x"]
 
 
+def deliver(bundle, me, at=0):
+    """Deliver one of the messages on their way to a member."""
+    sender, message, content = bundle.waiting[me][at]
+    del bundle.waiting[me][at]
+    bundle[me].received(sender, message, content)
+    bundle.carry_out(me)
+
+
+def on_their_way(bundle, me):
+    return [message for _, message, _ in bundle.waiting[me]]
+
+
+def test_a_piece_waits_until_the_member_holds_the_entries_in_it():
+    bundle = SmallBundle(A, outside=(B,))
+    bundle.change(joining=(B,))
+    deliver(bundle, B)
+    bundle.propose(A, "x", deliver=False)
+    deliver(bundle, A)  # the member has begun: its first piece is copied, with the entry in it
+
+    assert [type(message) for message in on_their_way(bundle, B)] == [Copy]
+    bundle.settle()
+    assert bundle.applied[B] == ["x"]
+    assert bundle.proposals(A)[-1].record.in_sync == (A, B)
+
+
+def test_a_joining_member_applies_no_entry_after_the_piece_on_its_way():
+    bundle = SmallBundle(A, outside=(B,))
+    bundle.change(joining=(B,))
+    deliver(bundle, B)
+    deliver(bundle, A)
+    bundle.propose(A, "x", "y", deliver=False)
+
+    piece, *entries = on_their_way(bundle, B)
+    assert (type(piece), [type(entry) for entry in entries]) == (PieceCopy, [Copy, Copy])
+    assert [entry.committed for entry in entries] == [0, 0]
+    for _ in entries:
+        deliver(bundle, B, at=1)  # past the piece
+    bundle.settle()
+    assert bundle.applied[B] == ["x", "y"]
+    assert bundle.proposals(A)[-1].record.in_sync == (A, B)
+
+
 def test_a_joining_member_needs_the_tail_of_earlier_primaries():
     a_joining_member_has_the_tail_of_earlier_primaries_before_it_is_added()
 

@@ -1,0 +1,352 @@
+"""Time to the acknowledgement of an update while a server catches up: paths of their own, and one link.
+
+    python -m benchmarks.paths --json FILE [--seconds 20] [--kib 16 128 512] [--big-mib 256]
+
+A controller and three parameter servers run in network namespaces, each a host with three links of 200, 200
+and 20 Mbit/s (a token bucket at the exit of each host). A store with three copies has one bundle: a small
+array, which one client updates at a fixed rate, and a big one, which only a server that joins receives. The
+update is acknowledged once all members in sync hold it, so it travels on the client's link, and then to the
+members on the copies link. A latency counts from the time at which its push is due.
+
+Layouts: *three links*: `ps --bind`, `ps --copies-bind` and `controller --bind` name a link each; *one link*:
+everything on the first link, as without the options; *one link, pieces apart*: `ps --copies-bind` names the
+first link, so that only the yielding of pieces is there.
+
+States: *idle*: three members in sync; *two copies*: a member is gone, and none joins; *catch-up*: the third
+member was killed and joins again; *foreign*: another program sends one TCP stream from the primary's host to
+another server's on the link of the copies.
+
+A row has the update's size, percentiles of the latency, and what left the primary's host on the link of the
+copies. `ratio` is the p99 over that of `idle` in the same layout; the goal is at most 1.2 for *catch-up* on
+*three links*. Needs root.
+"""
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from adam_async import ParameterStore, Sgd
+from adam_async.drill.judging import percentile
+from adam_async.run.bundle_record import BundleRecord
+from adam_async.runtime.network_namespaces import NamespaceNetwork, namespace_network
+from adam_async.runtime.role_handle import address_in
+
+RATES = (200_000_000, 200_000_000, 20_000_000)
+"""Rate of each link of a host, in bits per second."""
+SERVERS = ("ps-0", "ps-1", "ps-2")
+LOAD_BYTES_PER_S = 5 << 20
+"""Bytes of updates per second: a fifth of a link, and two fifths of the copies link with two others."""
+MOST_WAITING = 256
+"""Number of unacknowledged updates at which the client waits before the next one."""
+SETTLE_S = 0.5
+"""Pause before a measurement, in seconds."""
+STATE_S = 120.0
+"""Deadline of a change of the members, in seconds."""
+START_S = 60.0
+"""Deadline of the start of a role, in seconds."""
+ROUNDS = 10
+"""Maximum number of catch-ups of one row."""
+TOKEN = "the token of a benchmark, of more than sixteen bytes"
+
+SINK = """
+import socket, sys
+with socket.create_server((sys.argv[1], 9999)) as server:
+    print("ready", flush=True)
+    connection, _ = server.accept()
+    while connection.recv(1 << 20): pass
+"""
+SOURCE = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 9999)) as connection:
+    while True: connection.sendall(bytes(1 << 20))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The link of each kind of traffic, by number."""
+
+    name: str
+    copies: int = 0
+    control: int = 0
+    apart: bool = False
+    """Whether servers get `--copies-bind`."""
+
+
+LAYOUTS = (
+    Layout(name="three links", copies=1, control=2, apart=True),
+    Layout(name="one link"),
+    Layout(name="one link, pieces apart", apart=True),
+)
+
+
+class Cluster:
+    """The roles of one layout, each a process on its host."""
+
+    def __init__(self, network: NamespaceNetwork, layout: Layout) -> None:
+        self.network = network
+        self.layout = layout
+        self.controller = f"tcp://{network.address_of('ctl', layout.control)}:7070"
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+
+    async def program(self, host: str, *words: str) -> asyncio.subprocess.Process:
+        """Start a program of Python's on a host."""
+        process = await asyncio.create_subprocess_exec(
+            *self.network.within(host),
+            sys.executable,
+            *words,
+            env={**os.environ, "ADAM_TOKEN": TOKEN},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        self.processes[f"{host} {len(self.processes)}"] = process
+        return process
+
+    async def role(self, host: str, *words: str) -> None:
+        """Start a role on a host, and wait until it has joined."""
+        process = await self.program(host, "-m", "adam_async", *words)
+        self.processes[host] = process
+        assert process.stdout is not None
+        async with asyncio.timeout(START_S):
+            line = (await process.stdout.readline()).decode()
+        assert address_in(line), f"{host} printed {line!r}"
+
+    async def start(self) -> None:
+        await self.role("ctl", "controller", "--bind", self.controller)
+        for host in SERVERS:
+            await self.server(host)
+
+    async def server(self, host: str) -> None:
+        """Start a server, also again after a kill."""
+        words = ["ps", "--id", host, "--controller", self.controller]
+        words += ["--bind", f"tcp://{self.network.address_of(host)}:0"]
+        if self.layout.apart:
+            words += ["--copies-bind", f"tcp://{self.network.address_of(host, self.layout.copies)}:0"]
+        await self.role(host, *words)
+
+    async def kill(self, host: str) -> None:
+        self.processes[host].kill()
+        await self.processes[host].wait()
+
+    async def end(self) -> None:
+        for process in self.processes.values():
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+@asynccontextmanager
+async def started(network: NamespaceNetwork, layout: Layout) -> AsyncIterator[Cluster]:
+    cluster = Cluster(network, layout)
+    try:
+        await cluster.start()
+        yield cluster
+    finally:
+        await cluster.end()
+
+
+class Load:
+    """Updates of one size at a fixed rate, and their latencies by the time at which they were due."""
+
+    def __init__(self, store: ParameterStore, nbytes: int) -> None:
+        self._store = store
+        self._gradient = {"small": np.full(nbytes // 4, 1e-3, np.float32)}
+        self._period_s = nbytes / LOAD_BYTES_PER_S
+        self.latencies: list[tuple[float, float]] = []
+
+    async def run(self) -> None:
+        """Push until cancelled."""
+        waiting: set[asyncio.Task[None]] = set()
+        due = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                while len(waiting) >= MOST_WAITING:
+                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                task = group.create_task(self._push(due))
+                waiting.add(task)
+                task.add_done_callback(waiting.discard)
+                due += self._period_s
+
+    async def _push(self, due: float) -> None:
+        await self._store.push(self._gradient)
+        self.latencies.append((due, time.perf_counter() - due))
+
+    def between(self, begin: float, end: float) -> list[float]:
+        """Return the latencies of the updates that were due within a time."""
+        return [latency for due, latency in self.latencies if begin <= due <= end]
+
+
+class Measurement:
+    """One layout and one size of updates."""
+
+    def __init__(self, cluster: Cluster, store: ParameterStore, load: Load, seconds: float) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._load = load
+        self._seconds = seconds
+
+    @property
+    def record(self) -> BundleRecord:
+        """The only bundle of the store."""
+        (bundle,) = self._store._link._membership.map.bundles.values()
+        return bundle
+
+    @property
+    def primary(self) -> str:
+        assert self.record.primary is not None
+        return self.record.primary[0]
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for a change of the members."""
+        deadline = time.perf_counter() + STATE_S
+        while not condition():
+            assert time.perf_counter() < deadline, f"{what}: {self.record}"
+            await asyncio.sleep(0.005)
+
+    async def whole(self) -> None:
+        await self.until(lambda: len(self.record.in_sync) == 3, "three members in sync")
+        await asyncio.sleep(SETTLE_S)
+
+    def _sent(self) -> int:
+        return self._cluster.network.sent_bytes(self.primary, self._cluster.layout.copies)
+
+    async def rest(self) -> dict[str, Any]:
+        """Measure for `seconds` without a change of the members."""
+        begin, sent = time.perf_counter(), self._sent()
+        await asyncio.sleep(self._seconds)
+        end = time.perf_counter()
+        return row_of(self._load.between(begin, end), self._sent() - sent, end - begin)
+
+    async def idle(self) -> dict[str, Any]:
+        await self.whole()
+        return await self.rest()
+
+    async def catch_up(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Kill a member that is not the primary, and start it again, until there are enough latencies.
+
+        Returns the rows of two copies and of the catch-up.
+        """
+        latencies: list[float] = []
+        sent_bytes, seconds, two = 0, 0.0, None
+        for _ in range(ROUNDS):
+            await self.whole()
+            gone = self.record.in_sync[-1][0]
+            await self._cluster.kill(gone)
+            await self.until(lambda: len(self.record.in_sync) == 2, "two members in sync")
+            await asyncio.sleep(SETTLE_S)
+            two = two or await self.rest()
+            await self._cluster.server(gone)
+            await self.until(lambda: bool(self.record.joining), "a joining member")
+            begin, sent = time.perf_counter(), self._sent()
+            await self.until(lambda: not self.record.joining, "a third member in sync")
+            end = time.perf_counter()
+            assert len(self.record.in_sync) == 3, f"the member did not join: {self.record}"
+            sent_bytes, seconds = sent_bytes + self._sent() - sent, seconds + end - begin
+            await asyncio.sleep(SETTLE_S)
+            latencies += self._load.between(begin, end)
+            if seconds >= self._seconds:
+                break
+        assert two is not None
+        return two, row_of(latencies, sent_bytes, seconds)
+
+    async def foreign(self) -> dict[str, Any]:
+        """Measure while another program sends from the primary's host to another server's."""
+        await self.whole()
+        to = self.record.in_sync[-1][0]
+        address = self._cluster.network.address_of(to, self._cluster.layout.copies)
+        sink = await self._cluster.program(to, "-c", SINK, address)
+        assert sink.stdout is not None
+        await sink.stdout.readline()
+        source = await self._cluster.program(self.primary, "-c", SOURCE, address)
+        await asyncio.sleep(SETTLE_S)
+        row = await self.rest()
+        for process in (source, sink):
+            process.kill()
+            await process.wait()
+        return row
+
+
+def row_of(latencies: Sequence[float], sent_bytes: int, seconds: float) -> dict[str, Any]:
+    values = {
+        name: round(1e3 * (percentile(latencies, share) or 0.0), 2)
+        for name, share in (("p50_ms", 0.5), ("p99_ms", 0.99), ("max_ms", 1.0))
+    }
+    mbit = round(sent_bytes * 8 / seconds / 1e6, 1)
+    return {"updates": len(latencies), **values, "sent_mbit_per_s": mbit, "seconds": round(seconds, 1)}
+
+
+async def measure(
+    network: NamespaceNetwork, layout: Layout, kib: int, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Return the rows of one layout and one size of updates."""
+    arrays = {
+        "small": np.zeros(kib << 8, np.float32),
+        "big": np.zeros(options.big_mib << 18, np.float32),
+    }
+    async with AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(started(network, layout))
+        store = await stack.enter_async_context(
+            ParameterStore.open(
+                cluster.controller, arrays, rule=Sgd(rate=1.0), copies=3, servers=1, token=TOKEN
+            )
+        )
+        load = Load(store, kib << 10)
+        measurement = Measurement(cluster, store, load, options.seconds)
+        pushing = asyncio.create_task(load.run())
+        try:
+            idle = await measurement.idle()
+            two, catch_up = await measurement.catch_up()
+            foreign = await measurement.foreign()
+        finally:
+            pushing.cancel()
+            await asyncio.wait([pushing])
+    rows = {"idle": idle, "two copies": two, "catch-up": catch_up, "foreign": foreign}
+    return [
+        {
+            "layout": layout.name,
+            "update_kib": kib,
+            "state": state,
+            **row,
+            "ratio": round(row["p99_ms"] / idle["p99_ms"], 2),
+        }
+        for state, row in rows.items()
+    ]
+
+
+async def main(options: argparse.Namespace) -> None:
+    rows: list[dict[str, Any]] = []
+    async with namespace_network(("ctl", *SERVERS), paths=len(RATES)) as network:
+        for host in ("ctl", *SERVERS):
+            for path, rate in enumerate(RATES):
+                await network.limit(host, rate, path)
+        for kib in options.kib:
+            for layout in LAYOUTS:
+                for row in await measure(network, layout, kib, options):
+                    print(row, flush=True)
+                    rows.append(row)
+                if options.json is not None:
+                    options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--kib", type=int, nargs="+", default=[16, 128, 512])
+    parser.add_argument("--big-mib", type=int, default=256)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(parser.parse_args()))
