@@ -55,7 +55,9 @@ class LyingRequest(Request):
 
 def with_tensors(change: Callable[[np.ndarray], list[np.ndarray]]) -> Lie:
     """A lie about the tensors of an answer."""
-    return lambda message: Message(message.type, message.meta, change(np.array(message.tensors[0])))
+    return lambda message: Message(
+        type=message.type, meta=message.meta, tensors=change(np.array(message.tensors[0]))
+    )
 
 
 def with_meta(**changes: Callable[[Any], Any]) -> Lie:
@@ -63,7 +65,7 @@ def with_meta(**changes: Callable[[Any], Any]) -> Lie:
 
     def lie(message: Message) -> Message:
         changed = {name: change(message.meta.get(name)) for name, change in changes.items()}
-        return Message(message.type, {**message.meta, **changed}, message.tensors)
+        return Message(type=message.type, meta={**message.meta, **changed}, tensors=message.tensors)
 
     return lie
 
@@ -96,7 +98,7 @@ MALFORMED = {
     "a negative version": with_meta(versions=lambda versions: [-1] * len(versions)),
     "versions of text": with_meta(versions=lambda versions: ["1"] * len(versions)),
     "a clock out of bounds": with_meta(clock=lambda clock: 1 << 62),
-    "a further field of 1 MiB": with_meta(behind=lambda behind: ["x" * (1 << 20)]),
+    "late clients of text": with_meta(behind=lambda behind: ["x" * 8000]),
 }
 """Answers that do not fit their question."""
 
@@ -167,7 +169,9 @@ def test_an_answer_that_does_not_fit_a_pull_ends_the_join_with_its_cause(servers
     before = state_of(module)
     with opened(servers, name=store) as joined:
         servers.lie = lie
-        with pytest.raises(ShardUnavailable, match=r"primary of bundle ps-\d; its last answer is "):
+        with pytest.raises(
+            ShardUnavailable, match=r"primary of bundle ps-\d; its last answer is (?!internal)"
+        ):
             RemoteOptimizer(module, joined)
         assert_state(module, before)
     servers.lie = None
@@ -208,7 +212,7 @@ def test_an_answer_that_does_not_fit_a_push_ends_the_step_with_a_named_error(
         optimizer = RemoteOptimizer(module, joined, **options)
         before = parameter_arrays(module)
         servers.lie, servers.to = lie, (Push,)
-        with pytest.raises(ShardUnavailable, match="its last answer is "):
+        with pytest.raises(ShardUnavailable, match=r"its last answer is (?!internal)"):
             for _ in range(2):
                 optimizer.zero_grad()
                 module(torch.cat([X, -X])).square().sum().backward()
