@@ -239,7 +239,13 @@ def test_values_that_are_not_finite_end_the_join_and_reach_no_parameter(servers,
 
 
 @pytest.mark.parametrize("lie", MALFORMED.values(), ids=MALFORMED)
-@pytest.mark.parametrize("options", [{}, {"max_staleness": 1}], ids=["in place", "staged"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="in place"),
+        pytest.param({"max_staleness": 1}, id="staged", marks=pytest.mark.thorough),
+    ],
+)
 def test_an_answer_that_does_not_fit_a_push_ends_the_step_with_a_named_error(
     servers, store, lie, options
 ) -> None:
