@@ -139,8 +139,9 @@ class TorchStep(TrainStep):
                 "requires_grad_(True) on those to train"
             )
         self.arrays: Mapping[str, ArraySpec] = {name: specs[name] for name in trained}
-        self.factors: Mapping[str, int] = {}
-        """See `TrainStep.factors`."""
+        self._rows: dict[str, int] = {}
+        """Rows of factors for each image, by the names of the weights with factors."""
+        self.factors: Collection[str] = self._rows
         self.sample = sample if _statistics(self._module) else 0
         """Number of training images that `derived` takes."""
         self.constants = _constants(self._module, trained)
@@ -175,7 +176,8 @@ class TorchStep(TrainStep):
             copy = self._new_copy(None if self._has_factors else ())
             self._drawn = self._try(copy, shape)
             found = copy.linear.take()
-            self.factors = {name: rows for name, each in found.items() if (rows := _rows_of(each))}
+            self._rows = {name: rows for name, each in found.items() if (rows := _rows_of(each))}
+            self.factors = self._rows
             for name, parameter in copy.parameters.items():
                 if parameter.grad is not None:
                     _checked(name, parameter.grad)
@@ -362,10 +364,10 @@ class TorchStep(TrainStep):
                 f"parameter {name!r} has a gradient outside its layer in this batch only: use it outside its "
                 "layer in every batch, or in none"
             )
-        if gradient.rows > images * self.factors[name]:
+        if gradient.rows > images * self._rows[name]:
             raise ConfigError(
                 f"the layer of parameter {name!r} got {gradient.rows} rows for {images} images, and in the "
-                f"trial {self.factors[name]} for each: give TorchStep factors=False"
+                f"trial {self._rows[name]} for each: give TorchStep factors=False"
             )
 
 

@@ -6,7 +6,6 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
@@ -65,12 +64,12 @@ def steps_at_the_end(output: str) -> list[int]:
     return [int(steps) for steps in re.findall(r"ends after (\d+) steps", output)]
 
 
-def pushes_in(where: str) -> int:
-    """Return the number of pushes in the values of the store, of which each subtracts 1."""
+def pushes_in(where: str) -> set[int]:
+    """Return the numbers of pushes in the values of the store, of which each subtracts 1."""
     with sync.ParameterStore.open(where) as store:
         weight = store.pull()["weight"]
-    np.testing.assert_array_equal(weight, np.full((64, 64), weight[0, 0]))
-    return int(-weight[0, 0])
+    assert weight.shape == (64, 64)
+    return set((-weight).ravel().tolist())
 
 
 @pytest.fixture
@@ -100,7 +99,7 @@ def test_two_ranks_of_torchrun_finish_after_a_server_of_three_is_killed(
         assert code == 0, ranks.output
         ends = steps_at_the_end(ranks.output)
         assert len(ends) == 2
-        assert pushes_in(where) == (sum(ends) if consistency == "asp" else max(ends))
+        assert pushes_in(where) == {sum(ends) if consistency == "asp" else max(ends)}
 
 
 @pytest.mark.parametrize("consistency", ["asp", "ssp:2"])
@@ -128,6 +127,6 @@ def test_the_other_processes_finish_after_one_of_three_is_killed(
             assert process.finish(seconds=RUN_S) == 0, process.output
             ends += steps_at_the_end(process.output)
         assert len(ends) == 2
-        # The last push of the victim may have reached the servers without an answer.
-        answered = int(re.findall(r"rank 0: step (\d+)\n", victim.output)[-1])
-        assert pushes_in(where) - sum(ends) in (answered, answered + 1)
+        # The last push of the victim may have reached some servers without an answer.
+        answered = sum(ends) + int(re.findall(r"rank 0: step (\d+)\n", victim.output)[-1])
+        assert pushes_in(where) <= {answered, answered + 1}

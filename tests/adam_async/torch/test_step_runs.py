@@ -73,6 +73,24 @@ async def test_one_replica_in_lockstep_takes_the_steps_of_torch_optim(
         np.testing.assert_allclose(value, expected, rtol=1e-9, atol=1e-9)
 
 
+async def test_factors_with_several_rows_per_image_are_sent_if_they_have_fewer_bytes() -> None:
+    weights, sent = [], []
+    for protocol in ("auto", "delta"):
+        torch.manual_seed(0)
+        # The limit of the gradient is computed from its factors.
+        config = config_of(epochs=1, consistency="bsp", images_per_group=5, protocol=protocol, clip=0.5)
+        async with cluster_of(config, step=TorchStep(Tokens(), functional.cross_entropy)) as cluster:
+            result = await cluster.train()
+        weights.append(result.weights)
+        rows = result.statistics["worker-0"]["traffic"]
+        sent.append(sum(row["payload_bytes"] for row in rows if row["type"] == "Push"))
+    # In float64: ten rows of each matrix of (32, 32) and (20, 32), and a bias of 32.
+    steps = sent[1] // (8 * (32 * 32 + 20 * 32 + 32))
+    assert sent == [steps * 8 * (10 * 64 + 10 * 52 + 32), steps * 8 * (32 * 32 + 20 * 32 + 32)]
+    for name, value in weights[1].items():
+        np.testing.assert_allclose(weights[0][name], value, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
