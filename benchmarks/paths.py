@@ -52,6 +52,8 @@ LOAD_BYTES_PER_S = 5 << 20
 """Bytes of updates per second: a fifth of a link, and two fifths of the copies link with two others."""
 MOST_WAITING = 256
 """Number of unacknowledged updates at which the client waits before the next one."""
+CALM = 3
+"""Number of unacknowledged updates up to which none is late."""
 SETTLE_S = 0.5
 """Pause before a measurement, in seconds."""
 STATE_S = 120.0
@@ -111,6 +113,7 @@ class Cluster:
             *words,
             env={**os.environ, "ADAM_TOKEN": TOKEN},
             stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
         )
         self.processes[f"{host} {len(self.processes)}"] = process
         return process
@@ -166,10 +169,12 @@ class Load:
         self._gradient = {"small": np.full(nbytes // 4, 1e-3, np.float32)}
         self._period_s = nbytes / LOAD_BYTES_PER_S
         self.latencies: list[tuple[float, float]] = []
+        self.waiting: set[asyncio.Task[None]] = set()
+        """Unacknowledged updates."""
 
     async def run(self) -> None:
         """Push until cancelled."""
-        waiting: set[asyncio.Task[None]] = set()
+        waiting = self.waiting
         due = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             while True:
@@ -217,8 +222,11 @@ class Measurement:
             assert time.perf_counter() < deadline, f"{what}: {self.record}"
             await asyncio.sleep(0.005)
 
-    async def whole(self) -> None:
-        await self.until(lambda: len(self.record.in_sync) == 3, "three members in sync")
+    async def calm(self, members: int) -> None:
+        """Wait for a number of members in sync, and until the updates that waited are acknowledged."""
+        await self.until(lambda: len(self.record.in_sync) == members, f"{members} members in sync")
+        await asyncio.sleep(SETTLE_S)
+        await self.until(lambda: len(self._load.waiting) <= CALM, "the acknowledgement of late updates")
         await asyncio.sleep(SETTLE_S)
 
     def _sent(self) -> int:
@@ -232,7 +240,7 @@ class Measurement:
         return row_of(self._load.between(begin, end), self._sent() - sent, end - begin)
 
     async def idle(self) -> dict[str, Any]:
-        await self.whole()
+        await self.calm(3)
         return await self.rest()
 
     async def catch_up(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -243,11 +251,10 @@ class Measurement:
         latencies: list[float] = []
         sent_bytes, seconds, two = 0, 0.0, None
         for _ in range(ROUNDS):
-            await self.whole()
+            await self.calm(3)
             gone = self.record.in_sync[-1][0]
             await self._cluster.kill(gone)
-            await self.until(lambda: len(self.record.in_sync) == 2, "two members in sync")
-            await asyncio.sleep(SETTLE_S)
+            await self.calm(2)
             two = two or await self.rest()
             await self._cluster.server(gone)
             await self.until(lambda: bool(self.record.joining), "a joining member")
@@ -265,7 +272,7 @@ class Measurement:
 
     async def foreign(self) -> dict[str, Any]:
         """Measure while another program sends from the primary's host to another server's."""
-        await self.whole()
+        await self.calm(3)
         to = self.record.in_sync[-1][0]
         address = self._cluster.network.address_of(to, self._cluster.layout.copies)
         sink = await self._cluster.program(to, "-c", SINK, address)

@@ -77,7 +77,7 @@ class Supervisor:
         """Start a role, and restart it after its deaths. See `RoleSpec` for the arguments."""
         config = self._config
         slow = (word for text in texts_for(config.slow, node) for word in ("--slow", text))
-        held = ("--memory-budget", config.memory_budget, "--checksum", config.checksum)
+        held: tuple[str, ...] = ("--memory-budget", config.memory_budget, "--checksum", config.checksum)
         if role == "ps" and config.copies_bind:
             held = (*held, "--copies-bind", config.copies_bind)
         spec = RoleSpec(

@@ -21,6 +21,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,7 +103,25 @@ class _Pieces:
     def drop(self) -> None:
         """End the link, and drop the queue."""
         self.queue.clear()
+        self.has_queue.clear()
         self.channel.drop()
+
+    async def attend(self, link: Link) -> None:
+        """Send the queue, until the link ends."""
+        async with asyncio.TaskGroup() as group:
+            pump = group.create_task(self._pump(link), name=f"pieces to {link.peer.node}")
+            try:
+                await link.wait_closed()  # the pump may have no more to send
+            finally:
+                pump.cancel()
+
+    async def _pump(self, link: Link) -> None:
+        with suppress(TransportError):
+            while True:
+                await self.has_queue.wait()
+                self.has_queue.clear()
+                while self.queue:
+                    await link.send(self.queue.popleft(), ordered=True)
 
 
 class _Peer:
@@ -294,20 +313,17 @@ class ServerLinks:
         try:
             while True:
                 await pieces.has_queue.wait()
-                pieces.has_queue.clear()
-                link = channel.link
+                link = None
                 try:
-                    if link is None:
-                        link = await channel.dial(DIAL_S, retry=_ONCE)
-                    while pieces.queue:
-                        await link.send(pieces.queue.popleft(), ordered=True)
+                    link = await channel.dial(DIAL_S, retry=_ONCE)
+                    await pieces.attend(link)
                 except TransportError as error:
                     node = self._endpoint.identity.node
-                    logger.debug("%s: the link for pieces to %s: %s", node, peer.member[0], error)
-                    if channel.link is link:  # else the end of the session has ended it
-                        pieces.drop()
-                        peer.entries.drop()  # the next link begins a new session
-                    await channel.pause()
+                    logger.debug("%s: no link for pieces to %s: %s", node, peer.member[0], error)
+                if channel.link is link:  # else the end of the session has ended it
+                    pieces.drop()
+                    peer.entries.drop()  # pieces may be lost: the next link begins a new session
+                await channel.pause()
         finally:
             pieces.drop()
 
