@@ -161,7 +161,11 @@ PORTS = (
         "starts and watches one child; its environment",
     ),
     port("adam_async/launch/slurm.py", "processes", "runs the commands of Slurm"),
-    port("adam_async/runtime/network_namespaces.py", "processes system", "runs `ip`; process ids in names"),
+    port(
+        "adam_async/runtime/network_namespaces.py",
+        "files processes system",
+        "runs `ip`; process ids in names; counters of interfaces",
+    ),
     port("adam_async/worker/kernel_change.py", "files processes system threads", "a child compiles"),
     port("adam_async/simulation/process_pool.py", "processes system", "child processes that run simulations"),
     port("adam_async/cluster/processes.py", "system", "the environment that its children inherit"),
@@ -173,6 +177,12 @@ PORTS = (
     ),
     port("adam_async/data_server/sources/ray_data.py", "threads", "Ray's iterator of batches blocks"),
     port("adam_async/torch/datasets.py", "threads", "items of a user's dataset may decode images"),
+    port("adam_async/cli/data.py", "threads", "a function of the user's makes the data beside the loop"),
+    port(
+        "adam_async/torch/random_streams.py",
+        "dice numpy.random threads",
+        "a user's module may draw from the streams of the process",
+    ),
     port("adam_async/torch/step.py", "threads", "compute threads share a step, and one random stream"),
     port("adam_async/cluster/local_launcher.py", "system", "the folder of the controllers' state"),
     port(
