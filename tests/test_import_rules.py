@@ -149,6 +149,7 @@ PORTS = (
     port("adam_async/runtime/clock.py", "clock dice system", "the monotonic clock, entropy of the system"),
     port("adam_async/model/keyed_random.py", "numpy.random", "the keyed dice, made of Philox"),
     port("adam_async/cli/*.py", "clock loops system", "loop, environment, signals, cores, times in logs"),
+    port("adam_async/cli/data.py", "threads", "a user's function makes a data set beside the loop"),
     port(
         "adam_async/runtime/kernel_cache.py",
         "clock files system",
@@ -177,13 +178,12 @@ PORTS = (
     ),
     port("adam_async/data_server/sources/ray_data.py", "threads", "Ray's iterator of batches blocks"),
     port("adam_async/torch/datasets.py", "threads", "items of a user's dataset may decode images"),
-    port("adam_async/cli/data.py", "threads", "a function of the user's makes the data beside the loop"),
+    port("adam_async/torch/step.py", "threads", "compute threads share a step"),
     port(
         "adam_async/torch/random_streams.py",
         "dice numpy.random threads",
-        "a user's module may draw from the streams of the process",
+        "a user's module may draw from the streams of the process, which one block at a time seeds",
     ),
-    port("adam_async/torch/step.py", "threads", "compute threads share a step, and one random stream"),
     port("adam_async/cluster/local_launcher.py", "system", "the folder of the controllers' state"),
     port(
         "adam_async/data_server/sources/file_ranges.py",
