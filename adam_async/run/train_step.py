@@ -101,9 +101,6 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
         factored: Names of arrays whose gradients are sent as factors, with the maximum number of rows of
             these factors for each example.
         examples: Maximum number of examples of a batch.
-
-    Attributes:
-        factored: Names of the arrays that take `Factors` only.
     """
 
     def __init__(
@@ -111,7 +108,6 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
     ) -> None:
         self._step = step
         self._arrays = arrays
-        self.factored: Collection[str] = frozenset(factored)
         self._rows = dict(factored)
         self._examples = examples
         self._dense = {
@@ -126,6 +122,11 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
         }
         self._given: dict[str, int] = {}
         """Names of filled arrays, with the rows of their factors, or 0."""
+
+    @property
+    def factored(self) -> Collection[str]:
+        """Names of the arrays that take `Factors` only."""
+        return self._factored.keys()
 
     def begin(self) -> None:
         """Forget the gradients of the batch before."""

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra tor
 from torch import nn
 
 from adam_async import ConfigError, ParameterStore, Sgd, StoreError, sync
+from adam_async.store.sync import Call
 from adam_async.torch import RemoteOptimizer, overlap, parameter_arrays
 
 
@@ -233,6 +234,34 @@ def test_after_a_loss_that_is_not_finite_overlap_continues_with_the_next_step(mo
                 with pytest.raises(StoreError, match="has the value nan"):
                     optimizer.step()
     assert versions(store) == [3, 3, 3, 3]
+
+
+def test_after_an_interrupt_overlap_waits_for_no_bucket_and_the_next_step_counts(module, store, monkeypatch):
+    monkeypatch.setattr(overlap, "BUCKET_BYTES", 1)
+    ended = []
+
+    def interrupted(call: Call[None]) -> None:
+        ended.append(call)
+        if len(ended) == 2:  # the second of four buckets
+            raise KeyboardInterrupt
+        call.result()
+
+    with RemoteOptimizer(module, store, overlap=True) as optimizer:
+        module(X).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        module(X).sum().backward()
+        with monkeypatch.context() as patch:
+            patch.setattr(Call, "wait", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.step()
+        assert not [*optimizer._exchanges]
+        optimizer.zero_grad()
+        module(X).sum().backward()
+        optimizer.step()
+    assert versions(store) == [3, 3, 3, 3]
+    for name, array in store.pull().items():
+        np.testing.assert_array_equal(module.get_parameter(name).detach().numpy(), array)
 
 
 def test_a_closed_store_and_a_deadline_in_the_background_are_raised_by_the_next_step(module):
