@@ -18,8 +18,8 @@ another server's on the link of the copies.
 
 A row has the update's size, percentiles of the latency, and what left the primary's host on the link of the
 copies; one of a catch-up also has the number of catch-ups, and of attempts: a member that is struck out as
-silent begins again. `ratio` is the p99 over that of `idle` in the same layout; the goal is at most 1.2 for *catch-up* on
-*three links*. Needs root.
+silent begins again. `ratio` is the p99 over that of `idle` in the same layout; the goal is at most 1.2 for
+*catch-up* on *three links*. Needs root.
 """
 
 import os
@@ -251,8 +251,9 @@ class Measurement:
         Returns the rows of two copies and of the catch-up.
         """
         latencies: list[float] = []
-        sent_bytes, seconds, two, attempts = 0, 0.0, None, 0
-        for rounds in range(1, ROUNDS + 1):
+        sent_bytes, seconds, two, attempts, rounds = 0, 0.0, None, 0, 0
+        while rounds < ROUNDS and seconds < self._seconds:
+            rounds += 1
             await self.calm(3)
             gone = self.record.in_sync[-1][0]
             await self._cluster.kill(gone)
@@ -266,8 +267,6 @@ class Measurement:
             sent_bytes, seconds = sent_bytes + self._sent() - sent, seconds + end - begin
             await asyncio.sleep(SETTLE_S)
             latencies += self._load.between(begin, end)
-            if seconds >= self._seconds:
-                break
         assert two is not None
         row = row_of(latencies, sent_bytes, seconds)
         return two, {**row, "catch_ups": rounds, "attempts": attempts}
