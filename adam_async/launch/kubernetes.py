@@ -140,7 +140,7 @@ def read_resources(words: Sequence[str], memory: Mapping[str, int]) -> dict[str,
     }
     for word in words:
         role, _, rest = word.partition("=")
-        cpu, comma, memory = rest.partition(",")
+        cpu, comma, size = rest.partition(",")
         if role not in ROLES or not comma:
             raise ConfigError(
                 f"--resources {word[:60]!r} is not of the form ROLE=CPU,MEMORY, such as worker=4,8Gi; roles "
@@ -148,8 +148,8 @@ def read_resources(words: Sequence[str], memory: Mapping[str, int]) -> dict[str,
             )
         option = f"--resources {role}"
         check_quantity(cpu, f"{option}: processor", "such as 2 or 500m", thousandths=True)
-        check_quantity(memory, f"{option}: memory", "such as 2Gi")
-        found[role] = Resources(cpu, memory)
+        check_quantity(size, f"{option}: memory", "such as 2Gi")
+        found[role] = Resources(cpu, size)
     return found
 
 

@@ -225,21 +225,21 @@ class SshLauncher:
         async with self.connected(host) as connection, self.answering(host, action, within_s=CHECK_S):
             # The subshell confines `exec`, so the numbers of cores, pages and bytes of a page follow.
             done = await connection.run(f"({command}) && {SIZES}", check=False)
-        *words, cores, pages, page_bytes = ["", "", "", "", *str(done.stdout).split()]
-        if done.exit_status or not words[-1] or not (cores + pages + page_bytes).isdecimal():
+        words = str(done.stdout).split()
+        if done.exit_status or len(words) < 4 or not all(word.isdecimal() for word in words[-3:]):
             lines = str(done.stderr).strip().splitlines() or [f"exit code {done.exit_status}"]
             raise ConfigError(
                 f"host {host.name} cannot run {self.hosts.command_of(host)!r}: {lines[-1][:200]}; install "
                 "adam-async there, or give its path as command in the file of hosts"
             )
-        ours, theirs = version("adam-async"), words[-1]
+        ours, theirs = version("adam-async"), words[-4]
         if theirs != ours:
             raise ConfigError(
                 f"host {host.name} has adam-async {theirs[:40]!r}, and this machine {ours!r}: install the "
                 "same version"
             )
-        self.cores[host.name] = int(cores)
-        self.memory[host.name] = int(pages) * int(page_bytes)
+        cores, pages, page_bytes = map(int, words[-3:])
+        self.cores[host.name], self.memory[host.name] = cores, pages * page_bytes
 
     async def _remove(self, hosts: Sequence[Host], name: str) -> list[str]:
         """Remove a state folder from hosts; return the names of the hosts that may still have it."""

@@ -1,7 +1,9 @@
-"""The steps of the Dockerfile hold without a builder: they install the wheel, and the user is not root."""
+"""The steps of the Dockerfile hold without a builder; with buildah and its base image, the image trains."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -78,3 +80,55 @@ def test_its_command_installs_the_wheel_in_a_fresh_environment(tmp_path: Path) -
     program = tmp_path / "adam" / "bin" / json.loads(entry)[0]
     answer = subprocess.run([program, "--version"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stdout.strip()) == (0, PROJECT["version"])
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_its_image_trains_as_the_user_of_the_manifests(tmp_path: Path) -> None:
+    if os.geteuid() or shutil.which("buildah") is None:
+        pytest.skip("needs root and buildah")
+    base = of("FROM")[1]
+
+    def buildah(*words: object) -> "subprocess.CompletedProcess[str]":
+        command = ["buildah", *map(str, words)]
+        isolated = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
+        return subprocess.run(
+            command, cwd=tmp_path, env=isolated, capture_output=True, text=True, check=False
+        )
+
+    if (pulled := buildah("pull", "--policy", "missing", base)).returncode:
+        pytest.skip(f"needs the image {base}: {pulled.stderr.strip()[-200:]}")
+    wheel = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        tmp_path / "dist",
+        ".",
+    ]
+    made = subprocess.run(wheel, cwd=ROOT, capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"needs pip, and the package index for hatchling: {made.stderr.strip()[-300:]}")
+    tag = f"adam-async-test:{os.getpid()}"
+    file = ROOT / "deploy" / "Dockerfile"
+    built = buildah("bud", "--pull=never", "--network=host", "-f", file, "-t", tag, tmp_path)
+    assert built.returncode == 0, built.stderr
+    container = ""
+    try:
+        container = buildah("from", "--pull=never", f"localhost/{tag}").stdout.strip()
+        scratch = tmp_path / "scratch"
+        scratch.mkdir()
+        os.chown(scratch, USER, USER)
+        train = "adam-async train --data digits --epochs 3 --processes --servers 2 --kernels numpy --quiet"
+        words = f"id -u; cd /srv/tmp && HOME=/srv/tmp TMPDIR=/srv/tmp {train}"
+        done = buildah("run", "--volume", f"{scratch}:/srv/tmp:rw", container, "--", "sh", "-c", words)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[0] == str(USER)
+        assert re.search(r"test accuracy [\d.]+% after 3 epochs", done.stdout + done.stderr), done.stdout
+    finally:
+        buildah("rm", container)
+        buildah("rmi", f"localhost/{tag}")
