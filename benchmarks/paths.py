@@ -1,6 +1,6 @@
 """Time to the acknowledgement of an update while a server catches up: paths of their own, and one link.
 
-    python -m benchmarks.paths --json FILE [--seconds 20] [--kib 16 128 512] [--big-mib 256]
+    python -m benchmarks.paths --json FILE [--seconds 20] [--kib 16] [--big-mib 256]
 
 A controller and three parameter servers run in network namespaces, each a host with three links of 200, 200
 and 20 Mbit/s (a token bucket at the exit of each host). A store with three copies has one bundle: a small
@@ -231,15 +231,15 @@ class Measurement:
         await self.until(lambda: len(self._load.waiting) <= CALM, "the acknowledgement of late updates")
         await asyncio.sleep(SETTLE_S)
 
-    def _sent(self) -> int:
-        return self._cluster.network.sent_bytes(self.primary, self._cluster.layout.copies)
+    async def _sent(self) -> int:
+        return await self._cluster.network.sent_bytes(self.primary, self._cluster.layout.copies)
 
     async def rest(self) -> dict[str, Any]:
         """Measure for `seconds` without a change of the members."""
-        begin, sent = time.perf_counter(), self._sent()
+        begin, sent = time.perf_counter(), await self._sent()
         await asyncio.sleep(self._seconds)
         end = time.perf_counter()
-        return row_of(self._load.between(begin, end), self._sent() - sent, end - begin)
+        return row_of(self._load.between(begin, end), await self._sent() - sent, end - begin)
 
     async def idle(self) -> dict[str, Any]:
         await self.calm(3)
@@ -261,10 +261,10 @@ class Measurement:
             two = two or await self.rest()
             await self._cluster.server(gone)
             await self.until(lambda: bool(self.record.joining), "a joining member")
-            begin, sent = time.perf_counter(), self._sent()
+            begin, sent = time.perf_counter(), await self._sent()
             attempts += await self._attempts()
             end = time.perf_counter()
-            sent_bytes, seconds = sent_bytes + self._sent() - sent, seconds + end - begin
+            sent_bytes, seconds = sent_bytes + await self._sent() - sent, seconds + end - begin
             await asyncio.sleep(SETTLE_S)
             latencies += self._load.between(begin, end)
         assert two is not None

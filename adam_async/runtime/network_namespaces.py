@@ -9,12 +9,12 @@ Every name has the id of this process, so the namespaces of a killed process can
 """
 
 import asyncio
+import json
 import logging
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
@@ -103,10 +103,10 @@ class NamespaceNetwork:
         device = ("dev", f"veth{path}", "root")
         await _run("tc", "-n", self._spaces[host], "qdisc", "replace", *device, "tbf", *bucket)
 
-    def sent_bytes(self, host: str, path: int = 0) -> int:
+    async def sent_bytes(self, host: str, path: int = 0) -> int:
         """Return the bytes that have left a host on a path, with all headers. Raises OSError: it is gone."""
-        counter = Path("/sys/class/net", self._links[host, path], "statistics/rx_bytes")
-        return int(counter.read_text())
+        listing = await _ip("-s", "-j", "link", "show", "dev", self._links[host, path])
+        return int(json.loads(listing)[0]["stats64"]["rx"]["bytes"])
 
     async def make(self) -> None:
         """Make the bridges and all hosts. Raises OSError: the system refuses."""

@@ -95,10 +95,10 @@ async def test_each_kind_of_traffic_has_its_path_and_a_cut_copies_path_costs_one
         network = running.network
         primary, second, third = (node for node, _ in running.record.in_sync)
         await running.push()
-        before = {(host, path): network.sent_bytes(host, path) for host in SERVERS for path in range(3)}
+        before = {(host, path): await network.sent_bytes(host, path) for host in SERVERS for path in range(3)}
         for _ in range(50):
             await running.push()
-        sent = {(host, path): network.sent_bytes(host, path) - was for (host, path), was in before.items()}
+        sent = {key: await network.sent_bytes(*key) - was for key, was in before.items()}
         # Two members get each push; the client gets an answer, and the controllers nothing of it.
         assert sent[primary, COPIES] > 2 * 50 * SMALL.nbytes
         assert max(sent[primary, TRAINING], sent[primary, CONTROL]) < sent[primary, COPIES] / 4
@@ -122,7 +122,7 @@ async def test_entries_pass_the_pieces_of_a_catch_up_on_a_slow_path() -> None:
         running.servers[gone].process.kill()
         running.servers[gone].process.wait()
         await running.until_in_sync(2)
-        sent = network.sent_bytes(primary, COPIES)
+        sent = await network.sent_bytes(primary, COPIES)
         await asyncio.to_thread(running.start_server, gone)
         await running.store._link._membership.wait_for(
             lambda _: bool(running.record.joining), "a joining server", 30.0
@@ -132,7 +132,7 @@ async def test_entries_pass_the_pieces_of_a_catch_up_on_a_slow_path() -> None:
             seconds.append(await running.push())
             await asyncio.sleep(0)
         assert len(running.record.in_sync) == 3, "the server did not join"
-        assert network.sent_bytes(primary, COPIES) - sent > BIG.nbytes
+        assert await network.sent_bytes(primary, COPIES) - sent > BIG.nbytes
 
     piece_s = 8 * PIECE_BYTES / SLOW
     median = statistics.median(seconds)
