@@ -196,7 +196,7 @@ def test_a_job_above_a_limit_of_its_cluster_is_explained(slurm: SlurmCluster) ->
     done = slurm.launch("adam.toml", *(word for size in sizes for word in ("--memory", size)), "--submit")
     assert done.returncode == 2, done.stderr
     assert "the job is not submitted: sbatch: error: " in done.stderr
-    assert "Memory specification can not be satisfied" in done.stderr
+    assert "Requested node configuration is not available" in done.stderr
     done = slurm.launch("adam.toml", "--nodes", "3", "--submit")
     assert done.returncode == 2, done.stderr
     assert "the job is not submitted: sbatch: error: " in done.stderr
