@@ -222,11 +222,13 @@ class Epoch:
         return self.advance()
 
     def resume(self) -> None:
-        """End the pause, and begin the next phase."""
+        """End the pause, and begin the next phase, or close the epoch if it is time."""
         if self.paused:
             self.paused = self.draining = False
             self._paused_at = self.finished
             self._begin_phase()
+            # The warm start alone may be the fraction of a pool.
+            self._close_if_due()
 
     def _begin_phase(self) -> None:
         self._warming = False

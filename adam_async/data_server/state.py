@@ -269,6 +269,7 @@ class DataState:
             case PauseEnded():
                 if self._epoch is not None:
                     self._epoch.resume()
+                return self._ended_if_over() + self._answer_parked(now)
             case TimePassed():
                 pass
             case _:

@@ -55,6 +55,8 @@ class RayNodes:
         }
         # The paths of sockets have at most 107 bytes, which a folder of pytest would exceed.
         self._folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+        # Ray writes the address of the newest cluster into this folder, also with another folder for the rest.
+        Path("/tmp/ray").mkdir(exist_ok=True)
 
     def __enter__(self) -> "RayNodes":
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ADAM_")}

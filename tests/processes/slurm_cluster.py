@@ -58,6 +58,7 @@ class SlurmCluster:
             "SlurmdSpoolDir": folder / "%n",
             "SlurmctldPidFile": folder / "slurmctld.pid",
             "SlurmdPidFile": folder / "%n.pid",
+            "EnforcePartLimits": "ALL",
             "MpiDefault": "none",
             "ReturnToService": 2,
             "SlurmdTimeout": 10,

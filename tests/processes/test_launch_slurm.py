@@ -67,6 +67,7 @@ def test_mnist_outlives_a_worker_and_a_node(slurm: SlurmCluster) -> None:
     assert float(accuracy[1]) >= 98.5
 
 
+@pytest.mark.timeout(300)
 def test_a_signalled_job_returns_into_the_queue_and_continues_from_its_checkpoint(
     slurm: SlurmCluster,
 ) -> None:
@@ -93,7 +94,7 @@ def test_a_signalled_job_returns_into_the_queue_and_continues_from_its_checkpoin
     job.start_now()
     job.wait_for("restart 1: the run continues from checkpoint-")
     job.wait_for("resumed from checkpoint-")
-    job.wait_for("% after 200 epochs", seconds=90)
+    job.wait_for("% after 200 epochs", seconds=150)
     job.wait_for_state("COMPLETED")
 
 
@@ -113,7 +114,7 @@ def test_a_job_that_loses_its_first_node_returns_into_the_queue_and_continues(sl
     job.start_now()
     job.wait_for("restart 1: the run continues from checkpoint-")
     job.wait_for("resumed from checkpoint-")
-    job.wait_for("% after 200 epochs", seconds=90)
+    job.wait_for("% after 200 epochs", seconds=150)
     job.wait_for_state("COMPLETED")
 
 
@@ -196,7 +197,7 @@ def test_a_job_above_a_limit_of_its_cluster_is_explained(slurm: SlurmCluster) ->
     done = slurm.launch("adam.toml", *(word for size in sizes for word in ("--memory", size)), "--submit")
     assert done.returncode == 2, done.stderr
     assert "the job is not submitted: sbatch: error: " in done.stderr
-    assert "Memory specification can not be satisfied" in done.stderr
+    assert "Requested node configuration is not available" in done.stderr
     done = slurm.launch("adam.toml", "--nodes", "3", "--submit")
     assert done.returncode == 2, done.stderr
     assert "the job is not submitted: sbatch: error: " in done.stderr

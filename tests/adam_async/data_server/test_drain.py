@@ -111,3 +111,13 @@ def test_a_warm_start_is_trained_to_its_end():
     scene.enter(PauseAsked(1))
     assert scene.granted(ZERO, 9)[0] == [1, 2, 3]
     assert scene.report(ZERO, 0, 1, 2, 3, clock=2) == [Paused(1, 4)]
+
+
+def test_a_pool_whose_warm_start_is_its_fraction_ends_after_the_pause():
+    scene = scene_of(ZERO, epoch=began(4, warm=3, fraction=0.5, pooled=True))
+    scene.ask(ZERO, 9)
+    scene.enter(PauseAsked(1))
+    assert scene.report(ZERO, 0, 1, 2) == [Paused(1, 3)]
+    (ended,) = scene.enter(PauseEnded())
+    assert isinstance(ended, EpochEnded)
+    assert ended.skipped == ((3, 4),)
