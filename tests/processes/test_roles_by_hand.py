@@ -209,6 +209,7 @@ def test_a_worker_trains_a_step_that_its_command_line_allows() -> None:
 INVERT = "tests.adam_async.own_transform:invert"
 
 
+@pytest.mark.timeout(180)
 def test_a_data_server_refuses_a_function_that_it_does_not_allow_and_serves_the_next_run(
     tmp_path: Path,
 ) -> None:
@@ -229,6 +230,7 @@ def test_a_data_server_refuses_a_function_that_it_does_not_allow_and_serves_the_
         assert code == 0, output
 
 
+@pytest.mark.timeout(180)
 def test_a_data_server_calls_a_function_that_its_command_line_allows(tmp_path: Path) -> None:
     steps = tmp_path / "steps.toml"
     steps.write_text(f'[[transform]]\nkind = "{INVERT}"\n')
