@@ -55,7 +55,7 @@ class RayNodes:
         }
         # The paths of sockets have at most 107 bytes, which a folder of pytest would exceed.
         self._folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-        # Ray writes the address of the newest cluster into this folder, also with another folder for the rest.
+        # Ray writes the address of the newest cluster here, also with another folder for the rest.
         Path("/tmp/ray").mkdir(exist_ok=True)
 
     def __enter__(self) -> "RayNodes":
