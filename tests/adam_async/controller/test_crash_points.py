@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from adam_async.controller.consensus import DamagedLog, Saved, recover
-from adam_async.controller.consensus.records import HEAD_BYTES
 from adam_async.controller.consensus_node import ConsensusNode, ConsensusSetup
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import role_table
+from adam_async.persistence.frames import HEAD_BYTES
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.loop import SimulationFailed
