@@ -236,7 +236,7 @@ class Rounds:
         if self.period_s > flush_s and not was_longer:
             self._notice(
                 f"a round in {self._folder.path} took {round_s:.2f} s, so rounds come every "
-                f"{self.period_s:.2f} s now instead of {flush_s:g} s, and a crash may lose the updates of that "
+                f"{self.period_s:.2f} s now instead of {flush_s:g} s, and a crash may lose updates of that "
                 "time; a faster disk helps, or a longer --flush-s"
             )
         elif was_longer and self.period_s == flush_s:
