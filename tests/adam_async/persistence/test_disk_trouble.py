@@ -125,7 +125,7 @@ def test_a_failed_write_ends_the_store_and_fails_all_that_wait(call, code):
         async with Running(store) as running:
             owner.update(store, "a", 1)
             disk.fail_next(call, code)
-            with pytest.raises(DiskFailed, match="segment cannot be written: .*repair the disk, or give"):
+            with pytest.raises(DiskFailed, match=r"segment cannot be written: .*repair the disk, or give"):
                 await store.flush()
             with pytest.raises(DiskFailed):
                 await running.ended
@@ -148,9 +148,10 @@ def test_no_sync_is_tried_again_and_nothing_is_acknowledged_after_a_failed_one(n
         async with Running(store) as running:
             try:
                 for position in range(1, 100):
-                    await store.append_durably(EntryKey("a", position, 1), [b"entry"])
+                    owner.bundles["a"].history.append((1,))
+                    await store.append_durably(*owner.bundles["a"].entry(position))
                     acknowledged = position
-                    owner.update(store, "a", 1)
+                    owner.apply(store, "a", position)
                     await store.flush()
             except DiskFailed:
                 calls = len(disk.calls)
@@ -164,7 +165,7 @@ def test_no_sync_is_tried_again_and_nothing_is_acknowledged_after_a_failed_one(n
             assert disk.calls.count("sync_file") == number
         node.disk_model.crash()
         found = contents_in(files_of(node.disk_model))
-        check_states(files_of(node.disk_model), found, Owner("a")) if not found.states else None
+        check_states(files_of(node.disk_model), found, owner)
         positions = {key.position for key in found.entries}
         state = found.states.get(StateName("a", 1))
         for position in range(1, acknowledged + 1):
@@ -182,7 +183,7 @@ def test_a_folder_that_cannot_be_written_is_refused_at_the_opening():
                 owner.update(running._store, "a", 1)
                 await running._store.flush()
             disk.fail_next(call, errno.EROFS)
-            with pytest.raises(ConfigError, match="home/ps-0 cannot be used: .*give the server a folder"):
+            with pytest.raises(ConfigError, match=r"home/ps-0 cannot be used: .*give the server a folder"):
                 async with store_of(disk, owner).opened():
                     pass
 
