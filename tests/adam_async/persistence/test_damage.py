@@ -25,7 +25,7 @@ ENTRIES = "entries-00000001.segment"
 
 def small_store(*, rounds: int = 3) -> tuple[DiskModel, Owner]:
     """Return a disk with a store of few states and entries, and their owner."""
-    owner = Owner("a")
+    owner = Owner("a", "b")
 
     async def use(node):
         store = store_of(node.open_disk(), owner)
@@ -34,7 +34,7 @@ def small_store(*, rounds: int = 3) -> tuple[DiskModel, Owner]:
                 for shard in (1, 2):
                     owner.update(store, "a", shard)
                 await store.flush()
-            for position in range(7, 10):
+            for position in range(2 * rounds + 1, 2 * rounds + 4):
                 owner.bundles["a"].history.append((1,))
                 await store.append_durably(*owner.bundles["a"].entry(position))
             await asyncio.sleep(0.1)
@@ -83,14 +83,14 @@ def test_a_file_cut_short_anywhere_is_reported_once_a_later_round_has_its_size()
     async def use(node):
         store = store_of(node.open_disk(), owner)
         async with Running(store):
-            owner.update(store, "a", 1)
+            owner.update(store, "b", 1)
             await store.flush()
 
     on_a_node(use, disk_model=disk_model)
     files = files_of(disk_model)
     assert len(files) == 3
     for name in (STATES, ENTRIES):
-        for size in range(0, len(files[name]), 3):
+        for size in range(0, len(files[name]), 13):
             after = {**files, name: files[name][:size]}
             found = contents_in(after)
             assert [damage.segment for damage in found.damages] == [name]

@@ -252,12 +252,12 @@ def test_a_stuck_disk_is_reported_and_the_round_ends_once_it_works_again():
         store = store_of(node.open_disk(), owner, notice=notices.append)
         async with Running(store):
             owner.update(store, "a", 1)
-            node.disk_conditions.stuck = True
+            node.disk_conditions.step_s, node.disk_conditions.stuck = 0.1, True
             await asyncio.sleep(15.0)
             assert notices == ["a round in /home/ps-0 takes more than 10 s; no round is on it yet"]
             assert store.statistics().current_round_s > 13.0
             node.disk_conditions.stuck = False
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(2.0)
             assert store.statistics().dirty == 0
 
     on_a_node(use)
