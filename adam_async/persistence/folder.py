@@ -7,6 +7,7 @@ import msgspec
 
 from adam_async.errors import DataError
 from adam_async.persistence.contents import Contents, Location
+from adam_async.persistence.findings import LostState
 from adam_async.persistence.frames import frame_at
 from adam_async.persistence.identity import Identity
 from adam_async.persistence.keys import StateKey
@@ -142,10 +143,16 @@ class Folder:
             files=self._files_without(self.superfluous(floors)),
         )
 
-    def directory(self) -> Payload:
-        """Return the list of all states, for the begin of a new file."""
-        keys = [key for key, _ in self.usage.states.values()]
-        record = self.round_of(keys, self.floors, self.as_of)
+    def directory(self, lost: Sequence[LostState] = ()) -> Payload:
+        """Return the list of all states, for the begin of a new file.
+
+        Args:
+            lost: States that damage has cost. The list has them, so a later opening names them again.
+        """
+        keys = {name: key for name, (key, _) in self.usage.states.items()}
+        for each in lost:
+            keys[each.name] = StateKey(*each.name, *each.order, 0)
+        record = self.round_of(list(keys.values()), self.floors, self.as_of)
         return payload_of(msgspec.structs.replace(record, is_directory=True))
 
     @property

@@ -6,7 +6,8 @@ Repairs, in this order, so that a crash in between loses nothing and the next op
    cache alone that its successor relies on.
 2. States and entries that only damaged files have are appended to new files, and synced.
 3. Damaged files are renamed. No later opening reads them.
-4. A new list of all states is appended, and synced. Until then each opening reports the damage.
+4. A new list of all states is appended, and synced. Until then each opening reports the damage. The list has
+   the lost states too, so later openings name them until newer ones, or another list, are on disk.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -164,7 +165,7 @@ async def _repaired(disk: Disk, path: Path, folder: Folder, contents: Contents) 
         for damage in contents.damages:
             if damage.quarantined_as:
                 await disk.rename(path / damage.segment, path / damage.quarantined_as)
-        await folder.append_states([folder.directory()])
+        await folder.append_states([folder.directory(contents.lost)])
         await folder.states.sync()
     except DiskFull:
         raise ConfigError(

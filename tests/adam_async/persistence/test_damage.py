@@ -122,7 +122,7 @@ def test_a_missing_file_is_reported_with_the_states_that_it_had():
         ]
         store = store_of(node.open_disk(), owner)
         async with store.opened():
-            assert (store.recovery.damages, store.recovery.lost) == ((), ())
+            assert (store.recovery.damages, store.recovery.lost) == ((), (lost,))
 
     on_a_node(use, disk_model=disk_model)
 
@@ -158,7 +158,28 @@ def test_damage_names_the_lost_state_quarantines_the_file_and_keeps_all_others()
         async with store.opened():
             assert store.recovery.states == recovery.states
             assert store.recovery.entries == recovery.entries
-            assert (store.recovery.damages, store.recovery.lost) == ((), ())
+            assert (store.recovery.damages, store.recovery.lost) == ((), recovery.lost)
+
+    on_a_node(use, disk_model=disk_model)
+
+
+def test_a_lost_state_is_named_until_a_newer_one_is_on_disk():
+    disk_model, owner = small_store()
+    location = contents_in(files_of(disk_model)).states[StateName("a", 2)][1]
+    flip(disk_model, HOME / STATES, location.content)
+
+    async def use(node):
+        for _ in range(2):
+            store = store_of(node.open_disk(), owner)
+            async with store.opened():
+                assert [each.name for each in store.recovery.lost] == [StateName("a", 2)]
+        store = store_of(node.open_disk(), owner)
+        async with Running(store):
+            owner.update(store, "a", 2)
+            await store.flush()
+        store = store_of(node.open_disk(), owner)
+        async with store.opened():
+            assert store.recovery.lost == ()
 
     on_a_node(use, disk_model=disk_model)
 
