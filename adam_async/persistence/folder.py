@@ -7,7 +7,7 @@ import msgspec
 
 from adam_async.errors import DataError
 from adam_async.persistence.contents import Contents, Location
-from adam_async.persistence.findings import LostState
+from adam_async.persistence.findings import Damage, LostState
 from adam_async.persistence.frames import frame_at
 from adam_async.persistence.identity import Identity
 from adam_async.persistence.keys import StateKey
@@ -143,6 +143,12 @@ class Folder:
             files=self._files_without(self.superfluous(floors)),
         )
 
+    def losses(self, lost: Sequence[LostState], damages: Sequence[Damage]) -> Payload:
+        """Return a record of damage: later openings find it again, whether the files have new names or not."""
+        record = self.round_of(_keys_of(lost), self.floors, self.as_of)
+        damaged = {each.segment: each.position + 1 for each in damages}
+        return payload_of(msgspec.structs.replace(record, files={**record.files, **damaged}))
+
     def directory(self, lost: Sequence[LostState] = ()) -> Payload:
         """Return the list of all states, for the begin of a new file.
 
@@ -150,8 +156,7 @@ class Folder:
             lost: States that damage has cost. The list has them, so a later opening names them again.
         """
         keys = {name: key for name, (key, _) in self.usage.states.items()}
-        for each in lost:
-            keys[each.name] = StateKey(*each.name, *each.order, 0)
+        keys.update({key.name: key for key in _keys_of(lost)})
         record = self.round_of(list(keys.values()), self.floors, self.as_of)
         return payload_of(msgspec.structs.replace(record, is_directory=True))
 
@@ -219,3 +224,7 @@ class Folder:
 
     def __repr__(self) -> str:
         return f"<Folder {self._path} {len(self.usage.sizes)} files>"
+
+
+def _keys_of(lost: Sequence[LostState]) -> list[StateKey]:
+    return [StateKey(*each.name, *each.order, 0) for each in lost]
