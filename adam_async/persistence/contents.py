@@ -1,7 +1,7 @@
 """Pure: the contents of a folder of segment files, from the scans of its files.
 
 Of each name the state with the greatest generation and position counts, wherever it is: no file is newer
-than another. The newest `RoundRecord` has the facts of the folder: how far the files were on disk, the
+than another. The last `RoundRecord` has the facts of the folder: how far the files were on disk, the
 positions up to which no entries are needed, and the homes that the owner forgot.
 
 A file is *damaged* if whole frames of its own, or the newest round, prove that bytes after its last good
@@ -83,7 +83,7 @@ def contents_of(scans: Sequence[Scan], names: Sequence[SegmentName]) -> Contents
     """Return the contents of a folder.
 
     Args:
-        scans: The files that are not in quarantine.
+        scans: The files that are not in quarantine, those of each kind as they were made.
         names: The names of all segment files, those in quarantine too.
     """
     newest = _newest_round(scans)
@@ -134,10 +134,11 @@ def _readable(each: Scan) -> tuple[Found, ...]:
 
 
 def _newest_round(scans: Sequence[Scan]) -> RoundRecord | None:
+    """Return the last round. Numbers do not order rounds: a new file's list gets a later one than its round."""
     rounds = [
         found.record for each in scans for found in _readable(each) if isinstance(found.record, RoundRecord)
     ]
-    return max(rounds, key=lambda record: record.number, default=None)
+    return rounds[-1] if rounds else None
 
 
 def _durable(each: Scan, on_disk: Mapping[str, int]) -> int:
@@ -217,7 +218,7 @@ def _expected(
                 if isinstance(found.record, RoundRecord) and found.frame.position < _durable(each, on_disk)
             ]
     expected: dict[StateName, tuple[int, int]] = {}
-    for record in sorted(rounds, key=lambda record: record.number):
+    for record in rounds:
         if record.is_directory:
             expected.clear()
         for key in record.states:

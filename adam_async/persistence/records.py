@@ -70,7 +70,7 @@ class EntryRecord(msgspec.Struct, frozen=True, array_like=True, tag="entry"):
 class RoundRecord(msgspec.Struct, frozen=True, array_like=True, tag="round"):
     """End of a round of states, or with `is_directory` the list of all states, in a new file.
 
-    The record with the greatest number has the facts of the whole folder.
+    The last record in the last file has the facts of the whole folder.
     """
 
     number: Number

@@ -53,7 +53,6 @@ class Account:
     confirmed: dict[StateName, int] = field(default_factory=dict)
     acknowledged: int = 0
     compactions: int = 0
-    removed: int = 0
 
     def note(self) -> Noted:
         applied = {home: bundle.applied for home, bundle in self.owner.bundles.items()}
@@ -213,6 +212,7 @@ def test_the_trace_has_all_that_matters(trace):
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(300)
 def test_a_crash_at_any_point_loses_nothing_confirmed_and_leaves_whole_states(trace):
     images, account = trace
     dice = random.Random(1)
@@ -233,10 +233,9 @@ def test_a_crash_at_any_point_loses_nothing_confirmed_and_leaves_whole_states(tr
                 assert contents_in(after).torn == ()
                 check(after, image.noted, account.owner)
 
-    assert points > 10 * OPERATIONS
+    assert points > 8000
     assert torn > OPERATIONS
     assert len(opened) > 50
-    assert points == -1, points
 
 
 def damaged(image, dice: random.Random):
@@ -255,6 +254,7 @@ def damaged(image, dice: random.Random):
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(300)
 def test_a_crash_at_any_point_of_a_repair_changes_no_state_and_hides_no_loss(trace):
     images, account = trace
     dice = random.Random(2)
@@ -274,8 +274,7 @@ def test_a_crash_at_any_point_of_a_repair_changes_no_state_and_hides_no_loss(tra
                 assert found.entries.keys() == contents.entries.keys()
                 assert {each.name for each in found.lost} == lost
 
-    assert points > 200
-    assert points == -1, points
+    assert points > 1500
 
 
 def images_of_repair(disk_model):
