@@ -134,7 +134,7 @@ def _readable(each: Scan) -> tuple[Found, ...]:
 
 
 def _newest_round(scans: Sequence[Scan]) -> RoundRecord | None:
-    """Return the last round. Numbers do not order rounds: a new file's list gets a later one than its round."""
+    """Return the last round, in the order of files: a new file's list has a greater number than its round."""
     rounds = [
         found.record for each in scans for found in _readable(each) if isinstance(found.record, RoundRecord)
     ]

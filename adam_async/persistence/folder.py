@@ -144,7 +144,7 @@ class Folder:
         )
 
     def losses(self, lost: Sequence[LostState], damages: Sequence[Damage]) -> Payload:
-        """Return a record of damage: later openings find it again, whether the files have new names or not."""
+        """Return a record of damage, by which later openings find it again, under any names of the files."""
         record = self.round_of(_keys_of(lost), self.floors, self.as_of)
         damaged = {each.segment: each.position + 1 for each in damages}
         return payload_of(msgspec.structs.replace(record, files={**record.files, **damaged}))
