@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from adam_async.persistence.findings import Damage, LostState, Recovery, TornTail
 from adam_async.persistence.keys import EntryKey, StateKey, StateName
-from adam_async.persistence.records import EntryRecord, RoundRecord, StateRecord
+from adam_async.persistence.records import EntryRecord, RoundRecord, StateRecord, SyncedRecord
 from adam_async.persistence.scan import Found, Scan, SegmentName, segment_name
 
 
@@ -119,13 +119,13 @@ def contents_of(scans: Sequence[Scan], names: Sequence[SegmentName]) -> Contents
         floors=floors,
         forgotten=forgotten,
         as_of=newest.as_of if newest is not None else None,
-        number=max([found.record.number for found in readable if not _is_synced(found)], default=0),
+        number=max([_number(found) for found in readable], default=0),
         next_files=_next_files(names),
     )
 
 
-def _is_synced(found: Found) -> bool:
-    return not isinstance(found.record, StateRecord | EntryRecord | RoundRecord)
+def _number(found: Found) -> int:
+    return 0 if isinstance(found.record, SyncedRecord) else found.record.number
 
 
 def _readable(each: Scan) -> tuple[Found, ...]:

@@ -35,7 +35,7 @@ DURABLE, REPLICATED, LEFT = "durable", "replicated", "left"
 
 @dataclass(frozen=True)
 class Noted:
-    """What may be recovered at a moment."""
+    """The states that may be recovered at a moment."""
 
     confirmed: dict[StateName, int]
     """Position that each state on disk has at least."""
@@ -47,7 +47,7 @@ class Noted:
 
 @dataclass
 class Account:
-    """What a server has promised."""
+    """The promises of a server."""
 
     owner: Owner
     confirmed: dict[StateName, int] = field(default_factory=dict)
