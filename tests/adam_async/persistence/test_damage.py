@@ -184,6 +184,28 @@ def test_a_lost_state_is_named_until_a_newer_one_is_on_disk():
     on_a_node(use, disk_model=disk_model)
 
 
+def test_states_of_a_damaged_file_hide_no_newer_ones():
+    disk_model, owner = small_store()
+
+    async def use(node):
+        store = store_of(node.open_disk(), owner)
+        async with Running(store):
+            owner.bundles["a"].applied = len(owner.bundles["a"].history)
+            for shard in (1, 2):
+                owner.update(store, "a", shard)
+            await store.flush()
+        newest = contents_in(files_of(disk_model)).states
+        assert {location.segment for _, location in newest.values()} == {"states-00000002.segment"}
+        flip(disk_model, HOME / STATES, 300)
+        store = store_of(node.open_disk(), owner)
+        async with store.opened():
+            assert [damage.segment for damage in store.recovery.damages] == [STATES]
+            assert store.recovery.states == {name: key for name, (key, _) in newest.items()}
+            assert store.recovery.lost == ()
+
+    on_a_node(use, disk_model=disk_model)
+
+
 def test_whole_entries_behind_damage_are_kept():
     disk_model, owner = small_store()
     first = contents_in(files_of(disk_model)).entries[EntryKey("a", 7, 1)]

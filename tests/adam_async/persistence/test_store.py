@@ -211,6 +211,24 @@ def test_an_entry_of_a_newer_generation_ends_older_ones_behind_it():
     on_a_node(use)
 
 
+def test_a_newer_generation_is_newer_at_any_position():
+    async def use(node):
+        owner = Owner("a")
+        store = store_of(node.open_disk(), owner)
+        async with Running(store):
+            owner.update(store, "a", 1, updates=5)
+            await store.flush()
+            owner.bundles["a"].generation = 2
+            owner.bundles["a"].history = [(1,), (1,)]
+            owner.bundles["a"].versions.clear()
+            owner.apply(store, "a", 2)
+            await store.flush()
+        recovery, _ = await reopened(node)
+        assert recovery.states[StateName("a", 1)].order == (2, 2)
+
+    on_a_node(use)
+
+
 def test_a_state_that_cannot_be_taken_stays_dirty_and_on_disk():
     async def use(node):
         owner = Owner("a")
