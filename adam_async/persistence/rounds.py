@@ -110,6 +110,8 @@ class Rounds:
         """Round in progress."""
         self._last_began = clock() - settings.flush_s
         self.period_s = settings.flush_s
+        self._is_slow = False
+        """Whether a notice has reported rounds that take too long."""
         self.counts = RoundCounts()
         folder.states.beginning = lambda: [folder.directory()]
 
@@ -232,14 +234,17 @@ class Rounds:
     def _set_period(self, round_s: float) -> None:
         """Choose the time between rounds, and report if it becomes longer than `flush_s`, or no longer is."""
         flush_s = self._settings.flush_s
-        was_longer, self.period_s = self.period_s > flush_s, max(flush_s, round_s / PATIENCE)
-        if self.period_s > flush_s and not was_longer:
+        self.period_s = max(flush_s, round_s / PATIENCE)
+        if self.period_s > flush_s and not self._is_slow:
+            self._is_slow = True
             self._notice(
                 f"a round in {self._folder.path} took {round_s:.2f} s, so rounds come every "
                 f"{self.period_s:.2f} s now instead of {flush_s:g} s, and a crash may lose updates of that "
                 "time; a faster disk helps, or a longer --flush-s"
             )
-        elif was_longer and self.period_s == flush_s:
+        # Only a clear change back is reported, so rounds near the limit report nothing.
+        elif self._is_slow and round_s < PATIENCE / 2 * flush_s:
+            self._is_slow = False
             self._notice(f"rounds in {self._folder.path} come every {flush_s:g} s again")
 
     # --- one round ---------------------------------------------------------------------------
