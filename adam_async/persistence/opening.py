@@ -75,8 +75,7 @@ async def opened(
         )
         if contents.damages:
             contents = await _repaired(disk, path, folder, contents)
-            for damage in contents.damages:
-                notice(f"in {path}, {damage}; states in it may be lost, and other copies fill in")
+            notice(f"in {path}, {contents.recovery().damage_text()}")
         yield folder, contents
 
 

@@ -117,9 +117,8 @@ def test_a_missing_file_is_reported_with_the_states_that_it_had():
             (lost,) = store.recovery.lost
             assert (lost.name, lost.found) == (StateName("a", 2), None)
             assert StateName("a", 1) in store.recovery.states
-        assert notices == [
-            f"in {HOME}, {STATES} is missing; states in it may be lost, and other copies fill in"
-        ]
+        text = "is missing; the newest state is lost of shard 2 of a; other copies have to fill in"
+        assert notices == [f"in {HOME}, {STATES} {text}"]
         store = store_of(node.open_disk(), owner)
         async with store.opened():
             assert (store.recovery.damages, store.recovery.lost) == ((), (lost,))
@@ -151,6 +150,7 @@ def test_damage_names_the_lost_state_quarantines_the_file_and_keeps_all_others()
                 assert tuple(map(bytes, parts)) == content(name, version)
         (notice,) = notices
         assert f"{STATES} is damaged at byte {newest.position}, and is states-00000001.damaged now" in notice
+        assert notice.endswith("; the newest state is lost of shard 2 of a; other copies have to fill in")
         names = await node.open_disk().names(HOME)
         assert "states-00000001.damaged" in names
         assert STATES not in names
@@ -211,8 +211,12 @@ def test_whole_entries_behind_damage_are_kept():
     flip(disk_model, HOME / ENTRIES, first.content)
 
     async def use(node):
-        store = store_of(node.open_disk(), owner)
+        notices = []
+        store = store_of(node.open_disk(), owner, notice=notices.append)
         async with store.opened():
+            assert notices[0].endswith(
+                "no state is lost, and log entries may be missing; other copies have to fill in"
+            )
             assert [damage.segment for damage in store.recovery.damages] == [ENTRIES]
             assert [key.position for key in store.recovery.entries["a"]] == [8, 9]
             for key in store.recovery.entries["a"]:
