@@ -191,11 +191,13 @@ class SegmentWriter:
         self._durable_sizes[path.name] = self._durable
 
     async def sync(self) -> None:
-        """Make all appends durable.
+        """Make all appends durable, if any is not.
 
         Raises:
             DiskFailed: The sync failed, so it is unknown which appends are on disk.
         """
+        if self.is_synced:  # also if there is no file, after a full disk
+            return
         path, position = self._folder / self.segment, self._position
         try:
             await self._disk.sync_file(path)

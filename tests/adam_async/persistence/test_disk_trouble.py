@@ -25,11 +25,13 @@ def fill(node, room: int) -> None:
     node.disk_model.capacity_bytes = node.disk_model.used_bytes + room
 
 
-@pytest.mark.parametrize("room", [0, 10, 700, 1500, 3000])
-def test_a_full_disk_costs_no_state_on_it_and_rounds_go_on_once_there_is_room(room):
+@pytest.mark.parametrize("segment_bytes", [600, 8192])
+@pytest.mark.parametrize("room", [0, 10, 120, 700, 1500])
+def test_a_full_disk_costs_no_state_on_it_and_rounds_go_on_once_there_is_room(room, segment_bytes):
     async def use(node):
         owner, notices = Owner("a"), []
-        store = store_of(node.open_disk(), owner, notice=notices.append)
+        settings = FlushSettings(segment_bytes=segment_bytes, batch_bytes=300)
+        store = store_of(node.open_disk(), owner, notice=notices.append, settings=settings)
         async with Running(store):
             for shard in range(6):
                 owner.update(store, "a", shard)
