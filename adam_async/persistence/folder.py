@@ -115,11 +115,17 @@ class Folder:
                 f"state {key} is older than {known[0]} on disk; forget the bundle before it begins anew"
             )
 
+    def counts(self, payload: Payload) -> bool:
+        """Whether the bundle of a state or an entry has not been forgotten since."""
+        record = payload.record
+        assert isinstance(record, StateRecord | EntryRecord)
+        return record.number > self.forgotten.get(record.key.home, 0)
+
     def put(self, payload: Payload, location: Location) -> None:
         """Note that a state or an entry is in a file."""
         record = payload.record
         assert isinstance(record, StateRecord | EntryRecord)
-        if record.number <= self.forgotten.get(record.key.home, 0):
+        if not self.counts(payload):
             return
         if isinstance(record, StateRecord):
             self.usage.put(record.key, location)

@@ -280,6 +280,57 @@ def test_a_forgotten_bundle_does_not_come_back_and_needs_no_room():
     on_a_node(use)
 
 
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_a_bundle_that_is_forgotten_while_a_state_is_copied_stays_forgotten(is_ready):
+    async def use(node):
+        owner = Owner("a", "b")
+        store = store_of(node.open_disk(), owner)
+        copied, go_on = asyncio.Event(), asyncio.Event()
+        take = owner.take
+
+        async def take_slowly(name):
+            state = await take(name)
+            if name.home == "a":
+                copied.set()
+                await go_on.wait()
+            return state if is_ready else None
+
+        owner.take = take_slowly
+        store = store_of(node.open_disk(), owner)
+        async with Running(store):
+            owner.update(store, "a", 1)
+            flushed = asyncio.ensure_future(store.flush())
+            await copied.wait()
+            store.forget("a")
+            go_on.set()
+            await flushed
+            assert store.statistics().dirty == 0
+        recovery, _ = await reopened(node)
+        assert recovery.states == {}
+
+    on_a_node(use)
+
+
+def test_states_of_a_forgotten_bundle_are_not_dirty_after_a_full_disk():
+    async def use(node):
+        owner = Owner("a", "b")
+        store = store_of(node.open_disk(), owner)
+        async with Running(store):
+            owner.update(store, "b", 1)
+            await store.flush()
+            owner.update(store, "a", 1)
+            owner.update(store, "b", 1)
+            node.disk_model.capacity_bytes = node.disk_model.used_bytes + 20
+            node.disk_conditions.step_s = 0.1
+            flushed = asyncio.ensure_future(store.flush())
+            await asyncio.sleep(0.05)
+            store.forget("a")
+            await flushed
+            assert store.statistics().dirty == 1
+
+    on_a_node(use)
+
+
 def test_a_bundle_that_was_forgotten_may_begin_anew_with_older_positions():
     async def use(node):
         owner = Owner("a")
