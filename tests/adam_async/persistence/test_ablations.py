@@ -175,7 +175,7 @@ ABLATIONS = (
         "_cut_off",
         nothing,
         lambda: test_disk_trouble.test_a_full_disk_costs_no_state_on_it_and_rounds_go_on_once_there_is_room(
-            700
+            700, 8192
         ),
     ),
     Ablation(
