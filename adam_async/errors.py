@@ -5,6 +5,7 @@
         RecordError        2    a record of a run cannot be made, read or replayed
         StoreError         2    a call on a store does not fit it: names the array, the value and the remedy
       DataError            3    a data source is missing, damaged or of the wrong kind
+        DiskFailed         3    a write to a server's folder of states failed, and its fate is unknown
       RoleDied             4    a needed role ended; names the role and the cause
         RoleUnreachable    4    a needed role was absent from the beginning
         Leaderless         4    none of several controllers led for too long
@@ -73,6 +74,11 @@ class DataError(AdamError):
     """A data source is missing, damaged or of another kind than its name."""
 
     exit_code = 3
+
+
+class DiskFailed(DataError):
+    """A write or sync of a server's states failed: it must acknowledge nothing more. The message has the file
+    and the remedy."""
 
 
 class RoleDied(AdamError):

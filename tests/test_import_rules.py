@@ -44,6 +44,7 @@ ROOMS = (
     "errors",
     "messages",
     "runtime",
+    "persistence",
     "model",
     "run",
     "controller",
