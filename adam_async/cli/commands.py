@@ -24,11 +24,10 @@ from adam_async.cli.options import (
     FromEnvironmentOptions,
     InspectOptions,
     LoopName,
-    MemberOptions,
     PlanOptions,
     PredictOptions,
+    ServerOptions,
     StageOptions,
-    StoreOptions,
     TrainOptions,
     WorkerOptions,
     set_by_variable,
@@ -284,7 +283,7 @@ def controller(options: ControllerOptions = ControllerOptions()) -> int:  # noqa
 
 
 @app.command
-def ps(options: MemberOptions) -> int:
+def ps(options: ServerOptions) -> int:
     """Run a parameter server, which stores shards of the model and applies updates to them."""
     from adam_async.cli.roles import serve_ps
 

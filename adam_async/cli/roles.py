@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import timedelta
+from functools import partial
 from typing import TypedDict
 
 import msgspec
@@ -27,6 +28,7 @@ from adam_async.cli.options import (
     DataServerOptions,
     MemberOptions,
     RoleOptions,
+    ServerOptions,
     WorkerOptions,
 )
 from adam_async.cli.printable import printable
@@ -86,6 +88,9 @@ class _Imports(TypedDict):
 
 Open = Callable[[Place], AbstractAsyncContextManager[Role]]
 
+LEAST_FLUSH_S = 0.01
+"""Minimum of `--flush-s`, in seconds."""
+
 WAITS = Waits()
 """Deadlines of a role started by hand, except the wait for its controller."""
 
@@ -123,9 +128,19 @@ async def serve_controller(options: ControllerOptions, environment: Mapping[str,
         )
 
 
-async def serve_ps(options: MemberOptions, environment: Mapping[str, str], health: Health) -> int:
+async def serve_ps(options: ServerOptions, environment: Mapping[str, str], health: Health) -> int:
     """Run a parameter server until cancelled."""
-    return await _serve_member("ps", options, environment, health, parameter_server)
+    if not LEAST_FLUSH_S <= options.flush_s <= MOST["flush_s"]:
+        raise ConfigError(
+            f"--flush-s must be within {LEAST_FLUSH_S} and {MOST['flush_s']:g} seconds, not {options.flush_s}"
+        )
+    return await _serve_member(
+        "ps",
+        options,
+        environment,
+        health,
+        partial(parameter_server, folder=options.dir, flush_s=options.flush_s),
+    )
 
 
 async def serve_data(

@@ -113,6 +113,7 @@ class ProcessCluster:
         timeline: Timeline | None = None,
         checkpoint: Path | None = None,
         resume: Path | None = None,
+        store: Path | None = None,
         init: TrainedModel | None = None,
         step: str | None = None,
         step_args: Mapping[str, Any] | None = None,
@@ -140,6 +141,7 @@ class ProcessCluster:
             timeline=timeline,
             checkpoint=checkpoint,
             resume=resume,
+            store=store,
         )
         self.config = config
         self.timeline = timeline
@@ -238,11 +240,16 @@ class ProcessCluster:
         start = self._roles.start
         started = [
             *(start("data", f"data-{n}", *common, *images) for n in range(data_servers)),
-            *(start("ps", f"ps-{n}", *common) for n in range(config.servers)),
+            *(start("ps", f"ps-{n}", *common, *self._disk_words(f"ps-{n}")) for n in range(config.servers)),
             *(start("worker", f"worker-{n}", *self._worker, threads=threads) for n in range(config.workers)),
         ]
         for role in started:
             await self._roles.address_of(role)
+
+    def _disk_words(self, node: str) -> tuple[str, ...]:
+        """Return the options of a server that keeps its shards on a disk."""
+        folder = self._setup.server_folder(node)
+        return ("--dir", str(folder), "--flush-s", str(self.config.flush_s)) if folder is not None else ()
 
     async def _open_data(self, stack: AsyncExitStack, network: Network, controller: str) -> None:
         """Serve the caller's data set, if any, from the memory of this process."""

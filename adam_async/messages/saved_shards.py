@@ -11,7 +11,7 @@ from adam_async.messages.body import Body, Rows
 from adam_async.messages.bounds import Clock, Count, Name, NodeId, Shards, StoreId, Version
 
 MOST_SAVED_BYTES = 32 << 20
-"""Maximum size of the list of saved stores of one name on a server, in bytes: 100,000 pieces and the arrays."""
+"""Maximum size of the list of saved stores of one name on a server, in bytes: arrays and 100,000 pieces."""
 
 MOST_SAVED_PIECES = 1 << 20
 """Maximum number of pieces of a saved store on one server."""

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from adam_async.controller.client import Confirmation
 from adam_async.messages import Body
 from adam_async.messages.replication import Copy, PieceCopy
 from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.bundle_saver import BundleSaver
+from adam_async.parameter_server.bundle_shards import BundleShards
 from adam_async.parameter_server.events import Entry
 from adam_async.parameter_server.joining_members import JOIN_S, PAUSE_S, JoiningMembers
 from adam_async.parameter_server.log_entries import (
@@ -111,35 +113,6 @@ Observe = Callable[["BundleCopy", LogEntry, Sequence[Part]], None]
 """Follows the entries that a copy applies."""
 
 
-class BundleShards(Protocol):
-    """The shards and the front of a bundle on this server."""
-
-    @property
-    def bundle(self) -> Bundle:
-        """The shards; `reset` replaces them."""
-        ...
-
-    def committed(self, entry: Entry) -> None:
-        """Take a committed entry, and do the work that it needs in later rounds of the loop."""
-        ...
-
-    def reset(self) -> None:
-        """Begin with new, empty shards: the server joins."""
-        ...
-
-    def lead(self) -> None:
-        """Order and answer from now on."""
-        ...
-
-    def follow(self) -> None:
-        """Refuse all requests from now on: another server is the primary."""
-        ...
-
-    def leave(self) -> None:
-        """Drop the shards: the server is no member any more."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CopyHost:
     """The services of a server that a copy needs.
@@ -177,6 +150,7 @@ class BundleCopy:
         shards: Its shards and its front on this server.
         pieces: Its shards, cut into pieces.
         table: All shards of the store, by number.
+        saver: Copies pieces for the disk of this server; None without one.
     """
 
     def __init__(
@@ -190,7 +164,9 @@ class BundleCopy:
         pieces: Sequence[Sequence[ShardSpec]],
         table: Sequence[ShardSpec],
         host: CopyHost,
+        saver: BundleSaver | None = None,
     ) -> None:
+        self._saver = saver
         self._core = BundleMember(me, facts, record)
         self._facts = facts
         self._copies = copies
@@ -264,6 +240,11 @@ class BundleCopy:
         if self._is_catching_up or not self._core.is_whole or not self._shards.bundle.idle:
             return None
         return self._core.log.applied
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this server has all pieces of the state."""
+        return self._core.is_whole
 
     @property
     def shards(self) -> Bundle:
@@ -546,9 +527,12 @@ class BundleCopy:
         self._count_applied()
         is_between = bundle.idle and not self._applying
         # While a piece is to be copied, entries wait: with more and more of them the shards are never idle.
-        may_apply = is_between or (self._core.is_primary and not self._asked and not self._is_catching_up)
+        copies = self._asked or (self._saver is not None and self._saver.wants_rest and self._core.is_whole)
+        may_apply = is_between or (self._core.is_primary and not copies and not self._is_catching_up)
         if self._asked and is_between:
             self._copy_piece(self._asked.popleft(), bundle)
+        elif copies and is_between and self._saver is not None:
+            self._saver.rest(bundle, self._core.position_of)
         elif self._to_apply and may_apply:
             self._applying += 1
             self._apply(self._to_apply.popleft(), bundle)

@@ -18,6 +18,9 @@ from transport.config import Checksum
 MAX_THREADS_PER_CORE = 8
 """Maximum number of compute threads per core, above which threads would only wait for each other."""
 
+FLUSH_S = 1.0
+"""Default time between two rounds in which a server writes its changed shards to its disk, in seconds."""
+
 AHEAD_BYTES = 32 << 20
 """Maximum size of the images that a worker reads ahead, in bytes, unless one group alone has more."""
 
@@ -202,6 +205,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Maximum memory of each process for its peers: their requests, and answers to these."""
     checksum: Checksum = "auto"
     """Whether tensors have a CRC-32C between processes; ``auto``: to other hosts."""
+    flush_s: float = FLUSH_S
+    """Time between two rounds in which each server writes its changed shards to its disk, in seconds, given a
+    folder for them."""
     read_ahead: int = 64
     """Number of groups that a data server prepares ahead per replica, and that a worker requests ahead; fewer
     if these are more than 32 MiB of images."""
@@ -520,6 +526,7 @@ _LEAST = {
     "clip": 0.0,
     "layer_rate": 0.0,
     "lag": 0,
+    "flush_s": 0.01,
     "checkpoint_every": 0,
     "checkpoint_misses": 0,
 }
@@ -536,6 +543,7 @@ MOST = {
     "min_in_sync": MOST_COPIES,
     "data_servers": 64,
     "lag": 1,
+    "flush_s": 3600.0,
     "seed": (1 << 64) - 1,  # the cluster map's numbers have 64 bits
     "decay": 1.0,
     "shard_bytes": 1 << 25,  # half of the capacity of one message

@@ -1,0 +1,196 @@
+"""Notes of a run's progress that its servers have on their disks; see `checkpoint.run_notes`.
+
+With each poll the driver learns the trained groups of the epoch, and of each server the age of the oldest
+update that is not on its disk. A point of the run is on the disks once these ages show that every server has
+written the updates of that moment. All times are those of the driver, so that clocks need not agree.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from adam_async.checkpoint.manifest import Manifest, ProgressNote, epoch_values
+from adam_async.checkpoint.run_notes import MOST_RUNS, RunNote, RunNotesFile
+from adam_async.driver.count_types import DataCounts, RoleStatistics, ServerCounts
+from adam_async.messages import read_number
+from adam_async.run.result import EpochResult
+from adam_async.run.training_program import MOST_RANGES, ResumeRecord
+from adam_async.runtime.clock import Clock
+
+MOST_PENDING = 120
+"""Maximum number of points that wait for the disks; each poll makes one."""
+
+END_S = 0.1
+"""Pause between two looks at the end of a run, in seconds."""
+
+
+class RunNoting:
+    """Writes the notes of one run.
+
+    Args:
+        common: Manifest with the fields that all notes share.
+        start: Point at which it begins; None for a run that was taken over.
+        spawn: Starts a task of the run, by name.
+        warn: Reports that notes cannot be written.
+        wall_clock: Seconds since 1970.
+        timeout_s: Deadline of one write.
+    """
+
+    def __init__(
+        self,
+        file: RunNotesFile,
+        common: Manifest,
+        *,
+        start: Manifest | None,
+        spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"],
+        warn: Callable[[str], None],
+        wall_clock: Clock,
+        timeout_s: float,
+    ) -> None:
+        self._file = file
+        self._common = common
+        self._spawn = spawn
+        self._warn = warn
+        self._wall_clock = wall_clock
+        self._timeout_s = timeout_s
+        earlier = file.found.notes[:1] if file.found is not None else ()
+        before = [run for run in (earlier[0].runs if earlier else ()) if run != common.run]
+        self._runs = (common.run, *before)[:MOST_RUNS]
+        first = start or common
+        self._seen = ProgressNote(epoch=first.epoch, groups=first.groups, trained_again=common.trained_again)
+        self._pending: deque[tuple[float, RunNote]] = deque()
+        """Points that are not known to be on the disks, each with its time on the loop's clock."""
+        self._notes: tuple[RunNote, ...] = earlier
+        self._changed = start is not None
+        if start is not None:
+            self._notes = (self._note(start, is_on_disk=False), *earlier)
+            self._pending.append((asyncio.get_running_loop().time(), self._notes[0]))
+        self._covered = -math.inf
+        """Time of the newest point that is on the disks, on the loop's clock."""
+        self._writing: asyncio.Task[None] | None = None
+        self._failed = False
+        if self._changed:
+            self._begin_write()
+
+    def _note(self, manifest: Manifest, *, is_on_disk: bool) -> RunNote:
+        bare = msgspec.structs.replace(manifest, arrays=(), shards=(), files=(), checksum="")
+        return RunNote(manifest=bare, at=self._wall_clock(), is_on_disk=is_on_disk, runs=self._runs)
+
+    # --- polls -------------------------------------------------------------------------------
+
+    def polled(
+        self,
+        answers: Mapping[str, RoleStatistics],
+        *,
+        asked_at: float,
+        now: float,
+        groups: int,
+        results: tuple[dict[str, Any], ...],
+        epochs: Sequence[EpochResult],
+    ) -> None:
+        """Take the counts of one poll. Never waits.
+
+        Args:
+            asked_at: Time of the requests, on the loop's clock.
+            now: Time of the last answer.
+            groups: Groups of the epoch in progress.
+            results: Results of the ended epochs, in order.
+            epochs: The evaluated epochs.
+        """
+        counts = [each.counts for each in answers.values()]
+        leader = next((c for c in counts if isinstance(c, DataCounts) and c.ledger and c.ledger.leads), None)
+        point = self._point(leader, groups, results, epochs) if leader is not None else None
+        if point is not None:
+            self._seen = ProgressNote(
+                epoch=point.epoch, groups=point.groups, trained_again=self._common.trained_again
+            )
+            self._pending.append((now, self._note(point, is_on_disk=True)))
+            if len(self._pending) > MOST_PENDING:
+                del self._pending[1]
+        self._cover([c for c in counts if isinstance(c, ServerCounts)], asked_at)
+        if self._notes:
+            self._changed = True
+            self._begin_write()
+
+    def _point(
+        self,
+        data: DataCounts,
+        groups: int,
+        results: tuple[dict[str, Any], ...],
+        epochs: Sequence[EpochResult],
+    ) -> Manifest | None:
+        """Return the point of the run at one poll; None between the end of an epoch and its evaluation."""
+        ended = len(results)
+        if ended and (not epochs or epochs[-1].epoch < ended):
+            return None
+        ranges: tuple[tuple[int, int], ...] = ()
+        images, loss, train_s = 0, 0.0, 0.0
+        if data.epoch == ended + 1 and data.finished_ranges is not UNSET:
+            ranges = data.finished_ranges[:MOST_RANGES]
+            images, loss, train_s = data.images, read_number(data.loss), data.train_s
+            if ranges == ((0, groups),):
+                return None  # its end follows
+        elif data.epoch > ended:
+            return None
+        trained = sum(stop - start for start, stop in ranges)
+        resume = ResumeRecord(
+            epoch=ended + 1,
+            finished=ranges,
+            clock=0,
+            results=results,
+            images=images,
+            loss=loss if loss == loss else 0.0,
+            train_s=train_s,
+        )
+        return msgspec.structs.replace(
+            self._common, epoch=ended + 1, groups=trained, resume=resume, epochs=epoch_values(epochs)
+        )
+
+    def _cover(self, servers: Sequence[ServerCounts], asked_at: float) -> None:
+        """Take the newest point whose updates all servers have on their disks."""
+        disks = [each.disk for each in servers]
+        ages = [disk.age_s for disk in disks if disk is not UNSET and disk.age_s is not UNSET]
+        if not servers or len(ages) < len(servers):
+            return
+        until = asked_at - max(ages)
+        covered: RunNote | None = None
+        while self._pending and self._pending[0][0] <= until:
+            self._covered, covered = self._pending.popleft()
+        if covered is not None:
+            self._notes = (msgspec.structs.replace(covered, is_on_disk=True),)
+
+    def is_behind_of(self, time: float) -> bool:
+        """Whether no point of the run after a time of the loop's clock is known to be on the disks."""
+        return self._covered <= time
+
+    # --- the file ----------------------------------------------------------------------------
+
+    def _begin_write(self) -> None:
+        if self._writing is None or self._writing.done():
+            self._writing = self._spawn("run-notes", self._write())
+
+    async def _write(self) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while self._changed:
+                    self._changed = False
+                    await self._file.write(self._notes, self._seen, self._wall_clock())
+                    self._failed = False
+        except (TimeoutError, OSError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else "the disk is slow"
+            if not self._failed:
+                self._warn(f"the notes of the run could not be written ({why}); training goes on")
+            self._failed = True
+
+    async def settle(self) -> None:
+        """Wait for the write in progress, and write the last notes."""
+        self._changed = True
+        while self._changed and not self._failed:
+            self._begin_write()
+            assert self._writing is not None
+            await asyncio.wait([self._writing], timeout=self._timeout_s)

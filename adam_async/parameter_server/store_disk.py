@@ -1,0 +1,348 @@
+"""The states of one store on the disk of one server: written while it is served, read after a loss.
+
+A store begins on a disk when the server takes it up, and the disk follows its changes until the store leaves
+the server. Then its states are *saved*: a driver or client may read them, for a new store in its place, until
+that one is on the disks too.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from numpy.typing import NDArray
+
+from adam_async.errors import DataError
+from adam_async.messages import SavedPiece, SavedStore, ShardStates
+from adam_async.model.rules import Rule, rule_of
+from adam_async.parameter_server.bundle_saver import BundleSaver
+from adam_async.parameter_server.piece_states import (
+    CATALOGUE,
+    CONTENTS,
+    Catalogue,
+    bundle_of_piece,
+    catalogue_state,
+    clock_of,
+    read_catalogue,
+    tensors_of,
+)
+from adam_async.parameter_server.shard_pieces import pieces_of
+from adam_async.parameter_server.shard_transfer import read_states
+from adam_async.persistence.identity import Identity
+from adam_async.persistence.keys import State, StateName
+from adam_async.persistence.statistics import SegmentStatistics
+from adam_async.persistence.store import FlushSettings, SegmentStore
+from adam_async.run.ids import ShardId
+from adam_async.run.shard_table import ShardSpec, shard_table
+from adam_async.runtime.clock import Clock
+from adam_async.runtime.disk import Disk
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "store-"
+"""Prefix of the names of the folders of stores."""
+
+FLUSH_END_S = 5.0
+"""Maximum time for the last write of a store that leaves its server, in seconds."""
+
+
+def folder_of(folder: Path, id: str) -> Path:
+    """Return the folder of a store, by its id."""
+    return folder / f"{PREFIX}{blake2b(id.encode(), digest_size=12).hexdigest()}"
+
+
+class DiskPorts:
+    """What the disk of a store needs of its process.
+
+    Attributes:
+        states: Disk of the states.
+        entries: Disk of log entries, with a thread of its own.
+        clock: Clock of the loop.
+        wall_clock: Seconds since 1970.
+        notice: Reports a text to the operator.
+        settings: Times and sizes.
+    """
+
+    def __init__(
+        self,
+        *,
+        states: Disk,
+        entries: Disk,
+        clock: Clock,
+        wall_clock: Clock,
+        settings: FlushSettings,
+    ) -> None:
+        self.states, self.entries = states, entries
+        self.clock, self.wall_clock = clock, wall_clock
+        self.settings = settings
+        self.notice: Callable[[str], None] = lambda text: logger.warning("%s", text)
+
+
+class StoreDisk:
+    """The states of one store.
+
+    Args:
+        id: Id of the store.
+        folder: Folder of the store alone.
+        ports: Services of the process.
+    """
+
+    def __init__(self, id: str, folder: Path, ports: DiskPorts) -> None:
+        self.id = id
+        self.folder = folder
+        self._ports = ports
+        self._stack = AsyncExitStack()
+        self._segments = self._new_segments()
+        self._savers: dict[str, BundleSaver] = {}
+        self._catalogue: Catalogue | None = None
+        self._is_serving = False
+        """Whether states are written."""
+        self._serving: asyncio.Task[None] | None = None
+        self._spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
+        self._changing = asyncio.Lock()
+        self._taken: set[StateName] = set()
+        self._table: tuple[ShardSpec, ...] = ()
+        self._rules: list[Rule] = []
+        self.is_complete = False
+        """Whether the disk has each piece of the bundles on this server."""
+        self.on_complete: Callable[[], None] = _nothing
+
+    def _new_segments(self) -> SegmentStore:
+        ports = self._ports
+        return SegmentStore(
+            ports.states,
+            ports.entries,
+            self.folder,
+            Identity(run=self.id, contents=CONTENTS),
+            take=self._take,
+            clock=ports.clock,
+            wall_clock=ports.wall_clock,
+            notice=lambda text: ports.notice(text),
+            settings=ports.settings,
+        )
+
+    @property
+    def catalogue(self) -> Catalogue | None:
+        """The store; None if the disk had not got so far."""
+        return self._catalogue
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the states can be read: the server has not changed the store since."""
+        return self._serving is None and self._catalogue is not None
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def begin(
+        self, catalogue: Catalogue, spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+    ) -> None:
+        """Begin to write the store; with several bundles only the first call has an effect."""
+        if self._serving is None:
+            self._catalogue = catalogue
+            self._spawn = spawn
+            self._start()
+
+    def _start(self) -> None:
+        self._taken.clear()
+        self.is_complete = False
+        self._serving = self._spawn(f"disk-{self.id}", self._serve())
+
+    def saver(self, home: str, pieces: Sequence[Sequence[ShardSpec]]) -> BundleSaver:
+        """Return the saver of a bundle; it marks all pieces when the folder is open."""
+        assert self._catalogue is not None
+        arrays = self._catalogue.record.state_arrays
+        saver = BundleSaver(home, pieces, state_arrays=arrays, mark=partial(self._mark, home))
+        self._savers[home] = saver
+        saver.all_touched()
+        return saver
+
+    def left(self, saver: BundleSaver) -> bool:
+        """Forget a bundle that left the server. Returns whether it was the last one."""
+        saver.drop()
+        if self._savers.get(saver.home) is saver:
+            del self._savers[saver.home]
+            return not self._savers
+        return False
+
+    async def _serve(self) -> None:
+        """Write the store until cancelled. Raises DiskFailed: see `SegmentStore.run`."""
+        async with self._changing:
+            # The recovered states of an earlier store stay readable until the next one begins.
+            await self._close()
+            self._segments = self._new_segments()
+            await self._stack.enter_async_context(self._segments.opened())
+        self._is_serving = True
+        self._segments.mark(CATALOGUE, 1, 0)
+        for saver in self._savers.values():
+            saver.all_touched()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._segments.run(), name=f"disk-{self.id}/rounds")
+                group.create_task(self._watch(), name=f"disk-{self.id}/complete")
+        finally:
+            self._is_serving = False
+
+    async def _watch(self) -> None:
+        """Note when each piece was written once."""
+        pause_s = self._ports.settings.flush_s / 4
+        rounds: int | None = None
+        while True:
+            await asyncio.sleep(pause_s)
+            names = {
+                StateName(home, piece)
+                for home, saver in self._savers.items()
+                for piece in range(len(saver.pieces))
+            }
+            counts = self._segments.statistics()
+            if not names or not names <= self._taken:
+                rounds = None
+                continue
+            rounds = counts.rounds if rounds is None else rounds
+            if counts.rounds > rounds or not counts.dirty:
+                self.is_complete = True
+                self.on_complete()
+                return
+
+    def _mark(self, home: str, piece: int, nbytes: int, updates: int) -> None:
+        if self._is_serving:
+            self._segments.mark(StateName(home, piece), nbytes, updates)
+
+    async def _take(self, name: StateName) -> State | None:
+        if name == CATALOGUE:
+            return catalogue_state(self._catalogue) if self._catalogue is not None else None
+        saver = self._savers.get(name.home)
+        state = await saver.take(name.shard) if saver is not None else None
+        if state is not None:
+            self._taken.add(name)
+        return state
+
+    async def flush(self) -> None:
+        """Write all changes so far, for `FLUSH_END_S` at most."""
+        if not self._is_serving:
+            return
+        try:
+            async with asyncio.timeout(FLUSH_END_S):
+                await self._segments.flush()
+        except TimeoutError:
+            self._ports.notice(f"the last changes of store {self.id} were not written in {FLUSH_END_S:g} s")
+
+    async def retire(self, *, is_over: bool) -> None:
+        """Write the last changes, and make the states readable.
+
+        Args:
+            is_over: Whether the store changes no more. Else the disk follows it again if a bundle has come
+                back to the server.
+        """
+        async with self._changing:
+            serving = self._serving
+            if serving is None:
+                return
+            await self.flush()
+            serving.cancel()
+            await asyncio.wait([serving])
+            self._serving = None
+        await self.open()
+        if self._savers and not is_over:
+            self._start()
+
+    def statistics(self) -> SegmentStatistics:
+        """Return the counts of the disk."""
+        return self._segments.statistics()
+
+    # --- reading -----------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Open the folder, and read its catalogue.
+
+        Raises:
+            ConfigError, DataError: See `SegmentStore.opened`; or a catalogue cannot be read.
+        """
+        async with self._changing:
+            await self._close()
+            self._segments = self._new_segments()
+            await self._stack.enter_async_context(self._segments.opened())
+            recovery = self._segments.recovery
+            for damage in recovery.damages:
+                self._ports.notice(f"{self.folder}: {damage}")
+            self._catalogue = None
+            if CATALOGUE in recovery.states:
+                _, parts = await self._segments.read_state(CATALOGUE)
+                self._catalogue = read_catalogue(parts, str(self.folder))
+
+    async def _close(self) -> None:
+        await self._stack.aclose()
+        self._stack = AsyncExitStack()
+
+    async def aclose(self) -> None:
+        """Close the folder."""
+        async with self._changing:
+            await self._close()
+
+    async def remove(self) -> None:
+        """Remove the folder: another store has taken the place of this one."""
+        async with self._changing:
+            await self._close()
+            self._catalogue = None
+            await self._ports.states.remove_folder(self.folder)
+
+    def saved(self) -> SavedStore:
+        """Return the list of the readable states."""
+        catalogue = self._catalogue
+        assert catalogue is not None
+        return SavedStore(
+            name=catalogue.name,
+            id=self.id,
+            record=msgspec.json.encode(catalogue.record),
+            arrays=msgspec.json.encode(catalogue.arrays),
+            pieces=tuple(
+                SavedPiece(key.home, key.shard, key.position, clock_of(key))
+                for name, key in self._segments.recovery.states.items()
+                if name != CATALOGUE
+            ),
+            written=int(catalogue.began * 1000),
+        )
+
+    async def read(
+        self, home: str, piece: int, numbers: Sequence[int]
+    ) -> tuple[ShardStates, list[NDArray[Any]]]:
+        """Read some shards of a piece.
+
+        Raises:
+            DataError: The disk has no such piece or shard, or the state is damaged.
+        """
+        catalogue = self._catalogue
+        if catalogue is None:
+            raise DataError(f"{self.folder} has no store")
+        if not self._table:
+            arrays = catalogue.arrays
+            self._table = shard_table(arrays, shard_bytes=catalogue.record.shard_bytes).shards
+            self._rules = [rule_of(rule) for rule in catalogue.record.rules]
+        buckets = catalogue.record.buckets
+        pieces = pieces_of([spec for spec in self._table if buckets[spec.bucket] == home])
+        if not 1 <= piece < len(pieces):
+            raise DataError(f"bundle {home} of store {self.id} has no piece {piece}")
+        specs, origin = pieces[piece], f"piece {piece} of bundle {home} in {self.folder}"
+        try:
+            _, parts = await self._segments.read_state(StateName(home, piece))
+        except KeyError:
+            raise DataError(f"{origin} is not there") from None
+        bundle = bundle_of_piece(
+            catalogue, specs, self._table, self._rules, tensors_of(parts, origin), origin
+        )
+        missing = [number for number in numbers if ShardId(number) not in bundle.shards]
+        if missing or not numbers:
+            raise DataError(f"{origin} has no shards {missing[:8]}")
+        shards = [bundle.shards[ShardId(number)] for number in numbers]
+        return read_states(shards, self._rules[shards[0].spec.rule])
+
+    def __repr__(self) -> str:
+        return f"<StoreDisk {self.id} {'serving' if self._is_serving else 'saved'}>"
+
+
+def _nothing() -> None:
+    """Report nothing."""
