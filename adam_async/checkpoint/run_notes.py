@@ -85,7 +85,7 @@ class SavedRun:
         return self.trained_again_from(self.notes.notes[0])
 
     def trained_again_from(self, note: RunNote) -> int:
-        """Return the number of groups that the run has trained again in the end, if it goes on from a note."""
+        """Return the number of groups that a run from a note has trained again in the end."""
         return trained_again(note.manifest, self.notes.seen)
 
     def __repr__(self) -> str:
@@ -181,7 +181,7 @@ async def open_run_notes(
         return file, None
     if resume is not None:
         raise CheckpointError(
-            f"{folder} has a run of its own, and --resume names another one: leave --resume out to go on with "
+            f"{folder} has a run of its own, and --resume names another one: leave --resume out to continue "
             "that run, or give another folder for the shards"
         )
     return file, SavedRun(notes=file.found)

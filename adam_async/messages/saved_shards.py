@@ -1,4 +1,4 @@
-"""Pure: driver or client and parameter server: shards that a server has on its disk, of a store that was lost.
+"""Pure: driver or client and parameter server: shards on the disk of a server, of a store that was lost.
 
 A server cuts the shards of a bundle into pieces and writes whole pieces (`parameter_server/shard_pieces.py`).
 """
