@@ -137,7 +137,7 @@ class SavedStores:
             rounds=counts.rounds,
             syncs=counts.syncs,
             disk_bytes=counts.disk_bytes,
-            age_s=round(counts.dirty_age_s, 3) if found.is_complete else UNSET,
+            age_s=round(age_s, 3) if (age_s := found.age_s()) is not None else UNSET,
             period_s=round(counts.period_s, 3),
             as_of=counts.on_disk_as_of,
             full=counts.is_full,

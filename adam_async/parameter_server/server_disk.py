@@ -8,8 +8,8 @@ from pathlib import Path
 
 from adam_async.errors import ConfigError
 from adam_async.parameter_server.store_disk import PREFIX, DiskPorts, StoreDisk, folder_of
-from adam_async.persistence.identity import read_identity
-from adam_async.persistence.store import FlushSettings
+from adam_async.persistence.opening import read_identity
+from adam_async.persistence.settings import FlushSettings
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import StoreRecord, served_word
 from adam_async.runtime.clock import wall_clock

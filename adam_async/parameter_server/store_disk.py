@@ -35,8 +35,9 @@ from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.parameter_server.shard_transfer import read_states
 from adam_async.persistence.identity import Identity
 from adam_async.persistence.keys import State, StateName
+from adam_async.persistence.settings import FlushSettings
 from adam_async.persistence.statistics import SegmentStatistics
-from adam_async.persistence.store import FlushSettings, SegmentStore
+from adam_async.persistence.store import SegmentStore
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table
 from adam_async.runtime.clock import Clock
@@ -106,6 +107,8 @@ class StoreDisk:
         self._spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
         self._changing = asyncio.Lock()
         self._taken: set[StateName] = set()
+        self._positions: dict[StateName, int] = {}
+        """Position of each state on the disk, or on its way."""
         self._table: tuple[ShardSpec, ...] = ()
         self._rules: list[Rule] = []
         self.is_complete = False
@@ -172,10 +175,15 @@ class StoreDisk:
     async def _serve(self) -> None:
         """Write the store until cancelled. Raises DiskFailed: see `SegmentStore.run`."""
         async with self._changing:
-            # The recovered states of an earlier store stay readable until the next one begins.
-            await self._close()
-            self._segments = self._new_segments()
-            await self._stack.enter_async_context(self._segments.opened())
+            catalogue = self._catalogue
+            found = await self._open()
+            self._catalogue = catalogue
+            assert catalogue is not None
+            if found is not None and found.record.generation != catalogue.record.generation:
+                # The controllers have placed a store of the same id anew, without these values.
+                for home in {name.home for name in self._positions}:
+                    self._segments.forget(home)
+                self._positions.clear()
         self._is_serving = True
         self._segments.mark(CATALOGUE, 1, 0)
         for saver in self._savers.values():
@@ -217,8 +225,11 @@ class StoreDisk:
             return catalogue_state(self._catalogue) if self._catalogue is not None else None
         saver = self._savers.get(name.home)
         state = await saver.take(name.shard) if saver is not None else None
-        if state is not None:
-            self._taken.add(name)
+        # A bundle that has joined anew may lack entries that it had before, until it has caught up.
+        if state is None or state.key.position < self._positions.get(name, 0):
+            return None
+        self._positions[name] = state.key.position
+        self._taken.add(name)
         return state
 
     async def flush(self) -> None:
@@ -254,6 +265,16 @@ class StoreDisk:
         """Return the counts of the disk."""
         return self._segments.statistics()
 
+    def age_s(self) -> float | None:
+        """Return the age of the oldest update not on the disk, in seconds; None until all pieces were on it."""
+        counts = self._segments.statistics()
+        if not self.is_complete or counts.on_disk_as_of is None:
+            return None
+        if not counts.current_round_s:
+            return counts.dirty_age_s
+        # The updates of a round in progress are neither marked nor on the disk.
+        return max(self._ports.wall_clock() - counts.on_disk_as_of, counts.dirty_age_s)
+
     # --- reading -----------------------------------------------------------------------------
 
     async def open(self) -> None:
@@ -263,16 +284,19 @@ class StoreDisk:
             ConfigError, DataError: See `SegmentStore.opened`; or a catalogue cannot be read.
         """
         async with self._changing:
-            await self._close()
-            self._segments = self._new_segments()
-            await self._stack.enter_async_context(self._segments.opened())
-            recovery = self._segments.recovery
-            for damage in recovery.damages:
-                self._ports.notice(f"{self.folder}: {damage}")
-            self._catalogue = None
-            if CATALOGUE in recovery.states:
-                _, parts = await self._segments.read_state(CATALOGUE)
-                self._catalogue = read_catalogue(parts, str(self.folder))
+            self._catalogue = await self._open()
+
+    async def _open(self) -> Catalogue | None:
+        """Open the folder again; returns its catalogue, None if there is none."""
+        await self._close()
+        self._segments = self._new_segments()
+        await self._stack.enter_async_context(self._segments.opened())
+        states = self._segments.recovery.states
+        self._positions = {name: key.position for name, key in states.items() if name != CATALOGUE}
+        if CATALOGUE not in states:
+            return None
+        _, parts = await self._segments.read_state(CATALOGUE)
+        return read_catalogue(parts, str(self.folder))
 
     async def _close(self) -> None:
         await self._stack.aclose()
