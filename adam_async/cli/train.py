@@ -168,6 +168,8 @@ async def _train(
             interrupted = isinstance(error, asyncio.CancelledError) or EARLY.first is not None
             if kept is not None and (line := kept.sentence(interrupted=interrupted)):
                 terminal.notice(line)
+            if options.store is not None and driver is not None:
+                terminal.notice(f"the same command goes on from the shards in {options.store}")
             if result is None and driver is not None and options.report is not None:
                 ended = "interrupted" if interrupted else explain(error)[1]
                 asked = driver.attached or config

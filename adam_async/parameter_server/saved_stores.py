@@ -126,7 +126,7 @@ class SavedStores:
     def counts(self, id: str) -> DiskCounts | UnsetType:
         """Return the counts of a store; unset if the disk does not have it."""
         found = self._disk.find(id) if self._disk is not None else None
-        if found is None or found.is_saved:
+        if found is None or not found.is_serving:
             return UNSET
         counts = found.statistics()
         return DiskCounts(

@@ -111,6 +111,7 @@ class StoreDisk:
         """Position of each state on the disk, or on its way."""
         self._table: tuple[ShardSpec, ...] = ()
         self._rules: list[Rule] = []
+        self._pieces: dict[str, list[tuple[ShardSpec, ...]]] = {}
         self.is_complete = False
         """Whether the disk has each piece of the bundles on this server."""
         self.on_complete: Callable[[], None] = _nothing
@@ -133,6 +134,11 @@ class StoreDisk:
     def catalogue(self) -> Catalogue | None:
         """The store; None if the disk had not got so far."""
         return self._catalogue
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the disk follows the changes of the store."""
+        return self._is_serving
 
     @property
     def is_saved(self) -> bool:
@@ -266,7 +272,7 @@ class StoreDisk:
         return self._segments.statistics()
 
     def age_s(self) -> float | None:
-        """Return the age of the oldest update not on the disk, in seconds; None until all pieces were on it."""
+        """Return the age of the oldest update not on the disk, in seconds; None if pieces are missing."""
         counts = self._segments.statistics()
         if not self.is_complete or counts.on_disk_as_of is None:
             return None
@@ -291,6 +297,7 @@ class StoreDisk:
         await self._close()
         self._segments = self._new_segments()
         await self._stack.enter_async_context(self._segments.opened())
+        self._table, self._pieces = (), {}
         states = self._segments.recovery.states
         self._positions = {name: key.position for name, key in states.items() if name != CATALOGUE}
         if CATALOGUE not in states:
@@ -331,6 +338,27 @@ class StoreDisk:
             written=int(catalogue.began * 1000),
         )
 
+    def specs_of(self, home: str, piece: int) -> tuple[ShardSpec, ...]:
+        """Return the shards of a piece.
+
+        Raises:
+            DataError: There is no store, or no such piece.
+        """
+        catalogue = self._catalogue
+        if catalogue is None:
+            raise DataError(f"{self.folder} has no store")
+        if not self._table:
+            arrays = catalogue.arrays
+            self._table = shard_table(arrays, shard_bytes=catalogue.record.shard_bytes).shards
+            self._rules = [rule_of(rule) for rule in catalogue.record.rules]
+        if home not in self._pieces:
+            buckets = catalogue.record.buckets
+            self._pieces[home] = pieces_of([spec for spec in self._table if buckets[spec.bucket] == home])
+        pieces = self._pieces[home]
+        if not 1 <= piece < len(pieces):
+            raise DataError(f"bundle {home} of store {self.id} has no piece {piece}")
+        return pieces[piece]
+
     async def read(
         self, home: str, piece: int, numbers: Sequence[int]
     ) -> tuple[ShardStates, list[NDArray[Any]]]:
@@ -340,17 +368,8 @@ class StoreDisk:
             DataError: The disk has no such piece or shard, or the state is damaged.
         """
         catalogue = self._catalogue
-        if catalogue is None:
-            raise DataError(f"{self.folder} has no store")
-        if not self._table:
-            arrays = catalogue.arrays
-            self._table = shard_table(arrays, shard_bytes=catalogue.record.shard_bytes).shards
-            self._rules = [rule_of(rule) for rule in catalogue.record.rules]
-        buckets = catalogue.record.buckets
-        pieces = pieces_of([spec for spec in self._table if buckets[spec.bucket] == home])
-        if not 1 <= piece < len(pieces):
-            raise DataError(f"bundle {home} of store {self.id} has no piece {piece}")
-        specs, origin = pieces[piece], f"piece {piece} of bundle {home} in {self.folder}"
+        specs, origin = self.specs_of(home, piece), f"piece {piece} of bundle {home} in {self.folder}"
+        assert catalogue is not None
         try:
             _, parts = await self._segments.read_state(StateName(home, piece))
         except KeyError:

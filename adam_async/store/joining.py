@@ -332,8 +332,8 @@ class Joining:
         if not same_shards(found, store, arrays):
             raise StoreError(
                 f"store {wish.name!r} is on the disks of its servers with shard_bytes="
-                f"{found.record.shard_bytes}, or its arrays in another order: open it without arrays, or give "
-                "it up with create='new'"
+                f"{found.record.shard_bytes}, or its arrays in another order: open it without arrays, or "
+                "give it up with create='new'"
             )
         await load_saved(self._saved, copies, found, store, arrays, membership.map)
         return True
