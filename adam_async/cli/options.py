@@ -254,6 +254,9 @@ class TrainOptions:
     each server has its own --dir."""
     flush_s: float | None = None
     """Seconds between two rounds in which a server writes its changed shards to its disk."""
+    ack: Literal["auto", "single", "replicated", "durable"] | None = None
+    """When a push is acknowledged: in the memory of one server (single), of all copies in sync (replicated),
+    or on their disks too (durable)."""
     init: Path | None = None
     """Begin with the tensors of this saved model with the same names and shapes; other tensors get initial
     values."""

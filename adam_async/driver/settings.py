@@ -109,6 +109,10 @@ def config_of(config: Config, inputs: RunInputs) -> Config:
             "evaluation=concurrent does not pause at the end of an epoch, where checkpoints are taken and "
             "runs on disks are noted: leave it at wait, or do without"
         )
+    if config.ack == "durable" and inputs.notes is None:
+        raise ConfigError(
+            "ack=durable needs servers with disks: name a folder for their shards (--store DIR)"
+        )
     if inputs.init is not None and (inputs.resume is not None or config.record):
         other = "resume continues" if inputs.resume is not None else "record repeats"
         raise ConfigError(f"init and {other} both set the first weights: leave one of them out")

@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -32,6 +33,8 @@ from adam_async.parameter_server.log_entries import (
     entry_bytes,
     without_shards,
 )
+from adam_async.parameter_server.ordered_appends import OrderedAppends
+from adam_async.parameter_server.part_collector import PartCollector
 from adam_async.parameter_server.replication.effects import (
     Apply,
     BecamePrimary,
@@ -90,15 +93,6 @@ STUCK_TICKS = 10
 STALLED_TICKS = 50
 """Number of heartbeats without a commit after which a primary strikes out the members that it waits for: they
 beat, and do not take entries."""
-
-MOST_PARTS = 64
-"""Maximum number of parts of an entry; a batch has fewer pushes."""
-
-MOST_PIECE_PARTS = 1024
-"""Maximum number of parts of a piece."""
-
-MOST_BYTES = 1 << 30
-"""Maximum size of an entry or a piece, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,6 +161,10 @@ class BundleCopy:
         saver: BundleSaver | None = None,
     ) -> None:
         self._saver = saver
+        self._appends: OrderedAppends | None = None
+        """With durable pushes: entries on their way to the disk, and messages behind them."""
+        if saver is not None and saver.journal is not None:
+            self._appends = OrderedAppends(saver.journal, host.spawn)
         self._core = BundleMember(me, facts, record)
         self._facts = facts
         self._copies = copies
@@ -187,8 +185,7 @@ class BundleCopy:
         self._is_catching_up = False
         self._asked: deque[CopyPiece] = deque()
         """Pieces to copy once the shards are between two entries."""
-        self._parts: dict[Member, list[Part]] = {}
-        """Parts of an entry or a piece that has not arrived whole, by sender."""
+        self._parts = PartCollector()
         self._committed = 0
         """Position up to which entries were committed at the last tick."""
         self._stuck_ticks = 0
@@ -284,7 +281,7 @@ class BundleCopy:
         for member in {*record.members} - {*before.members}:
             self._host.links.expect(member)
         self._core.record_changed(record)
-        self._parts = {sender: parts for sender, parts in self._parts.items() if sender in record.members}
+        self._parts.keep(record.members)
         self._run()
 
     def link(self, member: Member, *, is_up: bool) -> None:
@@ -292,7 +289,7 @@ class BundleCopy:
         if is_up:
             self._core.link_up(member)
         else:
-            self._parts.pop(member, None)
+            self._parts.forget(member)
             self._core.link_lost(member)
         self._run()
 
@@ -304,8 +301,22 @@ class BundleCopy:
     def _propose_all(self) -> None:
         while self._unproposed and self._core.is_ordering:
             entry = self._unproposed.popleft()
-            parts = encode_entry(entry)
-            self._core.propose(_Content(entry, parts), entry_bytes(parts))
+            content, core = _Content(entry, encode_entry(entry)), self._core
+            if self._appends is None:
+                core.propose(content, entry_bytes(content.parts))
+                continue
+            position = core.log.last + len(self._appends) + 1
+            written = partial(self._propose_written, content, position)
+            self._appends.append(position, core.record.generation, content.parts, written, entry)
+
+    def _propose_written(self, content: _Content, position: int) -> None:
+        """Put an entry that is on the disk of this primary into the log, unless a handover has begun."""
+        assert self._appends is not None
+        if self._core.is_ordering and position == self._core.log.last + 1:
+            self._core.propose(content, entry_bytes(content.parts))
+        else:
+            self._unproposed.extendleft(reversed([content.entry, *self._appends.clear()]))
+        self._run()
 
     def received(self, sender: Member, message: Message, tensors: Sequence[NDArray[Any]]) -> None:
         """Take a message of another member.
@@ -313,44 +324,42 @@ class BundleCopy:
         Raises:
             RemoteProtocolError: No correct member sends it.
         """
-        content: Any = None
+        parts: list[Part] | None = []
         if isinstance(message, Copy | PieceCopy):
-            parts = self._collected(sender, message, list(tensors))
+            is_member = sender in self._core.record.members
+            parts = self._parts.add(sender, message, list(tensors), keeps=is_member)
             if parts is None:
                 return
-            bundle = self._shards.bundle
-            if isinstance(message, Copy):
-                content = _Content(decode_entry(parts, bundle, self._table), parts)
-            elif message.piece < len(self._pieces):
-                tensors = [tensor for part in parts for tensor in part]
-                content = read_piece(bundle, self._pieces[message.piece], self._table, tensors)
+        if self._appends is None or (not self._appends and not isinstance(message, Copy)):
+            self._take(sender, message, parts)
+            return
+        take = partial(self._take_later, sender, message, parts)
+        if isinstance(message, Copy):
+            self._appends.append(message.position, message.origin, parts, take, None)
+        else:
+            self._appends.add(take)
+
+    def _take_later(self, sender: Member, message: Message, parts: list[Part]) -> None:
+        """Take a message that has waited for the disk; an invalid one costs its sender's links."""
+        try:
+            self._take(sender, message, parts)
+        except RemoteProtocolError as error:
+            logger.warning("%s: %s sent an invalid message: %s", self.me[0], sender[0], error)
+            self._host.links.hang_up(sender)
+
+    def _take(self, sender: Member, message: Message, parts: list[Part]) -> None:
+        content: Any = None
+        bundle = self._shards.bundle
+        if isinstance(message, Copy):
+            content = _Content(decode_entry(parts, bundle, self._table), parts)
+        elif isinstance(message, PieceCopy) and message.piece < len(self._pieces):
+            tensors = [tensor for part in parts for tensor in part]
+            content = read_piece(bundle, self._pieces[message.piece], self._table, tensors)
         try:
             self._core.received(sender, message, content)
         except Violation as error:
             raise RemoteProtocolError("replication", str(error)) from None
         self._run()
-
-    def _collected(self, sender: Member, message: Copy | PieceCopy, tensors: Part) -> list[Part] | None:
-        """Add a part to those before it; return all of them with the last one."""
-        parts = self._parts.pop(sender, [])
-        if message.part == 0:
-            parts = []  # those before it were of an earlier link
-        most = MOST_PARTS if isinstance(message, Copy) else MOST_PIECE_PARTS
-        if not tensors or message.part != len(parts) or not message.part < message.parts <= most:
-            raise RemoteProtocolError(
-                "replication", f"part {message.part} of {message.parts} after {len(parts)} parts"
-            )
-        parts.append(tensors)
-        size, is_last = entry_bytes(parts), len(parts) == message.parts
-        if not size <= message.nbytes <= MOST_BYTES or (is_last and size != message.nbytes):
-            raise RemoteProtocolError(
-                "replication", f"{size} bytes in {len(parts)} of {message.parts} parts, not {message.nbytes}"
-            )
-        if is_last:
-            return parts
-        if sender in self._core.record.members:
-            self._parts[sender] = parts
-        return None
 
     def tick(self) -> None:
         """Look for silent members; to be called with each heartbeat."""
@@ -479,6 +488,8 @@ class BundleCopy:
             case Stopped():
                 self._asked.clear()
                 self._unproposed.clear()
+                if self._appends is not None:
+                    self._appends.clear()
                 self._stuck_ticks = 0
                 self._shards.follow()
             case Removed():
@@ -561,6 +572,9 @@ class BundleCopy:
         content: _Content = logged.content
         if self._host.observe is not None:
             self._host.observe(self, logged, content.parts)
+        if self._appends is not None and self._saver is not None:
+            # A complete round drops entries on the disk, so each piece that one changes has to be in it.
+            self._saver.entered(content.entry)
         self._shards.committed(without_shards(content.entry, absent) if absent else content.entry)
 
     def _skip(self) -> None:
@@ -574,6 +588,8 @@ class BundleCopy:
         self._applying -= new
         for _ in range(new):
             self._core.applied(self._core.log.applied + 1)
+        if new and self._appends is not None:
+            self._appends.journal.applied(self._core.log.applied)
 
     def _copy_piece(self, asked: CopyPiece, bundle: Bundle) -> None:
         piece = copy_piece(bundle, self._pieces[asked.piece])

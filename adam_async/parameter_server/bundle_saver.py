@@ -7,8 +7,11 @@ a round of the loop. No entry waits for the disk.
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.events import Apply, Contribute, Entry, QueuedTick
+from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.piece_states import piece_state
 from adam_async.persistence.keys import State
 from adam_async.run.ids import ShardId
@@ -16,6 +19,18 @@ from adam_async.run.shard_table import ShardSpec
 
 Mark = Callable[[int, int, int], None]
 """Marks a piece: its number, its size in bytes, and the number of its updates."""
+
+
+class Journal(Protocol):
+    """The log of a bundle's entries on the disk."""
+
+    async def append(self, position: int, generation: int, parts: Sequence[Part]) -> None:
+        """Append an entry; it is on the disk on return. Calls return in their order."""
+        ...
+
+    def applied(self, position: int) -> None:
+        """Note that all entries up to a position are applied."""
+        ...
 
 
 class BundleSaver:
@@ -26,12 +41,20 @@ class BundleSaver:
         pieces: Its shards, cut into pieces.
         state_arrays: Maximum number of state arrays per array of values.
         mark: Marks a changed piece.
+        journal: Log of the bundle's entries on the disk; None if pushes are acknowledged from memory.
     """
 
     def __init__(
-        self, home: str, pieces: Sequence[Sequence[ShardSpec]], *, state_arrays: int, mark: Mark
+        self,
+        home: str,
+        pieces: Sequence[Sequence[ShardSpec]],
+        *,
+        state_arrays: int,
+        mark: Mark,
+        journal: "Journal | None" = None,
     ) -> None:
         self.home = home
+        self.journal = journal
         self.pieces = pieces
         self._mark = mark
         self._piece_of: dict[ShardId, int] = {
@@ -59,6 +82,20 @@ class BundleSaver:
             self._mark(piece, self._sizes[piece], updates)
         if self._asked is not None:
             self.wake()
+
+    def entered(self, entry: Entry) -> None:
+        """Mark the pieces that an entry of the log changes."""
+        match entry:
+            case Apply():
+                changed = [number for queued in entry.pushes for number in queued.push.shards]
+            case Contribute():
+                changed = list(entry.queued.push.shards)
+            case QueuedTick():
+                changed = list(entry.tick.shards)
+            case _:
+                self.all_touched()
+                return
+        self.touched(map(ShardId, changed), 0)
 
     def all_touched(self) -> None:
         """Mark all pieces, such as those that were just loaded."""

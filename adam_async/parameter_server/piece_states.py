@@ -33,7 +33,7 @@ CATALOGUE = StateName("", 0)
 """Name of the state with the record of the store."""
 
 _TYPES = frozenset(np.dtype(name).str for name in ("f4", "f8", "i8", "u1"))
-"""Types of the tensors of pieces."""
+"""Types of the tensors of pieces and entries."""
 
 
 class _Tensor(msgspec.Struct, frozen=True, array_like=True):
@@ -42,6 +42,7 @@ class _Tensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 _heads = msgspec.msgpack.Decoder(tuple[_Tensor, ...])
+_entry_heads = msgspec.msgpack.Decoder(tuple[tuple[_Tensor, ...], ...])
 
 
 class Catalogue(msgspec.Struct, frozen=True):
@@ -157,6 +158,30 @@ def bundle_of_piece(
     except RemoteProtocolError as error:
         raise DataError(f"{origin} does not fit its store: {error}") from None
     return bundle
+
+
+def entry_parts(parts: Sequence[Part]) -> list[Bytes]:
+    """Return an entry of a bundle's log as the parts of one on a disk."""
+    head = [[_Tensor(tensor.dtype.str, tensor.shape) for tensor in part] for part in parts]
+    return [msgspec.msgpack.encode(head), *(_bytes_of(tensor) for part in parts for tensor in part)]
+
+
+def read_entry(parts: Sequence[memoryview], origin: str) -> list[Part]:
+    """Return an entry of a bundle's log from its parts on a disk.
+
+    Args:
+        origin: Name of the entry, for errors.
+
+    Raises:
+        DataError: The parts are not those of an entry.
+    """
+    try:
+        head = _entry_heads.decode(parts[0])
+    except (msgspec.DecodeError, IndexError) as error:
+        raise DataError(f"{origin} is no entry: {error}") from None
+    flat = tuple(tensor for part in head for tensor in part)
+    rest = iter(tensors_of([memoryview(msgspec.msgpack.encode(flat)), *parts[1:]], origin))
+    return [[next(rest) for _ in part] for part in head]
 
 
 def chunks_of(shards: Sequence[ShardSpec], arrays: int) -> list[tuple[int, ...]]:

@@ -62,6 +62,8 @@ class SavedStores:
     def begin(self, name: str, store: StoreRecord, cluster: ClusterMap) -> StoreDisk | None:
         """Return the disk of a store that the server takes up; None without a disk."""
         if self._disk is None:
+            if store.durable:
+                raise ConfigError("its pushes go to disks, and this server has none: start it with --dir DIR")
             return None
         found = self._disk.of(store.id)
         found.on_complete = self._report_soon

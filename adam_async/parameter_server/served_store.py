@@ -133,9 +133,9 @@ class ServedStore:
             self._saver.is_ready, self._saver.wake = self._has_values, self._rest
         self._record = record
         self._cluster: ClusterMap | None = None
-        self.is_primary = store.copies == 1
+        self.is_primary = not store.has_log
         """Whether it orders and answers. The first primary of several does so once it has all values."""
-        if record.primary != host.me or (store.copies > 1 and not self._missing):
+        if record.primary != host.me or (store.has_log and not self._missing):
             self._missing.clear()
             self._start_copy()
         if host.make_pool is not None and not store.in_place and kernels_of(store) == "numba":
@@ -174,7 +174,7 @@ class ServedStore:
             resumed_clock=store.first_clock,
         )
         self._sender_checks = SenderChecks(program=bool(store.program), creator=store.creator)
-        self.state.alone = store.copies == 1
+        self.state.alone = not store.has_log
         self._missing = {int(shard.spec.id) for shard in shards}
         self._live: dict[Replica, int] | None = None
         self._epoch = 0
@@ -264,7 +264,7 @@ class ServedStore:
 
     def _has_values(self) -> bool:
         """Whether all shards have values that count."""
-        if self.store.copies == 1:
+        if not self.store.has_log:
             return self.complete
         return self._copy is not None and self._copy.is_whole
 
@@ -474,7 +474,7 @@ class ServedStore:
                 state.shards, body, request.message.tensors, is_new=not self.store.program
             )
             if not self._missing:
-                if self.store.copies > 1:
+                if self.store.has_log:
                     self._start_copy()
                 if self._saver is not None:
                     self._saver.all_touched()

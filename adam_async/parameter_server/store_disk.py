@@ -20,7 +20,10 @@ from numpy.typing import NDArray
 from adam_async.errors import DataError
 from adam_async.messages import SavedPiece, SavedStore, ShardStates
 from adam_async.model.rules import Rule, rule_of
+from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_saver import BundleSaver
+from adam_async.parameter_server.entry_replay import EntryReplay
+from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.piece_states import (
     CATALOGUE,
     CONTENTS,
@@ -28,13 +31,15 @@ from adam_async.parameter_server.piece_states import (
     bundle_of_piece,
     catalogue_state,
     clock_of,
+    entry_parts,
     read_catalogue,
+    read_entry,
     tensors_of,
 )
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.parameter_server.shard_transfer import read_states
 from adam_async.persistence.identity import Identity
-from adam_async.persistence.keys import State, StateName
+from adam_async.persistence.keys import EntryKey, State, StateKey, StateName
 from adam_async.persistence.settings import FlushSettings
 from adam_async.persistence.statistics import SegmentStatistics
 from adam_async.persistence.store import SegmentStore
@@ -103,6 +108,8 @@ class StoreDisk:
         self._catalogue: Catalogue | None = None
         self._is_serving = False
         """Whether states are written."""
+        self._served = asyncio.Event()
+        """Set while states and entries are written."""
         self._serving: asyncio.Task[None] | None = None
         self._spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
         self._changing = asyncio.Lock()
@@ -112,6 +119,8 @@ class StoreDisk:
         self._table: tuple[ShardSpec, ...] = ()
         self._rules: list[Rule] = []
         self._pieces: dict[str, list[tuple[ShardSpec, ...]]] = {}
+        self._replays: dict[str, EntryReplay] = {}
+        """Bundles with entries that their pieces on the disk lacked."""
         self.is_complete = False
         """Whether the disk has each piece of the bundles on this server."""
         self.on_complete: Callable[[], None] = _nothing
@@ -165,7 +174,13 @@ class StoreDisk:
         """Return the saver of a bundle; it marks all pieces when the folder is open."""
         assert self._catalogue is not None
         arrays = self._catalogue.record.state_arrays
-        saver = BundleSaver(home, pieces, state_arrays=arrays, mark=partial(self._mark, home))
+        saver = BundleSaver(
+            home,
+            pieces,
+            state_arrays=arrays,
+            mark=partial(self._mark, home),
+            journal=_BundleJournal(self, home) if self._catalogue.record.durable else None,
+        )
         self._savers[home] = saver
         saver.all_touched()
         return saver
@@ -191,6 +206,7 @@ class StoreDisk:
                     self._segments.forget(home)
                 self._positions.clear()
         self._is_serving = True
+        self._served.set()
         self._segments.mark(CATALOGUE, 1, 0)
         for saver in self._savers.values():
             saver.all_touched()
@@ -200,6 +216,17 @@ class StoreDisk:
                 group.create_task(self._watch(), name=f"disk-{self.id}/complete")
         finally:
             self._is_serving = False
+            self._served.clear()
+
+    async def append(self, key: EntryKey, parts: Sequence[Part]) -> None:
+        """Append an entry of a bundle's log; it is on the disk on return. Raises DiskFailed."""
+        await self._served.wait()
+        await self._segments.append_durably(key, entry_parts(parts))
+
+    def applied(self, home: str, position: int) -> None:
+        """Note that all entries of a bundle up to a position are applied, and their pieces marked."""
+        if self._is_serving:
+            self._segments.applied(home, position)
 
     async def _watch(self) -> None:
         """Note when each piece was written once."""
@@ -291,13 +318,39 @@ class StoreDisk:
         """
         async with self._changing:
             self._catalogue = await self._open()
+            for home, keys in self._segments.recovery.entries.items():
+                if self._catalogue is not None and keys:
+                    await self._replay(home, keys)
+
+    async def _replay(self, home: str, keys: Sequence[EntryKey]) -> None:
+        """Apply the entries on the disk to the pieces of a bundle that lack them."""
+        catalogue, segments = self._catalogue, self._segments
+        assert catalogue is not None
+        self.specs_of(home, 0)
+        origin = f"bundle {home} in {self.folder}"
+        found = {}
+        for name in segments.recovery.states:
+            if name.home == home:
+                key, parts = await segments.read_state(name)
+                found[name.shard] = (key.position, tensors_of(parts, origin))
+        if not found or max(key.position for key in keys) <= min(at for at, _ in found.values()):
+            return
+        replay = EntryReplay(catalogue, self._pieces[home], self._table, self._rules, found, origin)
+        for key in keys:
+            parts = await segments.read_entry(key)
+            if not replay.take(key.position, read_entry(parts, origin)):
+                self._ports.notice(
+                    f"{origin} lacks entries before {key.position}: later ones are not applied"
+                )
+                break
+        self._replays[home] = replay
 
     async def _open(self) -> Catalogue | None:
         """Open the folder again; returns its catalogue, None if there is none."""
         await self._close()
         self._segments = self._new_segments()
         await self._stack.enter_async_context(self._segments.opened())
-        self._table, self._pieces = (), {}
+        self._table, self._pieces, self._replays = (), {}, {}
         states = self._segments.recovery.states
         self._positions = {name: key.position for name, key in states.items() if name != CATALOGUE}
         if CATALOGUE not in states:
@@ -331,12 +384,16 @@ class StoreDisk:
             record=msgspec.json.encode(catalogue.record),
             arrays=msgspec.json.encode(catalogue.arrays),
             pieces=tuple(
-                SavedPiece(key.home, key.shard, key.position, clock_of(key))
+                SavedPiece(key.home, key.shard, self._position_of(key), clock_of(key))
                 for name, key in self._segments.recovery.states.items()
                 if name != CATALOGUE
             ),
             written=int(catalogue.began * 1000),
         )
+
+    def _position_of(self, key: StateKey) -> int:
+        replay = self._replays.get(key.home)
+        return key.position if replay is None else replay.positions.get(key.shard, key.position)
 
     def specs_of(self, home: str, piece: int) -> tuple[ShardSpec, ...]:
         """Return the shards of a piece.
@@ -355,7 +412,7 @@ class StoreDisk:
             buckets = catalogue.record.buckets
             self._pieces[home] = pieces_of([spec for spec in self._table if buckets[spec.bucket] == home])
         pieces = self._pieces[home]
-        if not 1 <= piece < len(pieces):
+        if not 0 <= piece < len(pieces):
             raise DataError(f"bundle {home} of store {self.id} has no piece {piece}")
         return pieces[piece]
 
@@ -370,21 +427,44 @@ class StoreDisk:
         catalogue = self._catalogue
         specs, origin = self.specs_of(home, piece), f"piece {piece} of bundle {home} in {self.folder}"
         assert catalogue is not None
-        try:
-            _, parts = await self._segments.read_state(StateName(home, piece))
-        except KeyError:
-            raise DataError(f"{origin} is not there") from None
-        bundle = bundle_of_piece(
-            catalogue, specs, self._table, self._rules, tensors_of(parts, origin), origin
-        )
+        if home in self._replays:
+            bundle = self._replays[home].bundle
+        else:
+            bundle = await self._bundle_of(catalogue, StateName(home, piece), specs, origin)
         missing = [number for number in numbers if ShardId(number) not in bundle.shards]
         if missing or not numbers:
             raise DataError(f"{origin} has no shards {missing[:8]}")
         shards = [bundle.shards[ShardId(number)] for number in numbers]
         return read_states(shards, self._rules[shards[0].spec.rule])
 
+    async def _bundle_of(
+        self, catalogue: Catalogue, name: StateName, specs: Sequence[ShardSpec], origin: str
+    ) -> Bundle:
+        try:
+            _, parts = await self._segments.read_state(name)
+        except KeyError:
+            raise DataError(f"{origin} is not there") from None
+        tensors = tensors_of(parts, origin)
+        return bundle_of_piece(catalogue, specs, self._table, self._rules, tensors, origin)
+
     def __repr__(self) -> str:
         return f"<StoreDisk {self.id} {'serving' if self._is_serving else 'saved'}>"
+
+
+class _BundleJournal:
+    """The log of one bundle's entries on the disk of a store."""
+
+    def __init__(self, disk: StoreDisk, home: str) -> None:
+        self._disk = disk
+        self._home = home
+
+    async def append(self, position: int, generation: int, parts: Sequence[Part]) -> None:
+        """See `Journal`."""
+        await self._disk.append(EntryKey(self._home, position, generation), parts)
+
+    def applied(self, position: int) -> None:
+        """See `Journal`."""
+        self._disk.applied(self._home, position)
 
 
 def _nothing() -> None:

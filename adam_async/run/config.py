@@ -205,6 +205,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Maximum memory of each process for its peers: their requests, and answers to these."""
     checksum: Checksum = "auto"
     """Whether tensors have a CRC-32C between processes; ``auto``: to other hosts."""
+    ack: Literal["auto", "single", "replicated", "durable"] = "auto"
+    """When a push is acknowledged: with one copy in the memory of its server (``single``), in the memory of
+    all copies in sync (``replicated``), or on the disks of all of these too (``durable``). ``auto`` is single
+    with one copy, else replicated."""
     flush_s: float = FLUSH_S
     """Time between two rounds in which each server writes its changed shards to its disk, in seconds, given a
     folder for them."""
@@ -290,6 +294,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"min_in_sync={self.min_in_sync} needs as many copies, and there "
                 f"{'is 1' if self.copies_in_force == 1 else f'are {self.copies_in_force}'}"
                 f"{f' with {by}: leave one of them out' if by and not self.copies else ': raise copies'}"
+            )
+        if self.ack == "single" and self.copies_in_force > 1:
+            raise ConfigError(
+                f"ack=single is for one copy, and there are {self.copies_in_force}: set copies to 1, or leave "
+                "ack out"
+            )
+        if self.ack == "replicated" and self.copies_in_force == 1:
+            raise ConfigError(
+                "ack=replicated needs several copies, and there is one: raise servers and copies"
+            )
+        if self.ack == "durable" and (self.record or self.weights == "aliased"):
+            raise ConfigError(
+                "ack=durable is about pushes, each of which goes to the disk: it excludes record and "
+                "weights=aliased; leave one of them out"
             )
         for name, asked, why in single:
             if self.copies > 1 and asked:
@@ -422,7 +440,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError("weights=aliased needs all roles in one process, joined by local links")
         cadence = self.push_every == self.pull_every == 1 and self.protocol == "auto"
         plain = all(getattr(self, name) == value for name, value in _IN_PLACE.items())
-        if self.weights == "copy" or self.copies_in_force > 1 or not (one_process and cadence and plain):
+        if self.ack == "durable" or self.copies_in_force > 1:
+            return "copy"
+        if self.weights == "copy" or not (one_process and cadence and plain):
             return "copy"
         return "aliased"
 

@@ -158,6 +158,7 @@ class Joining:
             min_in_sync=wish.min_in_sync,
             slack=wish.slack,
             summed_weight=1 if wish.is_summed else 0,
+            durable=wish.durable,
             replicas=max(wish.replicas, 1),
         )
         self._created += 1

@@ -81,6 +81,7 @@ class ParameterStore:
         servers: int = 0,
         shard_bytes: int = SHARD_BYTES,
         reader: bool = False,
+        durable: bool = False,
         dir: str | Path | None = None,
         token: str | None = None,
         waits: Waits = Waits(),  # noqa: B008 - a frozen value
@@ -109,6 +110,8 @@ class ParameterStore:
             servers: Number of servers to use; 0 for all servers live at its creation.
             shard_bytes: Maximum size of a shard, in bytes.
             reader: Whether this client only pulls. A reader never delays other clients.
+            durable: Whether a push is acknowledged only when it is on the disks of all copies in sync; the
+                creator decides. All servers need a folder.
             dir: With ``local``, folder in which the server keeps its stores: one that is opened again by its
                 name has its values and the state of its rules back. None: in memory only. The servers of a
                 cluster have their own folders (``adam-async ps --dir``).
@@ -134,6 +137,7 @@ class ParameterStore:
             servers=servers,
             shard_bytes=shard_bytes,
             reader=reader,
+            durable=durable,
             waits=waits,
         )
         return Opening(where, wish, token, None if dir is None else Path(dir).resolve())

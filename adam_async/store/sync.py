@@ -200,6 +200,7 @@ class ParameterStore:
         servers: int = 0,
         shard_bytes: int = SHARD_BYTES,
         reader: bool = False,
+        durable: bool = False,
         dir: str | Path | None = None,
         token: str | None = None,
         waits: Waits = Waits(),  # noqa: B008 - a frozen value
@@ -221,6 +222,7 @@ class ParameterStore:
             servers=servers,
             shard_bytes=shard_bytes,
             reader=reader,
+            durable=durable,
             dir=dir,
             token=token,
             waits=waits,
