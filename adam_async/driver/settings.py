@@ -111,7 +111,7 @@ def config_of(config: Config, inputs: RunInputs) -> Config:
         )
     if config.ack == "durable" and inputs.notes is None:
         raise ConfigError(
-            "ack=durable needs servers with disks: name a folder for their shards (--store DIR)"
+            "ack=durable needs servers with disks: give a folder for their shards (--store DIR)"
         )
     if inputs.init is not None and (inputs.resume is not None or config.record):
         other = "resume continues" if inputs.resume is not None else "record repeats"

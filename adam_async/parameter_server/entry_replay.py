@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 
 from adam_async.errors import DataError
 from adam_async.model.rules import Rule
+from adam_async.parameter_server.apply import appliers_of
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import Applied, Apply, ApplySum, SumApplied
 from adam_async.parameter_server.log_entries import Part, decode_entry, without_shards
 from adam_async.parameter_server.piece_states import Catalogue
 from adam_async.parameter_server.shard_pieces import load_piece, read_piece
 from adam_async.parameter_server.storage import own_shards
-from adam_async.parameter_server.store_host import appliers_of
 from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError
 

@@ -32,7 +32,7 @@ from adam_async.messages import (
 )
 from adam_async.model.rules import rule_of
 from adam_async.parameter_server.answers import Answers, send_record, values_count
-from adam_async.parameter_server.apply import Applier, Work
+from adam_async.parameter_server.apply import Applier, Work, appliers_of
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.decode_push import read_gradients
@@ -70,7 +70,6 @@ from adam_async.parameter_server.shard_transfer import load_states
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.store_host import (
     StoreHost,
-    appliers_of,
     compile_kernels,
     kernels_of,
     shards_of,
@@ -124,9 +123,8 @@ class ServedStore:
         self._work: _Work | None = None
         """The batch or sum that was taken from the queue and is not finished."""
         self._refuse_sender = RefusedSenders(host.node, host.spawn).refuse
-        pieces = pieces_of([spec for spec in self._specs if store.buckets[spec.bucket] == home])
-        self._pieces = pieces
-        self._saver = host.disk.saver(home, pieces) if host.disk is not None else None
+        self._pieces = pieces_of([spec for spec in self._specs if store.buckets[spec.bucket] == home])
+        self._saver = host.disk.saver(home, self._pieces) if host.disk is not None else None
         self._make()
         self._copy: BundleCopy | None = None
         if self._saver is not None:

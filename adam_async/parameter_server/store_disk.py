@@ -339,9 +339,7 @@ class StoreDisk:
         for key in keys:
             parts = await segments.read_entry(key)
             if not replay.take(key.position, read_entry(parts, origin)):
-                self._ports.notice(
-                    f"{origin} lacks entries before {key.position}: later ones are not applied"
-                )
+                self._ports.notice(f"{origin} lacks entries before {key.position}; later ones do not count")
                 break
         self._replays[home] = replay
 

@@ -16,7 +16,7 @@ from adam_async.parameter_server.storage import ShardStorage, StoragePool, own_s
 from adam_async.parameter_server.store_disk import StoreDisk
 from adam_async.run.bundle_record import Member
 from adam_async.run.config import Waits
-from adam_async.run.shard_table import ShardSpec, ShardTable
+from adam_async.run.shard_table import ShardTable
 from adam_async.run.store_record import ArrayRecord, StoreRecord
 from adam_async.runtime.timeline import Timeline
 from dataflow import MakePool, WaitTimedOut
@@ -101,14 +101,6 @@ def kernels_of(store: StoreRecord) -> str:
             raise
         logger.warning("NumPy applies the rules of store %s: %s", store.id, error)
         return "numpy"
-
-
-def appliers_of(shards: Sequence[Shard], rules: Sequence[Rule]) -> Mapping[tuple[int, str], Applier]:
-    """Return the applier of each family with shards here."""
-    families: dict[tuple[int, str], list[ShardSpec]] = {}
-    for shard in shards:
-        families.setdefault((shard.spec.rule, shard.spec.dtype), []).append(shard.spec)
-    return {(rule, dtype): Applier(rules[rule], specs, dtype) for (rule, dtype), specs in families.items()}
 
 
 async def compile_kernels(

@@ -297,8 +297,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         if self.ack == "single" and self.copies_in_force > 1:
             raise ConfigError(
-                f"ack=single is for one copy, and there are {self.copies_in_force}: set copies to 1, or leave "
-                "ack out"
+                f"ack=single is for one copy, and there are {self.copies_in_force}: set copies to 1, or "
+                "leave ack out"
             )
         if self.ack == "replicated" and self.copies_in_force == 1:
             raise ConfigError(
