@@ -24,7 +24,9 @@ Mark = Callable[[int, int, int], None]
 class Journal(Protocol):
     """The log of a bundle's entries on the disk."""
 
-    async def append(self, position: int, generation: int, parts: Sequence[Part]) -> None:
+    async def append(
+        self, position: int, generation: int, parts: Sequence[Part], *, of_primary: bool
+    ) -> None:
         """Append an entry; it is on the disk on return. Calls return in their order."""
         ...
 

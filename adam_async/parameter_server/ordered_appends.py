@@ -47,14 +47,14 @@ class OrderedAppends:
         """Append an entry to the log on the disk, and then call a function.
 
         Args:
-            item: Returned by `clear`.
+            item: The entry, if this server orders it; returned by `clear`.
         """
         step = _Step(item, action, is_done=False)
         self._steps.append(step)
         self._spawn(f"appends-{position}", self._append(step, position, generation, parts))
 
     async def _append(self, step: _Step, position: int, generation: int, parts: Sequence[Part]) -> None:
-        await self.journal.append(position, generation, parts)
+        await self.journal.append(position, generation, parts, of_primary=step.item is not None)
         step.is_done = True
         self._advance()
 

@@ -7,6 +7,7 @@ that one is on the disks too.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -52,6 +53,9 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "store-"
 """Prefix of the names of the folders of stores."""
+
+FIRST_S = 0.02
+"""Pause between two looks at the first writing of a store with durable pushes, in seconds."""
 
 FLUSH_END_S = 5.0
 """Maximum time for the last write of a store that leaves its server, in seconds."""
@@ -110,6 +114,8 @@ class StoreDisk:
         """Whether states are written."""
         self._served = asyncio.Event()
         """Set while states and entries are written."""
+        self._completed = asyncio.Event()
+        """Set while the disk has each piece of the bundles on this server."""
         self._serving: asyncio.Task[None] | None = None
         self._spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
         self._changing = asyncio.Lock()
@@ -217,10 +223,19 @@ class StoreDisk:
         finally:
             self._is_serving = False
             self._served.clear()
+            self._completed.clear()
 
-    async def append(self, key: EntryKey, parts: Sequence[Part]) -> None:
-        """Append an entry of a bundle's log; it is on the disk on return. Raises DiskFailed."""
-        await self._served.wait()
+    async def append(self, key: EntryKey, parts: Sequence[Part], *, of_primary: bool) -> None:
+        """Append an entry of a bundle's log; it is on the disk on return.
+
+        Args:
+            of_primary: Whether this server orders the entries. The disk then has all pieces before the first
+                one: without them the entries are worth nothing.
+
+        Raises:
+            DiskFailed: See `SegmentStore.append_durably`.
+        """
+        await (self._completed if of_primary else self._served).wait()
         await self._segments.append_durably(key, entry_parts(parts))
 
     def applied(self, home: str, position: int) -> None:
@@ -229,11 +244,15 @@ class StoreDisk:
             self._segments.applied(home, position)
 
     async def _watch(self) -> None:
-        """Note when each piece was written once."""
-        pause_s = self._ports.settings.flush_s / 4
+        """Note when each piece was written once; durable pushes wait for it."""
+        assert self._catalogue is not None
+        is_durable = self._catalogue.record.durable
+        pause_s = min(self._ports.settings.flush_s / 4, FIRST_S if is_durable else math.inf)
         rounds: int | None = None
         while True:
             await asyncio.sleep(pause_s)
+            if is_durable and any(saver.is_ready() for saver in self._savers.values()):
+                await self._segments.flush()
             names = {
                 StateName(home, piece)
                 for home, saver in self._savers.items()
@@ -246,6 +265,7 @@ class StoreDisk:
             rounds = counts.rounds if rounds is None else rounds
             if counts.rounds > rounds or not counts.dirty:
                 self.is_complete = True
+                self._completed.set()
                 self.on_complete()
                 return
 
@@ -456,9 +476,12 @@ class _BundleJournal:
         self._disk = disk
         self._home = home
 
-    async def append(self, position: int, generation: int, parts: Sequence[Part]) -> None:
+    async def append(
+        self, position: int, generation: int, parts: Sequence[Part], *, of_primary: bool
+    ) -> None:
         """See `Journal`."""
-        await self._disk.append(EntryKey(self._home, position, generation), parts)
+        key = EntryKey(self._home, position, generation)
+        await self._disk.append(key, parts, of_primary=of_primary)
 
     def applied(self, position: int) -> None:
         """See `Journal`."""

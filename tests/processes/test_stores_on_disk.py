@@ -113,6 +113,24 @@ async def test_a_store_of_servers_started_by_hand_comes_back_by_its_name(tmp_pat
             assert (await store.pull())["w"].tolist() == [-20, -20, -20]
 
 
+async def test_kill_9_loses_no_acknowledged_push_of_a_durable_store(tmp_path: Path) -> None:
+    """Rounds of pieces come too late: the pushes are in the log of entries."""
+    arrays = {"w": np.zeros(3), "m": np.zeros((300, 1000))}
+    with ExitStack() as stack:
+        where, start = started_by_hand(stack)
+        server = start("ps", "--dir", str(tmp_path), "--flush-s", "0.5", "--controller")
+        async with ParameterStore.open(where, arrays, rule=Sgd(rate=1.0), durable=True) as store:
+            for _ in range(50):
+                await store.push({"w": np.ones(3)})
+            server.signal(signal.SIGKILL)
+            server.finish()
+    with ExitStack() as stack:
+        where, start = started_by_hand(stack)
+        start("ps", "--dir", str(tmp_path), "--controller")
+        async with ParameterStore.open(where) as store:
+            assert (await store.pull())["w"].tolist() == [-50, -50, -50]
+
+
 def test_a_folder_that_another_server_uses_is_refused(tmp_path: Path) -> None:
     with ExitStack() as stack:
         where, start = started_by_hand(stack)

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -11,6 +12,7 @@ from adam_async import Adam, ParameterStore, Sgd
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.run_notes import NAME, RunNotes
 from adam_async.cluster.local import LocalCluster
+from adam_async.cluster.roles import parameter_server
 from adam_async.errors import ConfigError, StoreError
 from adam_async.model.named import digits
 from adam_async.parameter_server.piece_states import CATALOGUE
@@ -104,6 +106,9 @@ MODES = {
     "ssp": {"consistency": "ssp:2", "replicas": 2, **SHARDED},
     "bsp": {"consistency": "bsp", "replicas": 2, **SHARDED},
     "several copies": {"controllers": 3, "servers": 3, "copies": 2, "shard_bytes": 16 << 10},
+    "durable": {"ack": "durable", "servers": 2, "shard_bytes": 4 << 10},
+    "durable copies": {"ack": "durable", "controllers": 3, "servers": 2, "copies": 2},
+    "durable bsp": {"ack": "durable", "consistency": "bsp", "replicas": 2},
 }
 
 
@@ -200,6 +205,7 @@ def gradients(seed):
 async def pushed(store, seeds):
     for seed in seeds:
         await store.push(gradients(seed))
+        await store.tick()
     return dict(await store.pull())
 
 
@@ -212,6 +218,30 @@ async def test_a_store_comes_back_by_its_name_with_the_state_of_its_rules(tmp_pa
         values = await pushed(store, range(5, 10))
     for name, array in expected.items():
         np.testing.assert_array_equal(values[name], array)
+
+
+@pytest.mark.parametrize("consistency", ["asp", "bsp"])
+async def test_acknowledged_pushes_of_a_durable_store_come_back_without_a_round(
+    consistency, tmp_path, monkeypatch
+):
+    """The disk gets one round of pieces, and all pushes after it as entries."""
+    options = {"rule": RULES, "consistency": consistency, "replicas": 1}
+    async with ParameterStore.open("local", ARRAYS, **options) as whole:
+        expected = await pushed(whole, range(10))
+    with monkeypatch.context() as without_rounds:
+        slow = partial(parameter_server, flush_s=1e3)
+        without_rounds.setattr("adam_async.store.local_servers.parameter_server", slow)
+        without_rounds.setattr("adam_async.parameter_server.store_disk.StoreDisk.flush", nothing)
+        async with ParameterStore.open("local", ARRAYS, durable=True, dir=tmp_path, **options) as store:
+            await pushed(store, range(7))
+    async with ParameterStore.open("local", ARRAYS, durable=True, dir=tmp_path, **options) as store:
+        values = await pushed(store, range(7, 10))
+    for name, array in expected.items():
+        np.testing.assert_array_equal(values[name], array)
+
+
+async def nothing(_):
+    """Write nothing at the end."""
 
 
 async def test_a_store_comes_back_without_arrays(tmp_path):
