@@ -178,8 +178,8 @@ class Rounds:
             flushes, self._flushes = self._flushes, []
             try:
                 await self._timed_round()
-            except BaseException as error:
-                self._resolve(flushes, error if isinstance(error, Exception) else None)
+            except BaseException:
+                self._flushes += flushes  # `fail` follows
                 raise
             self._resolve(flushes, None)
 

@@ -113,7 +113,9 @@ def scan(segment: str, data: bytes, run: str | None) -> Scan:
 
     end = first.end if first is not None and start is not None else 0
     records: list[Found] = []
-    durable = 0
+    # A file under another name has frames that are not read, and must not be cut off.
+    is_misnamed = start is not None and str(SegmentName(start.kind, start.number)) != segment
+    durable = len(data) if is_misnamed else 0
     if end:
         for frame in frames_from(data, end, salt):
             records += found(frame)

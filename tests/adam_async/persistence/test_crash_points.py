@@ -213,9 +213,7 @@ def test_the_trace_has_all_that_matters(trace):
 
 
 @pytest.mark.thorough
-def test_after_a_crash_at_any_point_each_state_is_between_the_confirmed_and_the_applied_one(
-    trace, record_property
-):
+def test_a_crash_at_any_point_loses_nothing_confirmed_and_leaves_whole_states(trace, record_property):
     images, account = trace
     dice = random.Random(1)
     points = torn = 0
@@ -257,9 +255,7 @@ def damaged(image, dice: random.Random):
 
 
 @pytest.mark.thorough
-def test_after_a_crash_at_any_point_of_a_repair_the_same_states_are_there_and_losses_are_named(
-    trace, record_property
-):
+def test_a_crash_at_any_point_of_a_repair_changes_no_state_and_hides_no_loss(trace, record_property):
     images, account = trace
     dice = random.Random(2)
     quiet = [image for image in images[len(images) // 3 :] if not image.unsynced]
