@@ -393,7 +393,7 @@ async def configure(
         file,
         from_environment(environment),
         options.layer(),
-        sources=(str(options.resume), str(options.config), ENVIRONMENT, COMMAND_LINE),
+        sources=(str(options.resume or options.store), str(options.config), ENVIRONMENT, COMMAND_LINE),
     )
     if resumed is not None:
         config = resumed_config(resumed, config)

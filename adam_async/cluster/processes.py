@@ -249,7 +249,9 @@ class ProcessCluster:
     def _disk_words(self, node: str) -> tuple[str, ...]:
         """Return the options of a server that keeps its shards on a disk."""
         folder = self._setup.server_folder(node)
-        return ("--dir", str(folder), "--flush-s", str(self.config.flush_s)) if folder is not None else ()
+        if folder is None:
+            return ()
+        return "--dir", str(folder.absolute()), "--flush-s", str(self.config.flush_s)
 
     async def _open_data(self, stack: AsyncExitStack, network: Network, controller: str) -> None:
         """Serve the caller's data set, if any, from the memory of this process."""

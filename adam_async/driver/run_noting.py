@@ -90,6 +90,7 @@ class RunNoting:
         asked_at: float,
         now: float,
         groups: int,
+        ended: int,
         results: tuple[dict[str, Any], ...],
         epochs: Sequence[EpochResult],
     ) -> None:
@@ -99,12 +100,14 @@ class RunNoting:
             asked_at: Time of the requests, on the loop's clock.
             now: Time of the last answer.
             groups: Groups of the epoch in progress.
-            results: Results of the ended epochs, in order.
+            ended: Number of the last ended epoch.
+            results: Results of the ended epochs, in order; a driver that took a run over may lack the first.
             epochs: The evaluated epochs.
         """
         counts = [each.counts for each in answers.values()]
         leader = next((c for c in counts if isinstance(c, DataCounts) and c.ledger and c.ledger.leads), None)
-        point = self._point(leader, groups, results, epochs) if leader is not None else None
+        is_known = leader is not None and len(results) == ended
+        point = self._point(leader, groups, results, epochs) if is_known and leader is not None else None
         if point is not None:
             self._seen = ProgressNote(
                 epoch=point.epoch, groups=point.groups, trained_again=self._common.trained_again
@@ -144,7 +147,7 @@ class RunNoting:
             clock=0,
             results=results,
             images=images,
-            loss=loss if loss == loss else 0.0,
+            loss=loss if math.isfinite(loss) else 0.0,
             train_s=train_s,
         )
         return msgspec.structs.replace(

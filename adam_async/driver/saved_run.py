@@ -17,7 +17,7 @@ from adam_async.controller.client import Membership
 from adam_async.driver.preparation import PreparedRun
 from adam_async.driver.settings import RunInputs
 from adam_async.errors import ConfigError
-from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.config import Config
 from adam_async.run.partition import arrays_of
 from adam_async.run.progress import Progress
@@ -29,9 +29,6 @@ wants, in seconds: others may still start."""
 
 PAUSE_S = 0.5
 """Pause between two looks, in seconds."""
-
-DISK = "disk"
-"""Fact of a server in the cluster map: whether it keeps its shards on a disk."""
 
 
 class SavedRunReader:

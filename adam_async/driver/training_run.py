@@ -494,6 +494,7 @@ class TrainingRun:
                 asked_at=asked_at,
                 now=now,
                 groups=record.groups if record is not None else 0,
+                ended=ended,
                 results=self._parts.results.before(ended + 1),
                 epochs=self._progress.epochs,
             )
@@ -511,7 +512,9 @@ class TrainingRun:
                 self._parts.warn(f"the end of the run was not on the disks in {self._waits.checkpoint_s:g} s")
                 break
             await asyncio.sleep(END_S)
-            await self._parts.read_progress(self._parts.results.of(self._parts.results.ended))
+            asked_at, counts = loop.time(), self._parts.counts
+            answers = await counts.answers(counts.addresses("data", "ps"), self._id, within_s=POLL_S)
+            self.polled(answers, asked_at, loop.time())
         await self.noting.settle()
 
     def note_progress(self) -> None:

@@ -43,7 +43,7 @@ from adam_async.parameter_server.statistics import ServerStatistics
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.parameter_server.store_host import StoreHost
 from adam_async.run.bundle_record import BundleRecord, Member
-from adam_async.run.cluster_map import MOST_REASON, NOTICE, NUMERICS, ClusterMap
+from adam_async.run.cluster_map import DISK, MOST_REASON, NOTICE, NUMERICS, ClusterMap
 from adam_async.run.store_record import StoreRecord, joined_arrays, served_word
 from adam_async.runtime.clock import Timer
 from dataflow import MakePool
@@ -93,7 +93,7 @@ class ParameterServer(Role):
         if numerics is not None:
             info[NUMERICS] = numerics
         if disk is not None:
-            info["disk"] = True
+            info[DISK] = True
         super().__init__(settings, info=info)
         self._buffers = buffers
         self._make_pool = make_pool

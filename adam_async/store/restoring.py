@@ -17,7 +17,7 @@ from adam_async.checkpoint.saved_shards import FoundStore, SavedShards, Survey
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.errors import StoreError
 from adam_async.messages import ShardState
-from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.shard_table import ShardSpec, ShardTable, shard_table
 from adam_async.run.store_record import ArrayRecord, StoreRecord
 from transport import RemoteProtocolError
@@ -30,9 +30,6 @@ start."""
 
 PAUSE_S = 0.5
 """Pause between two looks, in seconds."""
-
-DISK = "disk"
-"""Fact of a server in the cluster map: whether it keeps its shards on a disk."""
 
 
 class SavedValues:

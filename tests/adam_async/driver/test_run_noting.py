@@ -56,7 +56,10 @@ def server(age_s, node="ps-0"):
 def poll(noting, at, epoch, stop, *ages, results=(), epochs=()):
     answers = {"data-0": data(epoch, stop)}
     answers.update({f"ps-{n}": server(age, f"ps-{n}") for n, age in enumerate(ages)})
-    noting.polled(answers, asked_at=at, now=at + 0.01, groups=GROUPS, results=results, epochs=epochs)
+    ended = len(results)
+    noting.polled(
+        answers, asked_at=at, now=at + 0.01, groups=GROUPS, ended=ended, results=results, epochs=epochs
+    )
 
 
 @asynccontextmanager
