@@ -51,7 +51,13 @@ class ServerDisk:
                 f"{self.folder} cannot be used: {error.strerror or error}; give the server a folder that it "
                 "can write to"
             ) from error
-        async with self._locked():
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(states.hold(self.folder / "lock"))
+            except BlockingIOError:
+                raise ConfigError(
+                    f"{self.folder} is that of a server that is running; give this one another"
+                ) from None
             try:
                 for name in names:
                     await self._open(self.folder / name)
@@ -59,20 +65,6 @@ class ServerDisk:
             finally:
                 for each in self._stores.values():
                     await each.aclose()
-
-    @asynccontextmanager
-    async def _locked(self) -> AsyncIterator[None]:
-        holding = self.ports.states.hold(self.folder / "lock")
-        try:
-            await holding.__aenter__()
-        except BlockingIOError:
-            raise ConfigError(
-                f"{self.folder} is that of a server that is running; give this one another"
-            ) from None
-        try:
-            yield
-        finally:
-            await holding.__aexit__(None, None, None)
 
     async def _open(self, folder: Path) -> None:
         identity = await read_identity(self.ports.states, folder)
