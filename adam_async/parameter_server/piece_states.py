@@ -1,7 +1,8 @@
 """Pure: pieces of a bundle as states on a disk, and the record of their store beside them.
 
 A state has the tensors of a piece (`shard_pieces.py`), one part each, and before them a head with their types
-and shapes. The store's own record and its list of arrays are the state `CATALOGUE`, so that a folder alone
+and shapes. In bsp the last tensor has the replicas and the epoch of that moment, because sums that entries
+complete depend on them. The store's own record and its list of arrays are the state `CATALOGUE`, so that a folder alone
 tells which arrays its shards belong to.
 """
 
@@ -94,6 +95,8 @@ def piece_state(bundle: Bundle, home: str, piece: int, specs: Sequence[ShardSpec
         position: Position of the last entry in them.
     """
     tensors = copy_piece(bundle, specs)
+    if specs and bundle.summed:
+        tensors += copy_piece(bundle, ())
     clocks = [clock for spec in specs for clock in bundle.shards[spec.id].clocks.values()]
     head = [_Tensor(tensor.dtype.str, tensor.shape) for tensor in tensors]
     key = StateKey(home, piece, 1, position, max(clocks, default=0))
@@ -154,10 +157,20 @@ def bundle_of_piece(
         own_shards(specs, rules), clocked=record.slack is not None, summed_weight=record.summed_weight
     )
     try:
-        load_piece(bundle, read_piece(bundle, specs, table, tensors))
+        load_tensors(bundle, specs, table, tensors)
     except RemoteProtocolError as error:
         raise DataError(f"{origin} does not fit its store: {error}") from None
     return bundle
+
+
+def load_tensors(
+    bundle: Bundle, specs: Sequence[ShardSpec], table: Sequence[ShardSpec], tensors: Part
+) -> None:
+    """Set the shards of a piece from its tensors on a disk. Raises RemoteProtocolError: see `read_piece`."""
+    if specs and bundle.summed:
+        *tensors, replicas = tensors
+        load_piece(bundle, read_piece(bundle, (), table, [replicas]))
+    load_piece(bundle, read_piece(bundle, specs, table, tensors))
 
 
 def entry_parts(parts: Sequence[Part]) -> list[Bytes]:

@@ -446,7 +446,7 @@ class StoreDisk:
         specs, origin = self.specs_of(home, piece), f"piece {piece} of bundle {home} in {self.folder}"
         assert catalogue is not None
         if home in self._replays:
-            bundle = self._replays[home].bundle
+            bundle = self._replays[home].bundle_of(piece)
         else:
             bundle = await self._bundle_of(catalogue, StateName(home, piece), specs, origin)
         missing = [number for number in numbers if ShardId(number) not in bundle.shards]

@@ -7,11 +7,15 @@ import pytest
 from adam_async.errors import DataError
 from adam_async.model.rules import Adam, Sgd
 from adam_async.parameter_server.entry_replay import EntryReplay
-from adam_async.parameter_server.piece_states import Catalogue, entry_parts, read_entry
-from adam_async.parameter_server.shard_pieces import copy_piece
+from adam_async.parameter_server.piece_states import (
+    Catalogue,
+    entry_parts,
+    piece_state,
+    read_entry,
+    tensors_of,
+)
 from adam_async.run.store_record import RuleRecord, StoreRecord
 from tests.adam_async.parameter_server.copies import (
-    HERE,
     PIECES,
     TABLE,
     WEIGHT,
@@ -45,17 +49,24 @@ def catalogue_of(clocked=False, summed_weight=0, scales=False):
     return Catalogue("run", record, (), 0.0)
 
 
-def values_of(bundle):
-    """Values, rule state and version of each shard."""
+def values_of(bundle_of):
+    """Values, rule state and version of each shard; the function returns the bundle of a piece."""
     return {
         spec.id: (
             shard.values.tobytes(),
             {name: array.tobytes() for name, array in shard.rule_state.items()},
             shard.version,
         )
-        for spec in HERE
-        if (shard := bundle.shards[spec.id]) is not None
+        for piece, specs in enumerate(PIECES)
+        for spec in specs
+        if (shard := bundle_of(piece).shards[spec.id]) is not None
     }
+
+
+def on_disk(copy, piece):
+    """The tensors of a piece, as its bytes bring them back."""
+    state = piece_state(copy.bundle, "ps-0", piece, PIECES[piece], position=copy.position)
+    return tensors_of([memoryview(bytes(part)) for part in state.parts], "a test")
 
 
 def through_a_disk(parts):
@@ -74,8 +85,7 @@ def test_pieces_of_different_moments_and_all_later_entries_make_the_newest_state
         if step % 40 == 39:
             primary.settle()
             piece = (step // 40) % len(PIECES)
-            tensors = [tensor.copy() for tensor in copy_piece(primary.copy.bundle, PIECES[piece])]
-            found[piece] = primary.copy.position, tensors
+            found[piece] = primary.copy.position, on_disk(primary.copy, piece)
     primary.settle()
     assert len(found) == len(PIECES)
     assert len({position for position, _ in found.values()}) > 1
@@ -84,16 +94,13 @@ def test_pieces_of_different_moments_and_all_later_entries_make_the_newest_state
     first = min(position for position, _ in found.values())
     for position, parts in enumerate(primary.log[first:], start=first + 1):
         assert replay.take(position, through_a_disk(parts))
-    assert values_of(replay.bundle) == values_of(primary.copy.bundle)
+    assert values_of(replay.bundle_of) == values_of(lambda _: primary.copy.bundle)
     assert set(replay.positions.values()) == {primary.copy.position}
 
 
 def test_an_entry_behind_a_gap_is_not_applied():
     primary = RandomPrimary(Copy(Sgd()), 1)
-    found = {
-        piece: (0, [tensor.copy() for tensor in copy_piece(primary.copy.bundle, specs)])
-        for piece, specs in enumerate(PIECES)
-    }
+    found = {piece: (0, on_disk(primary.copy, piece)) for piece in range(len(PIECES))}
     for _ in range(60):
         primary.step()
     primary.settle()
@@ -109,10 +116,6 @@ def test_bytes_that_are_no_entry_are_refused():
     head = msgspec.msgpack.encode([[("|u1", (4,))]])
     with pytest.raises(DataError, match="a test is no piece"):
         read_entry([memoryview(head), memoryview(b"123")], "a test")
-    replay = EntryReplay(catalogue_of(), PIECES, TABLE, [Sgd()], {1: (0, zeros_of(1))}, "a test")
+    replay = EntryReplay(catalogue_of(), PIECES, TABLE, [Sgd()], {1: (0, on_disk(Copy(Sgd()), 1))}, "a test")
     with pytest.raises(DataError, match="entry 1 of a test"):
         replay.take(1, [[np.frombuffer(b"nothing", np.uint8)]])
-
-
-def zeros_of(piece):
-    return [tensor.copy() for tensor in copy_piece(Copy(Sgd()).bundle, PIECES[piece])]
