@@ -149,6 +149,8 @@ def decode_entry(
 def _of_shards(details: PushDetails, bundle: Bundle) -> PushDetails:
     """Return the details of a push that counts on the shards of a bundle only."""
     numbers = details.push.shards
+    if any(place >= len(numbers) for place in (*details.accepted, *details.refused)):
+        return details  # it is refused for that
     accepted, refused = (
         tuple(
             [place for place in places if place >= len(numbers) or ShardId(numbers[place]) in bundle.shards]

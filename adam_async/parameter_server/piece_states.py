@@ -2,8 +2,8 @@
 
 A state has the tensors of a piece (`shard_pieces.py`), one part each, and before them a head with their types
 and shapes. In bsp the last tensor has the replicas and the epoch of that moment, because sums that entries
-complete depend on them. The store's own record and its list of arrays are the state `CATALOGUE`, so that a folder alone
-tells which arrays its shards belong to.
+complete depend on them. The store's own record and its list of arrays are the state `CATALOGUE`, so that a
+folder alone tells which arrays its shards belong to.
 """
 
 from collections.abc import Sequence

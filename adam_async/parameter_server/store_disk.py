@@ -352,8 +352,10 @@ class StoreDisk:
         for name in segments.recovery.states:
             if name.home == home:
                 key, parts = await segments.read_state(name)
-                found[name.shard] = (key.position, tensors_of(parts, origin))
-        if not found or max(key.position for key in keys) <= min(at for at, _ in found.values()):
+                # A complete round drops entries, and each piece that one of them changes is in it.
+                position = max(key.position, keys[0].position - 1)
+                found[name.shard] = (position, tensors_of(parts, origin))
+        if not found or keys[-1].position <= min(at for at, _ in found.values()):
             return
         replay = EntryReplay(catalogue, self._pieces[home], self._table, self._rules, found, origin)
         for key in keys:
