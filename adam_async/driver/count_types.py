@@ -105,6 +105,8 @@ class DiskAge(msgspec.Struct, frozen=True):
 
     age_s: Seconds | msgspec.UnsetType = msgspec.UNSET
     """Age of the oldest update that is not on it; unset until it has all shards."""
+    full: bool = False
+    """Whether the last write found no space."""
 
 
 class ServerCounts(Counts, frozen=True, kw_only=True):

@@ -72,6 +72,8 @@ class RunNoting:
             self._pending.append((asyncio.get_running_loop().time(), self._notes[0]))
         self._covered = -math.inf
         """Time of the newest point that is on the disks, on the loop's clock."""
+        self.is_full = False
+        """Whether a disk has no space."""
         self._writing: asyncio.Task[None] | None = None
         self._failed = False
         if self._changed:
@@ -157,6 +159,7 @@ class RunNoting:
     def _cover(self, servers: Sequence[ServerCounts], asked_at: float) -> None:
         """Take the newest point whose updates all servers have on their disks."""
         disks = [each.disk for each in servers]
+        self.is_full = any(disk is not UNSET and disk.full for disk in disks)
         ages = [disk.age_s for disk in disks if disk is not UNSET and disk.age_s is not UNSET]
         if not servers or len(ages) < len(servers):
             return

@@ -508,8 +508,9 @@ class TrainingRun:
         ends_at = loop.time() + self._waits.checkpoint_s
         last = loop.time()
         while self.noting.is_behind_of(last):
-            if loop.time() > ends_at:
-                self._parts.warn(f"the end of the run was not on the disks in {self._waits.checkpoint_s:g} s")
+            if self.noting.is_full or loop.time() > ends_at:
+                why = "for lack of space" if self.noting.is_full else f"in {self._waits.checkpoint_s:g} s"
+                self._parts.warn(f"the end of the run was not on the disks {why}")
                 break
             await asyncio.sleep(END_S)
             asked_at, counts = loop.time(), self._parts.counts

@@ -3,7 +3,9 @@
 import re
 import shutil
 import signal
-from contextlib import ExitStack
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -129,6 +131,32 @@ async def test_kill_9_loses_no_acknowledged_push_of_a_durable_store(tmp_path: Pa
         start("ps", "--dir", str(tmp_path), "--controller")
         async with ParameterStore.open(where) as store:
             assert (await store.pull())["w"].tolist() == [-50, -50, -50]
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    """A file system with little room."""
+    folder.mkdir(parents=True)
+    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    made = subprocess.run(words, check=False, capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_stops_no_training_and_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with small_disk(folder / "ps-0", "256k"):
+        code, output = run(
+            *TRAIN, "--servers", "1", "--model", "mlp", "--store", str(folder), "--epochs", "2"
+        )
+    assert code == 0, output
+    assert "the end of the run was not on the disks for lack of space" in output
+    assert re.search(r"on disk as of|nothing is on disk", output), output
+    assert "Traceback" not in output
 
 
 def test_a_folder_that_another_server_uses_is_refused(tmp_path: Path) -> None:
