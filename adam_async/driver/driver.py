@@ -305,7 +305,7 @@ class Driver:
             program, cluster = await unless_stopped(self._begin(prepared, in_flight), self._stopping)
             first = program.resumed.epoch if program.resumed is not None else 1
             notes = self._notes_of(prepared)
-            training = self._training_run_of(program, prepared, first=first, notes=notes, is_new=True)
+            training = self._training_run_of(program, prepared, first=first, notes=notes)
             return await training.train(cluster, on_epoch)
         finally:
             await self._end_run()
@@ -325,7 +325,7 @@ class Driver:
         self._begin_progress(data)
         self.progress.epochs.extend(attached.epochs)
         self._training_run = training = self._training_run_of(
-            program, prepared, first=attached.first, notes=attached.notes, is_new=False
+            program, prepared, first=attached.first, notes=attached.notes
         )
         await take_over(self._membership, run.id)
         self._inputs = replace(self._inputs, attach=None, resume=None)  # later calls begin new runs
@@ -384,6 +384,7 @@ class Driver:
             while True:
                 self._run = f"{program_prefix(*self._membership.member)}{self._runs}"
                 program = await self._program_of(prepared, transforms, in_flight)
+                await self._saved_runs.begin(self._inputs, self._run, program, prepared, self._asked.rate)
                 await self._submit(program, prepared, resumed)
                 try:
                     return program, await self._prepare_roles(self._run, prepared, resumed)
@@ -471,7 +472,6 @@ class Driver:
         *,
         first: int,
         notes: DriverNotes,
-        is_new: bool,
     ) -> TrainingRun:
         run = self._training_run = TrainingRun(
             self._parts,
@@ -481,7 +481,6 @@ class Driver:
             recorder=self._recorder,
             folder=self._inputs.checkpoints,
             notes_file=self._inputs.notes,
-            is_new=is_new,
             first=first,
             notes=notes,
         )

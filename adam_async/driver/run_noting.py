@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from adam_async.checkpoint.manifest import Manifest, ProgressNote, epoch_values
+from adam_async.checkpoint.manifest import CheckpointError, Manifest, ProgressNote, epoch_values
 from adam_async.checkpoint.run_notes import MOST_RUNS, RunNote, RunNotesFile
 from adam_async.driver.count_types import DataCounts, RoleStatistics, ServerCounts
 from adam_async.messages import read_number
@@ -29,12 +29,46 @@ END_S = 0.1
 """Pause between two looks at the end of a run, in seconds."""
 
 
+def runs_of(run: str, notes: Sequence[RunNote]) -> tuple[str, ...]:
+    """Return the ids of a run and of those that it continues, the newest first."""
+    before = [each for each in (notes[0].runs if notes else ()) if each != run]
+    return (run, *before)[:MOST_RUNS]
+
+
+async def note_begin(file: RunNotesFile, start: Manifest, wall_clock: Clock) -> None:
+    """Note the begin of a run, before any server has its shards, beside the last point that is on the disks.
+
+    The servers remove the shards of the run before only when those of this one are whole on the disks, which
+    counts from then on.
+
+    Args:
+        start: Point at which the run begins.
+
+    Raises:
+        CheckpointError: The note could not be written.
+    """
+    earlier = file.found.notes if file.found is not None else ()
+    note = RunNote(
+        manifest=msgspec.structs.replace(start, arrays=(), shards=(), files=(), checksum=""),
+        at=wall_clock(),
+        is_on_disk=False,
+        runs=runs_of(start.run, earlier),
+    )
+    seen = ProgressNote(epoch=start.epoch, groups=start.groups, trained_again=start.trained_again)
+    kept = [each for each in earlier if each.is_on_disk][:1]
+    try:
+        await file.write([note, *kept], seen, wall_clock())
+    except OSError as error:
+        raise CheckpointError(
+            f"the notes of the run cannot be written to {file.folder}: {error.strerror or error}"
+        ) from None
+
+
 class RunNoting:
-    """Writes the notes of one run.
+    """Writes the notes of one run, after `note_begin`.
 
     Args:
         common: Manifest with the fields that all notes share.
-        start: Point at which it begins; None for a run that was taken over.
         spawn: Starts a task of the run, by name.
         warn: Reports that notes cannot be written.
         wall_clock: Seconds since 1970.
@@ -46,7 +80,6 @@ class RunNoting:
         file: RunNotesFile,
         common: Manifest,
         *,
-        start: Manifest | None,
         spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"],
         warn: Callable[[str], None],
         wall_clock: Clock,
@@ -58,30 +91,24 @@ class RunNoting:
         self._warn = warn
         self._wall_clock = wall_clock
         self._timeout_s = timeout_s
-        earlier = file.found.notes[:1] if file.found is not None else ()
-        before = [run for run in (earlier[0].runs if earlier else ()) if run != common.run]
-        self._runs = (common.run, *before)[:MOST_RUNS]
-        first = start or common
-        self._seen = ProgressNote(epoch=first.epoch, groups=first.groups, trained_again=common.trained_again)
+        found = file.found
+        self._notes: tuple[RunNote, ...] = found.notes if found is not None else ()
+        self._runs = runs_of(common.run, self._notes)
+        self._seen = ProgressNote(epoch=0, groups=0, trained_again=common.trained_again)
         self._pending: deque[tuple[float, RunNote]] = deque()
         """Points that are not known to be on the disks, each with its time on the loop's clock."""
-        self._notes: tuple[RunNote, ...] = earlier
-        self._changed = start is not None
-        if start is not None:
-            self._notes = (self._note(start, is_on_disk=False), *earlier)
-            self._pending.append((asyncio.get_running_loop().time(), self._notes[0]))
+        first = self._notes[0] if self._notes else None
+        self._is_noted = first is not None and first.manifest.run == common.run
+        """Whether the file has a note of this run; a run that was taken over may have none."""
+        if first is not None and self._is_noted and not first.is_on_disk:
+            self._pending.append((asyncio.get_running_loop().time(), first))
+        self._changed = False
         self._covered = -math.inf
         """Time of the newest point that is on the disks, on the loop's clock."""
         self.is_full = False
         """Whether a disk has no space."""
         self._writing: asyncio.Task[None] | None = None
         self._failed = False
-        if self._changed:
-            self._begin_write()
-
-    def _note(self, manifest: Manifest, *, is_on_disk: bool) -> RunNote:
-        bare = msgspec.structs.replace(manifest, arrays=(), shards=(), files=(), checksum="")
-        return RunNote(manifest=bare, at=self._wall_clock(), is_on_disk=is_on_disk, runs=self._runs)
 
     # --- polls -------------------------------------------------------------------------------
 
@@ -114,11 +141,12 @@ class RunNoting:
             self._seen = ProgressNote(
                 epoch=point.epoch, groups=point.groups, trained_again=self._common.trained_again
             )
-            self._pending.append((now, self._note(point, is_on_disk=True)))
+            note = RunNote(manifest=point, at=self._wall_clock(), is_on_disk=True, runs=self._runs)
+            self._pending.append((now, note))
             if len(self._pending) > MOST_PENDING:
                 del self._pending[1]
         self._cover([c for c in counts if isinstance(c, ServerCounts)], asked_at)
-        if self._notes:
+        if self._is_noted:
             self._changed = True
             self._begin_write()
 
@@ -169,6 +197,7 @@ class RunNoting:
             self._covered, covered = self._pending.popleft()
         if covered is not None:
             self._notes = (msgspec.structs.replace(covered, is_on_disk=True),)
+            self._is_noted = True
 
     def is_behind_of(self, time: float) -> bool:
         """Whether no point of the run after a time of the loop's clock is known to be on the disks."""
@@ -195,7 +224,7 @@ class RunNoting:
 
     async def settle(self) -> None:
         """Wait for the write in progress, and write the last notes."""
-        self._changed = True
+        self._changed = self._is_noted
         while self._changed and not self._failed:
             self._begin_write()
             assert self._writing is not None

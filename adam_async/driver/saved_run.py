@@ -12,16 +12,18 @@ import msgspec
 from adam_async.checkpoint.manifest import Checkpoint, CheckpointError
 from adam_async.checkpoint.run_notes import RunNote, SavedRun
 from adam_async.checkpoint.saved_shards import FoundStore, SavedShards, Survey
-from adam_async.checkpoint.writer import make_tensors
+from adam_async.checkpoint.writer import common_manifest, make_tensors
 from adam_async.controller.client import Membership
 from adam_async.driver.preparation import PreparedRun
+from adam_async.driver.run_noting import note_begin
 from adam_async.driver.settings import RunInputs
 from adam_async.errors import ConfigError
 from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.config import Config
 from adam_async.run.partition import arrays_of
 from adam_async.run.progress import Progress
-from adam_async.runtime.clock import time_of_day
+from adam_async.run.training_program import TrainingProgram
+from adam_async.runtime.clock import time_of_day, wall_clock
 
 SEARCH_S = 10.0
 """Time for which a driver looks for shards that no server has, once as many servers are there as the run
@@ -69,6 +71,40 @@ class SavedRunReader:
                 f"resumed from {resumed.manifest.name}; {again} groups or a few more are trained again"
             )
         return resumed
+
+    async def begin(
+        self,
+        inputs: RunInputs,
+        run: str,
+        program: TrainingProgram,
+        prepared: PreparedRun,
+        asked_rate: float,
+    ) -> None:
+        """Note the begin of a run that is to be kept on disks, before its submission.
+
+        Args:
+            inputs: With the checkpoint that the run continues, if any.
+            asked_rate: Rate that the caller asked for; 0 if the run decided it.
+
+        Raises:
+            CheckpointError: The note could not be written.
+        """
+        if inputs.notes is None:
+            return
+        start = common_manifest(
+            run, program, prepared.data, asked_rate=asked_rate, trained_again=prepared.trained_again
+        )
+        start = msgspec.structs.replace(start, epoch=start.resume.epoch)
+        if isinstance(inputs.resume, Checkpoint):
+            before = inputs.resume.manifest
+            start = msgspec.structs.replace(
+                start,
+                epoch=before.resume.epoch,
+                groups=sum(stop - first for first, stop in before.resume.finished),
+                resume=before.resume,
+                epochs=before.epochs,
+            )
+        await note_begin(inputs.notes, start, wall_clock)
 
     async def wait_for_servers(self, config: Config) -> ClusterMap:
         """Wait until as many servers are there as a run wants, all with a disk.

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import Manifest, epoch_values
+from adam_async.checkpoint.manifest import Manifest
 from adam_async.checkpoint.run_notes import RunNotesFile
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.writer import Checkpointer, Spawn, common_manifest
@@ -83,7 +83,6 @@ class TrainingRun:
         id: Id of the run.
         folder: Folder for checkpoints; None: no checkpoints.
         notes_file: File for notes of its progress on the disks of the servers; None without these.
-        is_new: Whether this driver has submitted the run; else it has taken it over.
         first: First epoch that this driver evaluates.
         notes: Notes for a driver that takes the run over; the run adds its epochs.
     """
@@ -98,7 +97,6 @@ class TrainingRun:
         recorder: Recorder | None,
         folder: CheckpointFolder | None,
         notes_file: RunNotesFile | None,
-        is_new: bool,
         first: int,
         notes: DriverNotes,
     ) -> None:
@@ -110,7 +108,6 @@ class TrainingRun:
         self._recorder = recorder
         self._folder = folder
         self._notes_file = notes_file
-        self._is_new = is_new
         self._first = first
         self._notes = notes
         self._table: ShardTable = prepared.table(config)
@@ -461,23 +458,9 @@ class TrainingRun:
         file = self._notes_file
         if file is None:
             return None
-        common, resumed = self._common_manifest(), self._program.resumed
-        start = None
-        if self._is_new:
-            start = common
-            if resumed is not None:
-                epochs = epoch_values(self._progress.epochs)
-                trained = sum(stop - first for first, stop in resumed.finished)
-                resumed = msgspec.structs.replace(
-                    resumed, results=self._parts.results.before(resumed.epoch), clock=0
-                )
-                start = msgspec.structs.replace(
-                    common, epoch=resumed.epoch, groups=trained, resume=resumed, epochs=epochs
-                )
         return RunNoting(
             file,
-            common,
-            start=start,
+            self._common_manifest(),
             spawn=spawn,
             warn=self._parts.warn,
             wall_clock=wall_clock,

@@ -155,7 +155,7 @@ def test_a_full_disk_stops_no_training_and_is_named(tmp_path: Path) -> None:
         )
     assert code == 0, output
     assert "the end of the run was not on the disks for lack of space" in output
-    assert re.search(r"on disk as of|nothing is on disk", output), output
+    assert re.search(r"the disk of \S+ is full: ", output), output
     assert "Traceback" not in output
 
 

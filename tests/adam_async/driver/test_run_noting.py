@@ -16,7 +16,7 @@ from adam_async.driver.count_types import (
     RoleStatistics,
     ServerCounts,
 )
-from adam_async.driver.run_noting import RunNoting
+from adam_async.driver.run_noting import RunNoting, note_begin
 from adam_async.run.result import EpochResult
 from adam_async.run.training_program import ResumeRecord
 from adam_async.runtime.disk import Disk
@@ -28,7 +28,7 @@ MANIFEST = Manifest(
     config={"images_per_group": 4},
     spec={},
     data={"train_images": 40},
-    epoch=0,
+    epoch=1,
     groups=0,
     resume=ResumeRecord(epoch=1, finished=(), clock=0),
 )
@@ -63,12 +63,13 @@ def poll(noting, at, epoch, stop, *ages, results=(), epochs=()):
 
 
 @asynccontextmanager
-async def noting_in(folder, *, start=MANIFEST):
+async def noting_in(folder, *, is_new=True):
     async with Disk() as disk, RunNotesFile(folder, disk).opened() as file, asyncio.TaskGroup() as group:
+        if is_new:
+            await note_begin(file, MANIFEST, lambda: 1000.0)
         noting = RunNoting(
             file,
             MANIFEST,
-            start=start,
             spawn=lambda name, work: group.create_task(work, name=name),
             warn=pytest.fail,
             wall_clock=lambda: 1000.0,
@@ -123,7 +124,6 @@ async def test_the_note_of_the_run_before_stays_until_the_new_one_is_on_the_disk
         poll(noting, begin + 1.0, 1, 3, 0.0)
         poll(noting, begin + 2.0, 1, 4, 0.0)
     async with noting_in(tmp_path) as (noting, file, begin):
-        await noting.settle()
         assert [note.is_on_disk for note in file.found.notes] == [False, True]
         poll(noting, begin + 1.0, 1, 3, 0.0)
         poll(noting, begin + 2.0, 1, 4, 0.0)
@@ -132,7 +132,7 @@ async def test_the_note_of_the_run_before_stays_until_the_new_one_is_on_the_disk
 
 
 async def test_a_run_that_was_taken_over_has_no_note_before_a_point_is_on_the_disks(tmp_path):
-    async with noting_in(tmp_path, start=None) as (noting, file, begin):
+    async with noting_in(tmp_path, is_new=False) as (noting, file, begin):
         poll(noting, begin + 1.0, 1, 3, 5.0)
         assert file.found is None
         poll(noting, begin + 2.0, 1, 4, 0.0)
