@@ -103,8 +103,6 @@ class RunNoting:
         if first is not None and self._is_noted and not first.is_on_disk:
             self._pending.append((asyncio.get_running_loop().time(), first))
         self._changed = False
-        self._covered = -math.inf
-        """Time of the newest point that is on the disks, on the loop's clock."""
         self.is_full = False
         """Whether a disk has no space."""
         self._writing: asyncio.Task[None] | None = None
@@ -135,54 +133,52 @@ class RunNoting:
         """
         counts = [each.counts for each in answers.values()]
         leader = next((c for c in counts if isinstance(c, DataCounts) and c.ledger and c.ledger.leads), None)
-        is_known = leader is not None and len(results) == ended
-        point = self._point(leader, groups, results, epochs) if is_known and leader is not None else None
-        if point is not None:
-            self._seen = ProgressNote(
-                epoch=point.epoch, groups=point.groups, trained_again=self._common.trained_again
-            )
-            note = RunNote(manifest=point, at=self._wall_clock(), is_on_disk=True, runs=self._runs)
-            self._pending.append((now, note))
-            if len(self._pending) > MOST_PENDING:
-                del self._pending[1]
+        if leader is not None and leader.epoch == ended + 1 and leader.finished_ranges is not UNSET:
+            ranges = leader.finished_ranges[:MOST_RANGES]
+            is_evaluated = not ended or (bool(epochs) and epochs[-1].epoch == ended)
+            # After the last group of an epoch its end follows, see `epoch_ended`.
+            if len(results) == ended and is_evaluated and ranges != ((0, groups),):
+                loss = read_number(leader.loss)
+                resume = ResumeRecord(
+                    epoch=ended + 1,
+                    finished=ranges,
+                    clock=0,
+                    results=results,
+                    images=leader.images,
+                    loss=loss if math.isfinite(loss) else 0.0,
+                    train_s=leader.train_s,
+                )
+                self._add(resume, epochs, now)
         self._cover([c for c in counts if isinstance(c, ServerCounts)], asked_at)
-        if self._is_noted:
-            self._changed = True
-            self._begin_write()
+        self._write_soon()
 
-    def _point(
-        self,
-        data: DataCounts,
-        groups: int,
-        results: tuple[dict[str, Any], ...],
-        epochs: Sequence[EpochResult],
-    ) -> Manifest | None:
-        """Return the point of the run at one poll; None between the end of an epoch and its evaluation."""
-        ended = len(results)
-        if ended and (not epochs or epochs[-1].epoch < ended):
-            return None
-        ranges: tuple[tuple[int, int], ...] = ()
-        images, loss, train_s = 0, 0.0, 0.0
-        if data.epoch == ended + 1 and data.finished_ranges is not UNSET:
-            ranges = data.finished_ranges[:MOST_RANGES]
-            images, loss, train_s = data.images, read_number(data.loss), data.train_s
-            if ranges == ((0, groups),):
-                return None  # its end follows
-        elif data.epoch > ended:
-            return None
-        trained = sum(stop - start for start, stop in ranges)
-        resume = ResumeRecord(
-            epoch=ended + 1,
-            finished=ranges,
-            clock=0,
-            results=results,
-            images=images,
-            loss=loss if math.isfinite(loss) else 0.0,
-            train_s=train_s,
+    def epoch_ended(
+        self, results: tuple[dict[str, Any], ...], epochs: Sequence[EpochResult], *, now: float
+    ) -> None:
+        """Take the end of an epoch that is evaluated.
+
+        Args:
+            results: Results of the ended epochs, in order; a driver that took a run over may lack the first.
+            epochs: The evaluated epochs.
+            now: Time at which all its updates were applied, on the loop's clock.
+        """
+        if len(results) == epochs[-1].epoch:
+            resume = ResumeRecord(epoch=len(results) + 1, finished=(), clock=0, results=results)
+            self._add(resume, epochs, now)
+
+    def _add(self, resume: ResumeRecord, epochs: Sequence[EpochResult], now: float) -> None:
+        """Add a point that waits for the disks."""
+        groups = sum(stop - start for start, stop in resume.finished)
+        point = msgspec.structs.replace(
+            self._common, epoch=resume.epoch, groups=groups, resume=resume, epochs=epoch_values(epochs)
         )
-        return msgspec.structs.replace(
-            self._common, epoch=ended + 1, groups=trained, resume=resume, epochs=epoch_values(epochs)
+        self._seen = ProgressNote(
+            epoch=point.epoch, groups=point.groups, trained_again=self._common.trained_again
         )
+        note = RunNote(manifest=point, at=self._wall_clock(), is_on_disk=True, runs=self._runs)
+        self._pending.append((now, note))
+        if len(self._pending) > MOST_PENDING:
+            del self._pending[1]
 
     def _cover(self, servers: Sequence[ServerCounts], asked_at: float) -> None:
         """Take the newest point whose updates all servers have on their disks."""
@@ -194,16 +190,22 @@ class RunNoting:
         until = asked_at - max(ages)
         covered: RunNote | None = None
         while self._pending and self._pending[0][0] <= until:
-            self._covered, covered = self._pending.popleft()
+            covered = self._pending.popleft()[1]
         if covered is not None:
             self._notes = (msgspec.structs.replace(covered, is_on_disk=True),)
             self._is_noted = True
 
-    def is_behind_of(self, time: float) -> bool:
-        """Whether no point of the run after a time of the loop's clock is known to be on the disks."""
-        return self._covered <= time
+    @property
+    def is_behind(self) -> bool:
+        """Whether points are not known to be on the disks."""
+        return bool(self._pending)
 
     # --- the file ----------------------------------------------------------------------------
+
+    def _write_soon(self) -> None:
+        if self._is_noted:
+            self._changed = True
+            self._begin_write()
 
     def _begin_write(self) -> None:
         if self._writing is None or self._writing.done():

@@ -316,6 +316,7 @@ class TrainingRun:
         if taken is not None:
             self._progress.phase = "taking a checkpoint"
             reading = await taken.read(cluster, clock)
+        ended_at = asyncio.get_running_loop().time()
         self._progress.phase = "evaluating"
         weights: Mapping[str, NDArray[Any]]
         if reading is not None:
@@ -332,6 +333,8 @@ class TrainingRun:
         progress.epochs.append(result)
         progress.images, progress.loss = result.images, result.train_loss
         progress.replicas = len(self._membership.map.live_replicas())
+        if self.noting is not None:
+            self.noting.epoch_ended(self._parts.results.before(epoch + 1), progress.epochs, now=ended_at)
         if taken is not None and reading is not None:
             taken.write_end(reading, cluster, self._parts.results.before(epoch + 1), progress.epochs)
         return result, weights
@@ -489,8 +492,7 @@ class TrainingRun:
         self._progress.phase = "waiting for the disks of the servers"
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._waits.checkpoint_s
-        last = loop.time()
-        while self.noting.is_behind_of(last):
+        while self.noting.is_behind:
             if self.noting.is_full or loop.time() > ends_at:
                 why = "for lack of space" if self.noting.is_full else f"in {self._waits.checkpoint_s:g} s"
                 self._parts.warn(f"the end of the run was not on the disks {why}")

@@ -23,7 +23,7 @@ from adam_async.parameter_server.statistics import DiskCounts
 from adam_async.parameter_server.store_disk import StoreDisk
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import StoreRecord, served_word
-from transport import Request
+from transport import LinkClosed, Request
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class SavedStores:
         words = sorted({served_word(store) for store in found if store is not None})
         try:
             await self._membership().set_info(**{SAVED: words})
-        except (RunFailed, DeadlineExceeded) as error:
+        except (RunFailed, DeadlineExceeded, LinkClosed) as error:
             logger.error("%s cannot report the stores on its disk: %s", self._node, error)
 
     def follow(self, cluster: ClusterMap) -> None:
@@ -120,10 +120,10 @@ class SavedStores:
             if (found := self._disk.find(store.id)) is not None
         ]
 
-    async def flush(self) -> None:
-        """Write all changes so far, at the end of the server."""
+    async def end(self) -> None:
+        """Write the last changes of all stores, at the end of the server."""
         if self._disk is not None:
-            await self._disk.flush()
+            await self._disk.end()
 
     def counts(self, id: str) -> DiskCounts | UnsetType:
         """Return the counts of a store; unset if the disk does not have it."""

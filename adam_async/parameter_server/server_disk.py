@@ -114,10 +114,11 @@ class ServerDisk:
                     found.append(each)
         return found
 
-    async def flush(self) -> None:
-        """Write all changes so far."""
-        for each in self:
-            await each.flush()
+    async def end(self) -> None:
+        """Write the last changes of all stores, and follow them no more."""
+        async with asyncio.TaskGroup() as group:
+            for each in self:
+                group.create_task(each.end(), name=f"ends-{each.id}")
 
     def __repr__(self) -> str:
         return f"<ServerDisk {self.folder} {len(self._stores)} stores>"

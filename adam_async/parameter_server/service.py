@@ -139,7 +139,7 @@ class ParameterServer(Role):
 
     async def _goodbye(self) -> None:
         await super()._goodbye()
-        await self._saved.flush()
+        await self._saved.end()
 
     def unready(self) -> str:
         """Return the reason why the server does not serve; empty if it also has all its copies in sync."""
@@ -310,7 +310,7 @@ class ParameterServer(Role):
     async def _set_notice(self, text: str) -> None:
         try:
             await self._membership.set_info(**{NOTICE: text})
-        except (RunFailed, DeadlineExceeded) as error:
+        except (RunFailed, DeadlineExceeded, LinkClosed) as error:
             logger.info("%s could not report a notice: %s", self._identity.node, error)
 
     # --- copies --------------------------------------------------------------------------------

@@ -285,7 +285,7 @@ class StoreDisk:
         self._taken.add(name)
         return state
 
-    async def flush(self) -> None:
+    async def _flush(self) -> None:
         """Write all changes so far, for `FLUSH_END_S` at most."""
         if not self._is_serving:
             return
@@ -302,17 +302,23 @@ class StoreDisk:
             is_over: Whether the store changes no more. Else the disk follows it again if a bundle has come
                 back to the server.
         """
-        async with self._changing:
-            serving = self._serving
-            if serving is None:
-                return
-            await self.flush()
-            serving.cancel()
-            await asyncio.wait([serving])
-            self._serving = None
+        if not await self.end():
+            return
         await self.open()
         if self._savers and not is_over:
             self._start()
+
+    async def end(self) -> bool:
+        """Write the last changes, and follow the store no more. Returns whether the disk has followed it."""
+        async with self._changing:
+            serving = self._serving
+            if serving is None:
+                return False
+            await self._flush()
+            serving.cancel()
+            await asyncio.wait([serving])
+            self._serving = None
+            return True
 
     def statistics(self) -> SegmentStatistics:
         """Return the counts of the disk."""

@@ -104,14 +104,14 @@ async def test_a_point_counts_once_all_servers_have_its_updates(tmp_path):
 
 async def test_the_note_of_an_epoch_follows_its_evaluation(tmp_path):
     ended = {"images": 40, "loss": 0.5, "train_s": 1.0}
-    result = EpochResult(epoch=1, images=40, train_loss=0.5, test_accuracy=0.5, train_s=1.0)
+    result = EpochResult(epoch=1, images=40, skipped=0, train_loss=0.5, test_accuracy=0.5, train_s=1.0)
     async with noting_in(tmp_path) as (noting, file, begin):
         poll(noting, begin + 1.0, 1, 9, 0.0)
         poll(noting, begin + 2.0, 1, GROUPS, 0.0)
         poll(noting, begin + 3.0, 1, GROUPS, 0.0, results=(ended,))
         await noting.settle()
         assert newest(file) == (1, 9, True), "the epoch is not evaluated"
-        poll(noting, begin + 4.0, 1, GROUPS, 0.0, results=(ended,), epochs=(result,))
+        noting.epoch_ended((ended,), (result,), now=begin + 3.5)
         poll(noting, begin + 5.0, 2, 0, 0.0, results=(ended,), epochs=(result,))
         await noting.settle()
         assert newest(file) == (2, 0, True)

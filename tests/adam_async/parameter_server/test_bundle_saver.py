@@ -19,7 +19,7 @@ class Marks(list):
 
 
 def saver_of(marks=None, *, state_arrays=0):
-    saver = BundleSaver("ps-0", PIECES, state_arrays=state_arrays, mark=marks or Marks())
+    saver = BundleSaver("ps-0", PIECES, state_arrays=state_arrays, mark=Marks() if marks is None else marks)
     saver.is_ready = lambda: True
     return saver
 
