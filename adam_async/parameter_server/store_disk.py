@@ -117,6 +117,8 @@ class StoreDisk:
         self._completed = asyncio.Event()
         """Set while the disk has each piece of the bundles on this server."""
         self._serving: asyncio.Task[None] | None = None
+        self._appending: set[asyncio.Task[Any]] = set()
+        """Tasks that append entries."""
         self._spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
         self._changing = asyncio.Lock()
         self._taken: set[StateName] = set()
@@ -235,8 +237,14 @@ class StoreDisk:
         Raises:
             DiskFailed: See `SegmentStore.append_durably`.
         """
-        await (self._completed if of_primary else self._served).wait()
-        await self._segments.append_durably(key, entry_parts(parts))
+        task = asyncio.current_task()
+        assert task is not None
+        self._appending.add(task)
+        try:
+            await (self._completed if of_primary else self._served).wait()
+            await self._segments.append_durably(key, entry_parts(parts))
+        finally:
+            self._appending.discard(task)
 
     def applied(self, home: str, position: int) -> None:
         """Note that all entries of a bundle up to a position are applied, and their pieces marked."""
@@ -315,6 +323,8 @@ class StoreDisk:
             if serving is None:
                 return False
             await self._flush()
+            for task in tuple(self._appending):  # their entries are not acknowledged
+                task.cancel()
             serving.cancel()
             await asyncio.wait([serving])
             self._serving = None
