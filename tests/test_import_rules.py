@@ -163,11 +163,7 @@ PORTS = (
         "starts and watches one child; its environment",
     ),
     port("adam_async/launch/slurm.py", "processes", "runs the commands of Slurm"),
-    port(
-        "adam_async/runtime/network_namespaces.py",
-        "files processes system",
-        "runs `ip`; process ids in names; counters of interfaces",
-    ),
+    port("adam_async/runtime/network_namespaces.py", "processes system", "runs `ip`; process ids in names"),
     port("adam_async/worker/kernel_change.py", "files processes system threads", "a child compiles"),
     port("adam_async/simulation/process_pool.py", "processes system", "child processes that run simulations"),
     port("adam_async/cluster/processes.py", "system", "the environment that its children inherit"),
