@@ -67,7 +67,7 @@ def folder_of(folder: Path, id: str) -> Path:
 
 
 class DiskPorts:
-    """What the disk of a store needs of its process.
+    """The services of a process that the disk of a store needs.
 
     Attributes:
         states: Disk of the states.
