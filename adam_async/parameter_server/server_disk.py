@@ -73,7 +73,7 @@ class ServerDisk:
             return
         store = StoreDisk(identity.run, folder, self.ports)
         self._stores[identity.run] = store
-        await store.open()
+        await store.reopen()
 
     def of(self, id: str) -> StoreDisk:
         """Return the disk of a store, by its id; an absent one begins with nothing."""

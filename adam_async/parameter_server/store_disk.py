@@ -67,7 +67,7 @@ def folder_of(folder: Path, id: str) -> Path:
 
 
 class DiskPorts:
-    """What the disk of a store needs of its process.
+    """The services of a process that the disk of a store needs.
 
     Attributes:
         states: Disk of the states.
@@ -311,7 +311,7 @@ class StoreDisk:
         """
         if not await self.end():
             return
-        await self.open()
+        await self.reopen()
         if self._savers and not is_over:
             self._start()
 
@@ -349,7 +349,7 @@ class StoreDisk:
 
     # --- reading -----------------------------------------------------------------------------
 
-    async def open(self) -> None:
+    async def reopen(self) -> None:
         """Open the folder, and read its catalogue.
 
         Raises:
