@@ -324,12 +324,13 @@ class BundleCopy:
         Raises:
             RemoteProtocolError: No correct member sends it.
         """
-        parts: list[Part] | None = []
+        parts: list[Part] = []
         if isinstance(message, Copy | PieceCopy):
             is_member = sender in self._core.record.members
-            parts = self._parts.add(sender, message, list(tensors), keeps=is_member)
-            if parts is None:
+            complete = self._parts.add(sender, message, list(tensors), keeps=is_member)
+            if complete is None:
                 return
+            parts = complete
         # Messages of a primary follow one another; answers to this one do not wait.
         is_ordered = isinstance(message, Begin | Copy | Committed | PieceCopy)
         if self._appends is None or not is_ordered or not (self._appends or isinstance(message, Copy)):
