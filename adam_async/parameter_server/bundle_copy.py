@@ -326,18 +326,16 @@ class BundleCopy:
         """
         parts: list[Part] = []
         if isinstance(message, Copy | PieceCopy):
-            is_member = sender in self._core.record.members
-            complete = self._parts.add(sender, message, list(tensors), keeps=is_member)
-            if complete is None:
+            keeps = sender in self._core.record.members
+            if (complete := self._parts.add(sender, message, list(tensors), keeps=keeps)) is None:
                 return
             parts = complete
         # Messages of a primary follow one another; answers to this one do not wait.
         is_ordered = isinstance(message, Begin | Copy | Committed | PieceCopy)
+        take = partial(self._take_later, sender, message, parts)
         if self._appends is None or not is_ordered or not (self._appends or isinstance(message, Copy)):
             self._take(sender, message, parts)
-            return
-        take = partial(self._take_later, sender, message, parts)
-        if isinstance(message, Copy):
+        elif isinstance(message, Copy):
             self._appends.append(message.position, message.origin, parts, take, None)
         else:
             self._appends.add(take)
