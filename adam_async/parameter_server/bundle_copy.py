@@ -91,8 +91,7 @@ STUCK_TICKS = 10
 """Number of heartbeats without a commit after which the primary refuses questions and names the reason."""
 
 STALLED_TICKS = 50
-"""Number of heartbeats without a commit after which a primary strikes out the members that it waits for: they
-beat, and do not take entries."""
+"""Number of heartbeats without a commit after which a primary strikes out members that take no entries."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -336,6 +335,7 @@ class BundleCopy:
         if self._appends is None or not is_ordered or not (self._appends or isinstance(message, Copy)):
             self._take(sender, message, parts)
         elif isinstance(message, Copy):
+            decode_entry(parts, self._shards.bundle, self._table)  # an invalid one would stop a recovery
             self._appends.append(message.position, message.origin, parts, take, None)
         else:
             self._appends.add(take)
@@ -539,12 +539,12 @@ class BundleCopy:
         self._count_applied()
         is_between = bundle.idle and not self._applying
         # While a piece is to be copied, entries wait: with more and more of them the shards are never idle.
-        copies = self._asked or (self._saver is not None and self._saver.wants_rest and self._core.is_whole)
+        copies = self._asked or (self._saver is not None and self._saver.has_request and self._core.is_whole)
         may_apply = is_between or (self._core.is_primary and not copies and not self._is_catching_up)
         if self._asked and is_between:
             self._copy_piece(self._asked.popleft(), bundle)
         elif copies and is_between and self._saver is not None:
-            self._saver.rest(bundle, self._core.position_of)
+            self._saver.copy_requested(bundle, self._core.position_of)
         elif self._to_apply and may_apply:
             self._applying += 1
             self._apply(self._to_apply.popleft(), bundle)
