@@ -329,10 +329,14 @@ class BundleCopy:
             if (complete := self._parts.add(sender, message, list(tensors), keeps=keeps)) is None:
                 return
             parts = complete
+        record = self._core.record
+        # The core refuses all other entries, which must not reach the disk.
+        expected = record.primary, record.generation
+        is_entry = isinstance(message, Copy) and (sender, message.generation) == expected
         # Messages of a primary follow one another; answers to this one do not wait.
-        is_ordered = isinstance(message, Begin | Copy | Committed | PieceCopy)
+        is_ordered = is_entry or isinstance(message, Begin | Committed | PieceCopy)
         take = partial(self._take_later, sender, message, parts)
-        if self._appends is None or not is_ordered or not (self._appends or isinstance(message, Copy)):
+        if self._appends is None or not is_ordered or not (self._appends or is_entry):
             self._take(sender, message, parts)
         elif isinstance(message, Copy):
             decode_entry(parts, self._shards.bundle, self._table)  # an invalid one would stop a recovery
@@ -558,7 +562,8 @@ class BundleCopy:
         absent: Set[ShardId] = frozenset()
         if self._is_catching_up:
             if not self._core.applies_to(0, logged.position):
-                self._skip()
+                self._applying -= 1  # it is in all pieces already
+                self._core.applied(self._core.log.applied + 1)
                 return
             absent = {
                 spec.id
@@ -576,11 +581,6 @@ class BundleCopy:
         if self._appends is not None and self._saver is not None:
             self._saver.entered(content.entry)  # a complete round drops the entry on the disk
         self._shards.committed(without_shards(content.entry, absent) if absent else content.entry)
-
-    def _skip(self) -> None:
-        """Pass an entry that is in all pieces already."""
-        self._applying -= 1
-        self._core.applied(self._core.log.applied + 1)
 
     def _count_applied(self) -> None:
         new = self._shards.bundle.entries_applied - self._done

@@ -66,7 +66,7 @@ class BundleSaver:
         self._changes = 0
         self._asked: tuple[int, asyncio.Future[State | None]] | None = None
         self.wake: Callable[[], None] = _nothing
-        """Called when a piece is asked for: `copy_requested` has to follow as soon as the bundle is between two
+        """Called when a piece is requested. `copy_requested` has to follow once the bundle is between two
         entries."""
         self.is_ready: Callable[[], bool] = bool
         """Whether the bundle has all its values."""

@@ -8,8 +8,10 @@ from adam_async.messages import SavedStore
 from adam_async.messages.saved_shards import SavedPiece
 from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord
 
+ARRAYS = (ArrayRecord("w", (8,)),)
 
-def listed(*, arrays=(ArrayRecord("w", (8,)),), **fields):
+
+def listed(*, arrays=ARRAYS, **fields):
     record = StoreRecord(
         **{
             "id": "store-1",

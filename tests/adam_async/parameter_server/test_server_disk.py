@@ -1,4 +1,4 @@
-"""The folder of a server's disk as another program may leave it: read with care, and never removed by mistake."""
+"""The folder of a server's disk as another program may leave it: refused by name, and not removed."""
 
 import shutil
 

@@ -48,7 +48,15 @@ def test_the_start_of_a_file_has_its_owner():
 
 
 @pytest.mark.parametrize(
-    "payload", [b"", b"segments", b"segmentz\1\0\0\0", b"segments\1\0\0\0\x80", b"segments\1\0\0\0\x81\xa1\xff\x00", b"x" * 99]
+    "payload",
+    [
+        b"",
+        b"segments",
+        b"segmentz\1\0\0\0",
+        b"segments\1\0\0\0\x80",
+        b"segments\1\0\0\0\x81\xa1\xff\x00",
+        b"x" * 99,
+    ],
 )
 def test_other_bytes_are_no_start(payload):
     assert decode_start(payload) is None
