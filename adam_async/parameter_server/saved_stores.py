@@ -168,7 +168,7 @@ class SavedStores:
         for each in found:
             if not each.is_saved and _is_over(cluster, each.id):
                 await self._retire(each)
-        saved = sorted([each.saved() for each in found if each.is_saved], key=lambda each: -each.written)
+        saved = sorted([each.saved() for each in found if each.is_saved], key=lambda each: -each.began_ms)
         tensor = packed_tensor(tuple(saved[:MOST_SAVED_STORES]))
         message = pack(SavedList(keeps=self._disk is not None), [tensor])
         reply_when_room(request, tensor.nbytes, lambda: message)
