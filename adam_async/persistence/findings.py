@@ -91,11 +91,6 @@ class Recovery:
         entries = ", and log entries may be missing" if any(each.has_entries for each in self.damages) else ""
         return f"{'; '.join(map(str, self.damages))}; {losses}{entries}; other copies have to fill in"
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the folder has neither states nor entries."""
-        return not self.states and not any(self.entries.values())
-
 
 def _state_text(name: StateName) -> str:
     return f"the bundle of {name.home}" if name.shard == BUNDLE else f"shard {name.shard} of {name.home}"
