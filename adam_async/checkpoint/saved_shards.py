@@ -1,7 +1,7 @@
 """Shards on the disks of servers, of a store whose servers were all lost: found, and read for a new store.
 
 Each server lists the pieces on its disk. Of each piece the reader takes the copy with the highest position in
-its bundle's log. The new store is placed anew, so pieces may come from servers that no longer have them.
+its bundle's log. The controllers place the new store afresh, so a server may lose a piece that it had.
 """
 
 import asyncio

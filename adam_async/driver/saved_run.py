@@ -127,7 +127,7 @@ class SavedRunReader:
         return cluster
 
     async def read(self, run: SavedRun, prepared: PreparedRun, config: Config) -> Checkpoint | None:
-        """Return the newest point of a run whose shards are on the disks; None if it had not got there.
+        """Return the newest point of a run whose shards are on the disks; None if none had reached them.
 
         Raises:
             CheckpointError: The disks lack shards, or those of another model.

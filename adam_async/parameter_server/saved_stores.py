@@ -1,6 +1,6 @@
 """The part of a server that keeps stores on its disk: it follows the map, and reads them for new stores.
 
-A store is written from the moment at which the server takes it up. When all its pieces were written once, the
+The server writes a store from its placement there on. When all its pieces were written once, the
 server reports that in the cluster map. Once the primaries of all bundles of a store have reported it, the
 servers remove the earlier stores that it replaces: those of another run, or of the same name.
 """
@@ -85,7 +85,7 @@ class SavedStores:
             logger.error("%s cannot report the stores on its disk: %s", self._node, error)
 
     def follow(self, cluster: ClusterMap) -> None:
-        """Remove the stores whose place another one has taken, or that were deleted."""
+        """Remove the stores that another one has replaced, and deleted ones."""
         if self._disk is None:
             return
         before, self._seen = self._seen, cluster
@@ -184,7 +184,7 @@ class SavedStores:
             self._disk.ports.notice(f"store {store.id} cannot be read from the disk: {error}")
 
     def _readable(self, body: ReadSaved) -> StoreDisk:
-        """Return the disk of a store that was lost. Raises DataError: it is not there."""
+        """Return the disk of a lost store. Raises DataError: this server does not have it."""
         found = self._disk.find(body.store) if self._disk is not None else None
         if found is None or not found.is_saved:
             raise DataError(f"no store {body.store} to read is on its disk")
@@ -200,7 +200,7 @@ class SavedStores:
 
 
 def _is_over(cluster: ClusterMap, id: str) -> bool:
-    """Whether a store changes no more: it failed, its run is over, or the map has it no more."""
+    """Whether a store changes no longer: it failed, its run is over, or it left the map."""
     store, run = cluster.store(id), cluster.run
     if store is None or store.phase == "failed":
         return True

@@ -113,7 +113,7 @@ class ServerDisk:
         await store.remove()
 
     def superseded(self, cluster: ClusterMap) -> list[StoreDisk]:
-        """Return the saved stores whose place another one has taken, which is whole on the disks."""
+        """Return the saved stores that another one, whole on the disks, has replaced."""
         found = []
         for name, record in cluster.stores.items():
             mine = self._stores.get(record.id)
@@ -128,7 +128,7 @@ class ServerDisk:
         return found
 
     async def end(self) -> None:
-        """Write the last changes of all stores, and follow them no more."""
+        """Write the last changes of all stores, and stop following them."""
         async with asyncio.TaskGroup() as group:
             for each in self:
                 group.create_task(each.end(), name=f"ends-{each.id}")

@@ -1,8 +1,8 @@
 """The states of one store on the disk of one server: written while it is served, read after a loss.
 
-A store begins on a disk when the server takes it up, and the disk follows its changes until the store leaves
-the server. Then its states are *saved*: a driver or client may read them, for a new store in its place, until
-that one is on the disks too.
+The disk follows the changes of a store from its placement on the server until it leaves the server. Then its
+states are *saved*: a driver or client may read them, for a new store in its place, until that one is on the
+disks too.
 """
 
 import asyncio
@@ -208,7 +208,7 @@ class StoreDisk:
             self._catalogue = catalogue
             assert catalogue is not None
             if found is not None and found.record.generation != catalogue.record.generation:
-                # The controllers have placed a store of the same id anew, without these values.
+                # The controllers have placed the store again under the same id, without these values.
                 for home in {name.home for name in self._positions}:
                     self._segments.forget(home)
                 self._positions.clear()
@@ -285,7 +285,7 @@ class StoreDisk:
             return catalogue_state(self._catalogue) if self._catalogue is not None else None
         saver = self._savers.get(name.home)
         state = await saver.take(name.shard) if saver is not None else None
-        # A bundle that has joined anew may lack entries that it had before, until it has caught up.
+        # A bundle that has joined again may lack entries that it had before, until it has caught up.
         if state is None or state.key.position < self._positions.get(name, 0):
             return None
         self._positions[name] = state.key.position
@@ -306,7 +306,7 @@ class StoreDisk:
         """Write the last changes, and make the states readable.
 
         Args:
-            is_over: Whether the store changes no more. Else the disk follows it again if a bundle has come
+            is_over: Whether the store changes no longer. Else the disk follows it again if a bundle has come
                 back to the server.
         """
         if not await self.end():
@@ -316,7 +316,7 @@ class StoreDisk:
             self._start()
 
     async def end(self) -> bool:
-        """Write the last changes, and follow the store no more. Returns whether the disk has followed it."""
+        """Write the last changes, and stop following the store. Returns whether the disk has followed it."""
         async with self._changing:
             serving = self._serving
             if serving is None:
@@ -491,7 +491,7 @@ class StoreDisk:
         try:
             _, parts = await self._segments.read_state(name)
         except KeyError:
-            raise DataError(f"{origin} is not there") from None
+            raise DataError(f"{origin} is not on the disk") from None
         tensors = tensors_of(parts, origin)
         return bundle_of_piece(catalogue, specs, self._table, self._rules, tensors, origin)
 

@@ -87,10 +87,10 @@ class Recovery:
         shown = [_state_text(each.name) for each in self.lost[:MOST_SHOWN]]
         if len(self.lost) > MOST_SHOWN:
             shown.append(f"{len(self.lost) - MOST_SHOWN} more")
-        losses = f"the newest state is lost of {listed(shown)}" if shown else "no state is lost"
+        losses = f"the newest state of {listed(shown)} is lost" if shown else "no state is lost"
         entries = ", and log entries may be missing" if any(each.has_entries for each in self.damages) else ""
         return f"{'; '.join(map(str, self.damages))}; {losses}{entries}; other copies have to fill in"
 
 
 def _state_text(name: StateName) -> str:
-    return f"the bundle of {name.home}" if name.shard == BUNDLE else f"shard {name.shard} of {name.home}"
+    return f"the bundle of {name.home}" if name.shard == BUNDLE else f"piece {name.shard} of {name.home}"

@@ -117,7 +117,7 @@ class Folder:
         known = self.usage.states.get(key.name)
         if known is not None and key.order < known[0].order:
             raise ValueError(
-                f"state {key} is older than {known[0]} on disk; forget the bundle before it begins anew"
+                f"state {key} is older than {known[0]} on disk; forget the bundle before it begins again"
             )
 
     def counts(self, payload: Payload) -> bool:
@@ -240,9 +240,7 @@ class Folder:
         salt = salt_of(self._run, location.segment)
         frame = frame_at(data, location.position, salt, offset=location.position)
         if frame is None or frame.end != location.end:
-            raise DamagedState(
-                f"{path} is damaged at byte {location.position}; the shard must come from another copy"
-            )
+            raise DamagedState(f"{path} is damaged at byte {location.position}; another copy has to fill in")
         return data[location.content - location.position :]
 
     def __repr__(self) -> str:

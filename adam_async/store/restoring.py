@@ -1,7 +1,7 @@
 """A store that comes back from the disks of its servers: found by its name, and loaded into a new store.
 
-All its servers were lost, so the controllers create it anew, with another id. Its values and the state of its
-rules come from the disks; versions and clocks begin at 0, and each client begins with a new session.
+All its servers were lost, so the controllers create it again, with another id. Its values and the state of
+its rules come from the disks; versions and clocks begin at 0, and each client begins with a new session.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ async def find_saved(
 def _what_is_missing(name: str, store: FoundStore, survey: Survey) -> str:
     return (
         f"store {name!r} is on the disks of {', '.join(survey.servers)}, without the shards of "
-        f"{', '.join(store.missing())}: start all its servers with their folders, or give it up with "
+        f"{', '.join(store.missing())}: start all its servers with their folders, or drop it with "
         "create='new'"
     )
 

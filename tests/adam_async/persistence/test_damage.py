@@ -117,7 +117,7 @@ def test_a_missing_file_is_reported_with_the_states_that_it_had():
             (lost,) = store.recovery.lost
             assert (lost.name, lost.found) == (StateName("a", 2), None)
             assert StateName("a", 1) in store.recovery.states
-        text = "is missing; the newest state is lost of shard 2 of a; other copies have to fill in"
+        text = "is missing; the newest state of piece 2 of a is lost; other copies have to fill in"
         assert notices == [f"in {HOME}, {STATES} {text}"]
         store = store_of(node.open_disk(), owner)
         async with store.opened():
@@ -150,7 +150,7 @@ def test_damage_names_the_lost_state_quarantines_the_file_and_keeps_all_others()
                 assert tuple(map(bytes, parts)) == content(name, version)
         (notice,) = notices
         assert f"{STATES} is damaged at byte {newest.position}, and is states-00000001.damaged now" in notice
-        assert notice.endswith("; the newest state is lost of shard 2 of a; other copies have to fill in")
+        assert notice.endswith("; the newest state of piece 2 of a is lost; other copies have to fill in")
         names = await node.open_disk().names(HOME)
         assert "states-00000001.damaged" in names
         assert STATES not in names

@@ -31,7 +31,8 @@ def test_a_flushed_state_comes_back_with_its_key_and_parts():
         owner = Owner("a", "b")
         store = store_of(node.open_disk(), owner)
         async with Running(store):
-            assert not store.recovery.states and not store.recovery.entries
+            assert not store.recovery.states
+            assert not store.recovery.entries
             for shard in (1, 2, BUNDLE):
                 owner.update(store, "a", shard, updates=2)
             owner.update(store, "b", 1)
