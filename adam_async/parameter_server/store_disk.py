@@ -377,10 +377,10 @@ class StoreDisk:
         if not found or keys[-1].position <= min(at for at, _ in found.values()):
             return
         replay = EntryReplay(catalogue, self._pieces[home], self._table, self._rules, found, origin)
-        for key in keys:
-            parts = await segments.read_entry(key)
-            if not replay.take(key.position, read_entry(parts, origin)):
-                self._ports.notice(f"{origin} lacks entries before {key.position}; later ones do not count")
+        for entry in keys:
+            parts = await segments.read_entry(entry)
+            if not replay.take(entry.position, read_entry(parts, origin)):
+                self._ports.notice(f"{origin} lacks entries before {entry.position}; later ones do not count")
                 break
         self._replays[home] = replay
 
