@@ -136,11 +136,9 @@ class Driver:
         self._poll = ProgressPoll(
             counts=self._counts, membership=self._membership, progress=self.progress, note=self.note
         )
+        saved = SavedShards(endpoint, waits=self._waits)
         self._saved_runs = SavedRunReader(
-            membership=self._membership,
-            saved=SavedShards(endpoint, waits=self._waits),
-            progress=self.progress,
-            note=self.note,
+            membership=self._membership, saved=saved, progress=self.progress, note=self.note
         )
         self._readiness = Readiness(
             config=self.config, membership=self._membership, queries=self._queries, progress=self.progress
