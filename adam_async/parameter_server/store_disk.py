@@ -121,6 +121,8 @@ class StoreDisk:
         self._serving: asyncio.Task[None] | None = None
         self._appending: set[asyncio.Task[Any]] = set()
         """Tasks that append entries."""
+        self._has_ended = False
+        """Whether the server ends."""
         self._spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
         self._changing = asyncio.Lock()
         self._taken: set[StateName] = set()
@@ -240,7 +242,10 @@ class StoreDisk:
         assert task is not None
         self._appending.add(task)
         try:
-            await (self._completed if of_primary else self._served).wait()
+            if self._has_ended:
+                task.cancel()
+            while not self._served.is_set() or (of_primary and not self._completed.is_set()):
+                await (self._completed if self._served.is_set() else self._served).wait()
             await self._segments.append_durably(key, entry_parts(parts))
         finally:
             self._appending.discard(task)
@@ -315,15 +320,23 @@ class StoreDisk:
         if self._savers and not is_over:
             self._start()
 
-    async def end(self) -> bool:
-        """Write the last changes, and follow the store no more. Returns whether the disk has followed it."""
+    async def end(self, *, for_good: bool = False) -> bool:
+        """Write the last changes, and follow the store no more. Returns whether the disk has followed it.
+
+        Args:
+            for_good: Whether the server ends, too. Tasks that append an entry are cancelled from then on.
+        """
         async with self._changing:
+            self._has_ended = self._has_ended or for_good
             serving = self._serving
-            if serving is None:
-                return False
-            await self._flush()
+            if serving is not None:
+                await self._flush()
+            self._served.clear()  # so that no entry is appended from here on
+            self._completed.clear()
             for task in tuple(self._appending):  # their entries are not acknowledged
                 task.cancel()
+            if serving is None:
+                return False
             serving.cancel()
             await asyncio.wait([serving])
             self._serving = None
