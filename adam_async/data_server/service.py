@@ -48,7 +48,7 @@ from adam_async.errors import AdamError, ConfigError, DataError
 from adam_async.messages import Body, CopyLedger, Enter, LeaseGroups, ReadTest, ReportGroups
 from adam_async.messages.bounds import MOST_INFO_BYTES
 from adam_async.model.keyed_random import Dice
-from adam_async.run.cluster_map import MOST_REASON, ClusterMap, EpochRecord, skipped_groups
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, failed_word, skipped_groups
 from adam_async.run.epoch_shares import warm_groups
 from adam_async.run.ids import Replica
 from adam_async.run.training_program import TrainingProgram, read_training
@@ -141,13 +141,14 @@ class DataServer(Role):
 
     def _fail(self, error: BaseException) -> None:
         """End the server with an error of the producer."""
-        self._spawn("images-failed", self._end_with(error))
+        self._spawn("images-failed", self._end_with(error, self._run))
 
-    async def _end_with(self, error: BaseException) -> None:
-        """End the server with an error; report it to the cluster, within `GOODBYE_S`."""
+    async def _end_with(self, error: BaseException, run: str) -> None:
+        """End the server with an error in a run; report it to the cluster, within `GOODBYE_S`."""
         try:
             async with asyncio.timeout(GOODBYE_S):
-                await self._membership.set_node(failed=(str(error) or repr(error))[:MOST_REASON])
+                # Not ready: other data servers may go on with the run.
+                await self._membership.set_node(ready="", failed=failed_word(run, str(error) or repr(error)))
         except (TimeoutError, AdamError) as unreported:
             logger.info("%s ends without a report: %r", self._identity.node, unreported)
         except asyncio.CancelledError:
@@ -176,7 +177,7 @@ class DataServer(Role):
                     await self._refuse(run.id, str(error))
                     continue
                 except AdamError as error:
-                    await self._end_with(error)
+                    await self._end_with(error, run.id)
                 await self._membership.set_node(ready=run.id, failed="")
                 cluster = self._membership.map
             if cluster.ledger_leaders:
@@ -206,7 +207,7 @@ class DataServer(Role):
         self._refused = run
         self._questions.refuse_all("wrong-run", f"this data server refuses run {run}")
         logger.warning("%s refuses run %s: %s", self._identity.node, run, why)
-        await self._membership.set_node(failed=why[:MOST_REASON])
+        await self._membership.set_node(failed=failed_word(run, why))
 
     async def _take_up(self, cluster: ClusterMap, run: str, program: TrainingProgram) -> None:
         self._questions.refuse_all("wrong-run", f"this data server has gone on to run {run}")
