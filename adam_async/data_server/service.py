@@ -44,7 +44,7 @@ from adam_async.data_server.state import (
     TimePassed,
 )
 from adam_async.data_server.statistics import DataStatistics
-from adam_async.errors import AdamError, ConfigError, DataError
+from adam_async.errors import AdamError, ConfigError, DataError, TransformFailed
 from adam_async.messages import Body, CopyLedger, Enter, LeaseGroups, ReadTest, ReportGroups
 from adam_async.messages.bounds import MOST_INFO_BYTES
 from adam_async.model.keyed_random import Dice
@@ -140,8 +140,18 @@ class DataServer(Role):
         return self._ledger.state
 
     def _fail(self, error: BaseException) -> None:
-        """End the server with an error of the producer."""
-        self._spawn("images-failed", self._end_with(error, self._run))
+        """Refuse the run if its transforms failed or took all memory; end the server with any other error."""
+        if not isinstance(error, TransformFailed | MemoryError):
+            self._spawn("images-failed", self._end_with(error, self._run))
+            return
+        run = self._membership.map.run
+        if run is None or run.id != self._run or run.id == self._refused:
+            return  # the run is over, or refused already
+        why = (
+            str(error) if isinstance(error, TransformFailed) else f"no memory for a block of images: {error}"
+        )
+        self._refused = run.id
+        self._spawn("run-refused", self._refuse(run.id, why))
 
     async def _end_with(self, error: BaseException, run: str) -> None:
         """End the server with an error in a run; report it to the cluster, within `GOODBYE_S`."""
@@ -205,7 +215,7 @@ class DataServer(Role):
     async def _refuse(self, run: str, why: str) -> None:
         """Report in the cluster map that this server cannot serve a run."""
         self._refused = run
-        self._questions.refuse_all("wrong-run", f"this data server refuses run {run}")
+        self._questions.leave(f"this data server refuses run {run}")
         logger.warning("%s refuses run %s: %s", self._identity.node, run, why)
         await self._membership.set_node(failed=failed_word(run, why))
 
@@ -220,6 +230,11 @@ class DataServer(Role):
             num_images=len(self._dataset.train_labels) - self._config.validation,
             images_per_group=self._config.images_per_group,
         )
+        if program.carried and len(program.carried) != -(-self._orders.num_images // 8):
+            raise ConfigError(
+                f"the record of the run names its first images in {len(program.carried)} bytes; this data "
+                f"server has {self._orders.num_images:,} images to train on: give the data of the run"
+            )
         self._partitions = cluster.takers
         self._questions.take_up(run, self._config, partitions=self._partitions)
         self._ledger.take_up(run, partitions=self._partitions, orders=self._orders)

@@ -5,7 +5,6 @@ from typing import Any
 
 from adam_async.checkpoint.manifest import Manifest, resumed_transforms
 from adam_async.data_server.transforms.recipe import Recipe, default_steps
-from adam_async.errors import ConfigError
 from adam_async.run.config import Config
 from adam_async.run.user_code import functions_for
 
@@ -56,9 +55,5 @@ def steps_for(
     shape = (int(channels), int(rows), int(columns))
     steps = default_steps(shape) if asked is None else [dict(step) for step in asked]
     recipe = Recipe.of(steps, shape, kernels="numpy", functions=functions_for(steps, functions))
-    if recipe.output_shape != shape:
-        raise ConfigError(
-            f"the transforms make images of {recipe.output_shape} (channels, rows, columns) out of {shape}, "
-            "but test images stay as they are: pad before a crop, or crop to the same size"
-        )
+    recipe.check_shape_kept()
     return tuple(steps)

@@ -319,7 +319,7 @@ def _strike_out(cluster: ClusterMap) -> ClusterMap:
 
 
 def _fail_if_lost(cluster: ClusterMap) -> ClusterMap:
-    run, nodes, store = cluster.run, cluster.nodes, cluster.run_store
+    run, store = cluster.run, cluster.run_store
     if run is None or run.over:
         return cluster
     reason = lost = ""
