@@ -329,16 +329,27 @@ def read_layers(texts: Sequence[str]) -> dict[str, str]:
 
 def import_words(layers: Mapping[str, str], step: str | None, folders: Sequence[Path]) -> tuple[str, ...]:
     """Return the words of a worker's command line that let it import these layers and this step."""
+    modules = () if step is None else (step.partition(":")[0],)
+    return allowed_words(modules, [f"{kind}={path}" for kind, path in layers.items()], folders)
+
+
+def allowed_words(modules: Sequence[str], layers: Sequence[str], folders: Sequence[Path]) -> tuple[str, ...]:
+    """Return the words of a worker's command line for options `--allow-step`, `--layer` and `--step-path`."""
     words = [*_folder_words(folders)]
-    words += [word for kind, path in layers.items() for word in ("--layer", f"{kind}={path}")]
-    if step is not None:
-        words += ["--allow-step", step.partition(":")[0]]
+    words += [word for layer in layers for word in ("--layer", layer)]
+    words += [word for module in modules for word in ("--allow-step", module)]
     return tuple(words)
 
 
-def transform_words(steps: Sequence[object] | None, folders: Sequence[Path]) -> tuple[str, ...]:
-    """Return the words of a data server's command line that let it import the functions of these steps."""
-    functions = named_functions(steps)
+def transform_words(
+    steps: Sequence[object] | None, folders: Sequence[Path], besides: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the words of a data server's command line that let it import the functions of these steps.
+
+    Args:
+        besides: Further functions, ``package.module:function``.
+    """
+    functions = dict.fromkeys((*named_functions(steps), *besides))
     words = _folder_words(folders) if functions else []
     return (*words, *(word for name in functions for word in ("--allow-transform", name)))
 
