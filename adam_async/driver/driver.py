@@ -369,7 +369,7 @@ class Driver:
         lost = ""
         if resumed is not None:
             self._note_resumption(resumed)
-        transforms = transforms_of(
+        transforms = await transforms_of(
             self.config,
             resumed.manifest if resumed is not None else None,
             self._inputs.transforms,

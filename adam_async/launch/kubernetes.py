@@ -90,12 +90,11 @@ class UserCode:
         if role not in ("data", "worker", "driver"):
             return []
         words = [word for folder in self.folders for word in ("--step-path", folder)]
-        if role == "data":
-            return words
-        words += [word for layer in self.layers for word in ("--layer", layer)]
+        if role != "data":
+            words += [word for layer in self.layers for word in ("--layer", layer)]
         if self.step and role == "worker":
             words += ["--allow-step", self.step.partition(":")[0]]
-        elif self.step:
+        elif self.step and role == "driver":
             words += ["--step", self.step]
             words += ["--step-args", self.step_args] if self.step_args else []
         # Kubernetes would put in the value of a variable for "$(NAME)".

@@ -1,7 +1,10 @@
 """A step may name a function by where it is; what cannot be imported is told apart."""
 
+import asyncio
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -21,6 +24,7 @@ from adam_async.run.user_code import (
     functions_for,
     import_layers,
     import_words,
+    imported_functions,
     named_step,
     read_layers,
     read_step_args,
@@ -74,6 +78,30 @@ def test_a_function_of_an_installed_module_is_a_kind_of_step() -> None:
     made = recipe.apply(images, np.arange(2), dice=Dice(1), epoch=1)
 
     np.testing.assert_array_equal(made, 255 - images)
+
+
+async def test_a_module_that_blocks_in_its_import_leaves_the_loop_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    monkeypatch.delitem(sys.modules, "slow_import", raising=False)
+    monkeypatch.setitem(sys.modules, "a_release", SimpleNamespace(release=release))
+    (tmp_path / "slow_import.py").write_text(
+        "from a_release import release\nassert release.wait(20.0)\ndef same(image, draws): return image\n"
+    )
+    found = asyncio.create_task(imported_functions([{"kind": "slow_import:same"}, {"kind": "flip"}], {}))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not found.done()
+    release.set()
+    assert list(await found) == ["slow_import:same"]
+
+
+async def test_functions_of_the_caller_and_built_in_steps_need_no_import() -> None:
+    given = {"nowhere:f": len}
+    assert await imported_functions([{"kind": "nowhere:f"}, {"kind": "flip"}], given) is given
+    with pytest.raises(ConfigError, match=r"step 2 .*there is no module 'nowhere'"):
+        await imported_functions([{"kind": "nowhere:f"}, {"kind": "nowhere:g"}], given)
 
 
 def test_a_function_may_stand_in_a_class() -> None:
