@@ -6,6 +6,7 @@
         StoreError         2    a call on a store does not fit it: names the array, the value and the remedy
       DataError            3    a data source is missing, damaged or of the wrong kind
         TransformFailed    3    a user's function on images raised, or returned a wrong image
+        DiskFailed         3    a write to a server's folder of states failed, and its fate is unknown
       RoleDied             4    a needed role ended; names the role and the cause
         RoleUnreachable    4    a needed role was absent from the beginning
         Leaderless         4    none of several controllers led for too long
@@ -81,6 +82,11 @@ class TransformFailed(DataError):
 
     The message has the step and the function; `__cause__` is the function's own error, if it raised.
     """
+
+
+class DiskFailed(DataError):
+    """A write or sync of a server's states failed: it must acknowledge nothing more. The message has the file
+    and the remedy."""
 
 
 class RoleDied(AdamError):

@@ -6,7 +6,7 @@ checkpoint. A crash leaves a hidden folder, which the next start removes, or a w
 does not name yet. The newest two checkpoints are kept; if the newest is damaged, the older one is read.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -55,11 +55,12 @@ class CheckpointFolder:
         self.latest = ""
         """Name of the newest checkpoint; empty without one."""
 
-    async def take_up(self, resumed: Manifest | None) -> None:
+    async def take_up(self, resumed: Manifest | None, *, runs: Collection[str] = ()) -> None:
         """Prepare the folder for a run: it may have only the checkpoints that the run continues.
 
         Args:
             resumed: Manifest of the resumed checkpoint, from this folder or another.
+            runs: Ids of the runs whose checkpoints the run may continue although it goes on from elsewhere.
 
         Raises:
             CheckpointError: The folder has checkpoints of another run, or cannot be written to.
@@ -71,7 +72,7 @@ class CheckpointFolder:
             for name in filter(_is_stray, names):
                 await self._remove(name)
             if any(map(is_folder_name, names)):
-                self.latest = await self._continued(resumed)
+                self.latest = await self._continued(resumed, runs)
                 await self._disk.write_atomic(self.path / LATEST_FILE, [self.latest.encode()])
         except OSError as error:
             raise self._unwritable(error) from None
@@ -104,8 +105,12 @@ class CheckpointFolder:
     def _unwritable(self, error: OSError) -> CheckpointError:
         return CheckpointError(f"checkpoints cannot be written to {self.path}: {error.strerror or error}")
 
-    async def _continued(self, resumed: Manifest | None) -> str:
+    async def _continued(self, resumed: Manifest | None, runs: Collection[str]) -> str:
         """Return the name of the resumed checkpoint in this folder."""
+        if runs:
+            newest = await newest_manifest(self.path, self._disk)
+            if newest.run in runs:
+                return newest.name
         if resumed is not None:
             manifest = self.path / resumed.name / MANIFEST_FILE
             try:

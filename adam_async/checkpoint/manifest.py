@@ -58,7 +58,7 @@ MAY_CHANGE = frozenset(
         "data damaged cache spill transforms epochs epoch_fraction epoch_rule replicas threads in_flight "
         "pin_threads slow servers data_servers controllers processes weights kernels evaluation "
         "until_accuracy patience keep_best keep_going checkpoint_every checkpoint_misses memory "
-        "memory_budget checksum record read_ahead waits"
+        "memory_budget checksum record read_ahead ack flush_s waits"
     ).split()
 )
 """Options that a resumed run may change. `data` is an address; its content is checked. The transforms

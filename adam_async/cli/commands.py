@@ -28,7 +28,6 @@ from adam_async.cli.options import (
     PredictOptions,
     ServerOptions,
     StageOptions,
-    StoreOptions,
     TrainOptions,
     WorkerOptions,
     set_by_variable,
@@ -38,6 +37,7 @@ from adam_async.cli.options import (
 from adam_async.cli.running import run_driver, run_in_loop, run_role
 from adam_async.cli.signals import EARLY
 from adam_async.cli.simulate_options import SimulateOptions
+from adam_async.cli.store_options import StoreOptions
 from adam_async.cli.terminal import Terminal, explain, reader_left
 from adam_async.errors import ConfigError, first_cause
 

@@ -336,6 +336,8 @@ def _table(progress: Progress, *, now: float) -> "Table":
     }
     if progress.takes_checkpoints:
         cells["checkpoint"] = checkpoint_age(progress, now=now)
+    if progress.disk_age_s is not None:
+        cells["on disk"] = f"{progress.disk_age_s:.1f} s ago"
     for name in cells:
         table.add_column(name, justify="right" if name != "phase" else "left")
     table.add_row(*cells.values())

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 from cyclopts import Parameter, Token, convert
 
 from adam_async.errors import ConfigError
-from adam_async.run.config import FIELDS, Config
+from adam_async.run.config import FIELDS, FLUSH_S, Config
 from adam_async.run.option_sources import variable_of
 from transport.config import Checksum
 
@@ -253,6 +253,15 @@ class TrainOptions:
     """Write checkpoints to this folder at the end of each epoch; by default to the folder of --resume."""
     resume: Path | None = None
     """Continue the run of the newest checkpoint in this folder, with its options and model."""
+    store: Path | None = None
+    """Keep the shards of each server on disk, in folders below this one; the same command again continues
+    the run after the loss of all servers. With --controller the folder has the notes of the run only, and
+    each server has its own --dir."""
+    flush_s: float | None = None
+    """Seconds between two rounds in which a server writes its changed shards to its disk."""
+    ack: Literal["auto", "single", "replicated", "durable"] | None = None
+    """When a push is acknowledged: in the memory of one server (single), of all copies in sync (replicated),
+    or on their disks too (durable)."""
     init: Path | None = None
     """Begin with the tensors of this saved model with the same names and shapes; other tensors get initial
     values."""
@@ -371,6 +380,11 @@ class ServerOptions(MemberOptions):
     copies_bind: Annotated[str, set_by_variable("copies_bind")] = ""
     """tcp://HOST:PORT for the other servers, such as of an interface of their own; by default they use
     --bind."""
+    dir: Path | None = None
+    """Folder of this server for its shards, which survive the loss of all servers; without it they are in
+    memory only."""
+    flush_s: Annotated[float, set_by_variable("flush_s")] = FLUSH_S
+    """Seconds between two rounds in which the server writes its changed shards to --dir."""
 
 
 @options
@@ -456,27 +470,6 @@ class FromEnvironmentOptions:
     """Print the roles of this process, one per line, and run none."""
     verbose: Annotated[bool, ONLY_ON] = False
     """Log the actions of the roles."""
-    loop: LoopName = "uvloop"
-    """The event loop."""
-
-
-@options
-class StoreOptions:
-    """Options of `store`."""
-
-    controller: str
-    """tcp://HOST:PORT of the controller, or of several with commas between them."""
-    token_file: Path | None = None
-    """File with the cluster's token, or the keys of role reader (of role client for delete); by default
-    ADAM_TOKEN."""
-    wait: Wait = WAIT
-    """Maximum wait for a controller, such as 60s or 5m."""
-    yes: Annotated[bool, ONLY_ON] = False
-    """Confirm that delete removes the store for all its clients."""
-    json: Annotated[bool, ONLY_ON] = False
-    """Print the result as one JSON object."""
-    verbose: Annotated[bool, ONLY_ON] = False
-    """Log the actions of the command."""
     loop: LoopName = "uvloop"
     """The event loop."""
 

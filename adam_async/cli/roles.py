@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import timedelta
+from functools import partial
 from typing import TypedDict
 
 import msgspec
@@ -101,6 +102,9 @@ class _Imports(TypedDict):
 
 Open = Callable[[Place], AbstractAsyncContextManager[Role]]
 
+LEAST_FLUSH_S = 0.01
+"""Minimum of `--flush-s`, in seconds."""
+
 WAITS = Waits()
 """Deadlines of a role started by hand, except the wait for its controller."""
 
@@ -140,9 +144,19 @@ async def serve_controller(options: ControllerOptions, environment: Mapping[str,
 
 async def serve_ps(options: ServerOptions, environment: Mapping[str, str], health: Health) -> int:
     """Run a parameter server until cancelled."""
+    if not LEAST_FLUSH_S <= options.flush_s <= MOST["flush_s"]:
+        raise ConfigError(
+            f"--flush-s must be within {LEAST_FLUSH_S} and {MOST['flush_s']:g} seconds, not {options.flush_s}"
+        )
     if options.copies_bind:
         check_address(options.copies_bind, "--copies-bind")
-    return await _serve_member("ps", options, environment, health, parameter_server)
+    return await _serve_member(
+        "ps",
+        options,
+        environment,
+        health,
+        partial(parameter_server, folder=options.dir, flush_s=options.flush_s),
+    )
 
 
 async def serve_data(

@@ -20,6 +20,7 @@ from adam_async.checkpoint.manifest import (
     resumed_transforms,
 )
 from adam_async.checkpoint.model_file import FILE_NAME
+from adam_async.checkpoint.run_notes import open_run_notes, read_run_notes
 from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.baseline import BaselineAround
 from adam_async.cli.data import check_data_named, is_import_path, load_data
@@ -168,6 +169,8 @@ async def _train(
             interrupted = isinstance(error, asyncio.CancelledError) or EARLY.first is not None
             if kept is not None and (line := kept.sentence(interrupted=interrupted)):
                 terminal.notice(line)
+            if options.store is not None and driver is not None:
+                terminal.notice(f"the same command goes on from the shards in {options.store}")
             if result is None and driver is not None and options.report is not None:
                 ended = "interrupted" if interrupted else explain(error)[1]
                 asked = driver.attached or config
@@ -187,6 +190,9 @@ async def _resumed(options: TrainOptions, disk: Disk) -> tuple[TrainOptions, Man
     """
     if options.attach is not None:
         EARLY.end_at_once_on_sigterm(LEFT)
+    if options.store is not None and (notes := await read_run_notes(options.store, disk)) is not None:
+        # The same command again may name the first weights of the run that it continues.
+        return replace(options, init=None), notes.notes[0].manifest
     if options.resume is None:
         return options, None
     if options.attach is not None and not await has_checkpoints(options.resume, disk):
@@ -400,7 +406,7 @@ async def configure(
     config = make_config(
         resumed_options(resumed) if resumed is not None else {},
         *layers,
-        sources=(str(options.resume), str(options.config), ENVIRONMENT, COMMAND_LINE),
+        sources=(str(options.resume or options.store), str(options.config), ENVIRONMENT, COMMAND_LINE),
     )
     if resumed is not None:
         named = any(layer.get("data") is not None for layer in layers)
@@ -420,6 +426,8 @@ async def configure(
             raise ConfigError(f"{option} needs a folder for the checkpoints: give --checkpoint DIR")
     if options.controller is None and not launched:
         config.threads_per_worker(usable_cores())
+    if options.flush_s is not None and options.store is None:
+        raise ConfigError("--flush-s needs a folder for the shards: give --store DIR")
     config.weights_in(one_process=not config.processes and options.controller is None)
     _check_links(options, config, launched=launched)
     return config
@@ -523,6 +531,7 @@ async def open_cluster(
             timeline=timeline,
             checkpoint=options.checkpoint,
             resume=options.resume,
+            store=options.store,
             init=contents.init,
             layers=imports.layers,
             step=options.step,
@@ -544,6 +553,7 @@ async def open_cluster(
             timeline=timeline,
             checkpoint=options.checkpoint,
             resume=options.resume,
+            store=options.store,
             init=contents.init,
             layers=import_layers(imports.layers),
             step=options.step,
@@ -561,6 +571,7 @@ async def _join(
     config = msgspec.structs.replace(config, waits=waits)
     async with AsyncExitStack() as stack:
         folder, resume = await open_checkpoints(stack, options.checkpoint, options.resume)
+        notes, saved = await open_run_notes(stack, options.store, resume)
         settings = DriverSettings(
             network=network_for(config, token, entropy=system_entropy, buffers=BufferPool()),
             controller=check_addresses(options.controller, "--controller"),
@@ -573,7 +584,8 @@ async def _join(
             model_text=contents.model_text,
             transforms=contents.transforms,
             checkpoints=folder,
-            resume=resume,
+            resume=saved or resume,
+            notes=notes,
             init=contents.init,
             layers=import_layers(imports.layers),
             step=imports.step,

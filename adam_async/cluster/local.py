@@ -33,6 +33,7 @@ from adam_async.messages import role_table
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
+from adam_async.parameter_server.server_disk import opened_disk
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.addresses import controller_names
@@ -81,6 +82,7 @@ class LocalCluster:
         timeline: Records the work of all roles; see docs/how-to/profile.md.
         checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
         resume: Folder of checkpoints; the first training continues their run.
+        store: Folder in which the servers keep their shards; see `ClusterSetup`.
         init: Saved model, from which each training takes the tensors with equal names and shapes.
         step: Step to train in place of a network, or the import path of its factory,
             ``package.module:factory``. All replicas share the object.
@@ -117,6 +119,7 @@ class LocalCluster:
         timeline: Timeline | None = None,
         checkpoint: Path | None = None,
         resume: Path | None = None,
+        store: Path | None = None,
         init: TrainedModel | None = None,
         step: TrainStep | str | None = None,
         step_args: Mapping[str, Any] | None = None,
@@ -153,6 +156,7 @@ class LocalCluster:
             timeline=timeline,
             checkpoint=checkpoint,
             resume=resume,
+            store=store,
         )
         self.config = self._setup.config
         self.timeline = timeline
@@ -293,12 +297,16 @@ class LocalCluster:
 
     async def _open_servers(self, stack: AsyncExitStack, network: Network, controller: str) -> None:
         for number in range(self.config.servers):
+            node, disk = f"ps-{number}", None
+            if (folder := self._setup.server_folder(node)) is not None:
+                disk = await stack.enter_async_context(opened_disk(folder, flush_s=self.config.flush_s))
             server = ParameterServer(
-                self._settings("ps", f"ps-{number}", network, controller),
+                self._settings("ps", node, network, controller),
                 make_pool=self._make_pool,
                 buffers=self.buffers,
                 storage_pool=self._storage_pool,
                 numerics=apply_numerics(),
+                disk=disk,
             )
             self.servers.append(await stack.enter_async_context(server))
 

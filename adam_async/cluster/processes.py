@@ -121,6 +121,7 @@ class ProcessCluster:
         timeline: Timeline | None = None,
         checkpoint: Path | None = None,
         resume: Path | None = None,
+        store: Path | None = None,
         init: TrainedModel | None = None,
         step: str | None = None,
         step_args: Mapping[str, Any] | None = None,
@@ -154,6 +155,7 @@ class ProcessCluster:
             timeline=timeline,
             checkpoint=checkpoint,
             resume=resume,
+            store=store,
         )
         self.config = config
         self.timeline = timeline
@@ -252,11 +254,18 @@ class ProcessCluster:
         start = self._roles.start
         started = [
             *(start("data", f"data-{n}", *common, *images, *self._functions) for n in range(data_servers)),
-            *(start("ps", f"ps-{n}", *common) for n in range(config.servers)),
+            *(start("ps", f"ps-{n}", *common, *self._disk_words(f"ps-{n}")) for n in range(config.servers)),
             *(start("worker", f"worker-{n}", *self._worker, threads=threads) for n in range(config.workers)),
         ]
         for role in started:
             await self._roles.address_of(role)
+
+    def _disk_words(self, node: str) -> tuple[str, ...]:
+        """Return the options of a server that keeps its shards on a disk."""
+        folder = self._setup.server_folder(node)
+        if folder is None:
+            return ()
+        return "--dir", str(folder.absolute()), "--flush-s", str(self.config.flush_s)
 
     async def _open_data(self, stack: AsyncExitStack, network: Network, controller: str) -> None:
         """Serve the caller's data set, if any, from the memory of this process."""

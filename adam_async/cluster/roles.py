@@ -7,6 +7,7 @@ after run until its block ends.
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from adam_async.controller.consensus_node import ConsensusSetup
@@ -20,9 +21,10 @@ from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import BindFailed, first_cause
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.parameter_server.server_disk import opened_disk
 from adam_async.parameter_server.server_links import CopiesPath
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.run.config import Waits
+from adam_async.run.config import FLUSH_S, Waits
 from adam_async.run.user_code import StepSource
 from adam_async.runtime.machine import apply_numerics, available_bytes
 from adam_async.runtime.timeline import Timeline
@@ -134,17 +136,31 @@ def controller(
     return _listening(role, place)
 
 
-def parameter_server(place: Place) -> AbstractAsyncContextManager[ParameterServer]:
-    """Run a parameter server; for errors see `controller`."""
-    role = ParameterServer(
-        place.settings("ps"),
-        make_pool=ComputePool,
-        buffers=place.buffers,
-        available_bytes=available_bytes,
-        numerics=apply_numerics(),
-        copies=place.copies,
-    )
-    return _listening(role, place)
+@asynccontextmanager
+async def parameter_server(
+    place: Place, *, folder: Path | None = None, flush_s: float = FLUSH_S
+) -> AsyncIterator[ParameterServer]:
+    """Run a parameter server; for errors see `controller`, and for those of a folder `opened_disk`.
+
+    Args:
+        place: Place of the server.
+        folder: Folder in which the server keeps its shards; None: in memory only.
+        flush_s: Time between two rounds of writing to it, in seconds.
+    """
+    async with AsyncExitStack() as stack:
+        disk = None
+        if folder is not None:
+            disk = await stack.enter_async_context(opened_disk(folder, flush_s=flush_s))
+        role = ParameterServer(
+            place.settings("ps"),
+            make_pool=ComputePool,
+            buffers=place.buffers,
+            available_bytes=available_bytes,
+            numerics=apply_numerics(),
+            copies=place.copies,
+            disk=disk,
+        )
+        yield await stack.enter_async_context(_listening(role, place))
 
 
 def data_server(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[DataServer]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adam_async.checkpoint.files import open_checkpoints
+from adam_async.checkpoint.run_notes import open_run_notes
 from adam_async.checkpoint.trained_model import check_init
 from adam_async.data_server.dataset import Dataset, check_dataset
 from adam_async.driver.settings import RunInputs
@@ -36,6 +37,8 @@ class ClusterSetup:
         timeline: Records the work of the roles.
         checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
         resume: Folder of checkpoints; the first training continues their run.
+        store: Folder in which each server keeps its shards, in a folder of its own, and the driver its notes;
+            the first training continues their run. None: in memory only.
 
     Raises:
         ConfigError: `Config.slow` names an unknown node, an input has another type, or functions of the
@@ -51,6 +54,7 @@ class ClusterSetup:
     timeline: Timeline | None
     checkpoint: Path | None
     resume: Path | None
+    store: Path | None = None
 
     def __post_init__(self) -> None:
         config = self.config
@@ -90,10 +94,16 @@ class ClusterSetup:
         return await imported_functions(steps or (), self.inputs.functions)
 
     async def with_checkpoints(self, stack: AsyncExitStack) -> RunInputs:
-        """Open the folders of checkpoints until the stack ends; returns the inputs with them.
+        """Open the folders of checkpoints and notes until the stack ends; returns the inputs with them.
 
         Raises:
-            CheckpointError: The folder has no checkpoint, or a damaged one.
+            CheckpointError: The folder has no checkpoint, or a damaged one, or notes that cannot be read; or
+                a checkpoint and notes both name a run to continue.
         """
         folder, resume = await open_checkpoints(stack, self.checkpoint, self.resume)
-        return replace(self.inputs, checkpoints=folder, resume=resume)
+        notes, saved = await open_run_notes(stack, self.store, resume)
+        return replace(self.inputs, checkpoints=folder, resume=saved or resume, notes=notes)
+
+    def server_folder(self, node: str) -> Path | None:
+        """Return the folder in which a server keeps its shards; None for memory only."""
+        return self.store / node if self.store is not None else None

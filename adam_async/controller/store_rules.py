@@ -342,6 +342,8 @@ def check_store(store: StoreRecord) -> str:
         return f"summed_weight is {store.summed_weight} without clocks: sums need a slack"
     if store.in_place and not store.program:
         return "in_place is for the store of a program"
+    if store.in_place and store.durable:
+        return "in_place changes values without pushes, and durable is about pushes: set one of them only"
     if store.in_place and store.copies > 1:
         return f"in_place allows one copy, and copies is {store.copies}: set one of them only"
     bounds = (

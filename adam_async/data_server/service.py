@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from adam_async.controller.client import GOODBYE_S
-from adam_async.controller.role import Role, RoleSettings
+from adam_async.controller.role import STATISTICS_BYTES, Role, RoleSettings, reply_when_room
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.group_producer import GroupProducer
@@ -45,7 +45,15 @@ from adam_async.data_server.state import (
 )
 from adam_async.data_server.statistics import DataStatistics
 from adam_async.errors import AdamError, ConfigError, DataError, TransformFailed
-from adam_async.messages import Body, CopyLedger, Enter, LeaseGroups, ReadTest, ReportGroups
+from adam_async.messages import (
+    Body,
+    CopyLedger,
+    Enter,
+    GetStatistics,
+    LeaseGroups,
+    ReadTest,
+    ReportGroups,
+)
 from adam_async.messages.bounds import MOST_INFO_BYTES
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, failed_word, skipped_groups
@@ -54,7 +62,7 @@ from adam_async.run.ids import Replica
 from adam_async.run.training_program import TrainingProgram, read_training
 from adam_async.runtime.machine import available_bytes
 from dataflow import ComputePool, MakePool
-from transport import Request
+from transport import Message, Request
 
 logger = logging.getLogger(__name__)
 
@@ -417,6 +425,17 @@ class DataServer(Role):
             if self._ledger.leads and self._pausing == (epoch.run, epoch.number) == (self._run, epoch.number):
                 self._ledger.enter(PauseEnded())
             self._pausing = None
+
+    def _report_statistics(self, request: Request, body: GetStatistics) -> None:
+        def make() -> Message:
+            counts = self.statistics()
+            counts.finished_ranges = self.state.trained_ranges()
+            return self._pack_statistics(counts)
+
+        if body.ranges:
+            reply_when_room(request, STATISTICS_BYTES, make)
+        else:
+            super()._report_statistics(request, body)
 
     def statistics(self) -> DataStatistics:
         """Progress of the epoch, leases, memory and traffic."""

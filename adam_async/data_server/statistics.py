@@ -63,6 +63,8 @@ class DataStatistics(CommonStatistics, kw_only=True, rename={"ledger": "lending"
     leased: int
     trained_again: int
     late_reports: int
+    finished_ranges: tuple[tuple[int, int], ...] | UnsetType = UNSET
+    """Ranges of finished groups, also while groups are leased; only at request."""
     skipped: int | UnsetType = UNSET
     """Number of skipped images."""
     transforms: TransformStatistics | UnsetType | None = UNSET

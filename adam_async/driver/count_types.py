@@ -97,12 +97,24 @@ class DataCounts(Counts, frozen=True, kw_only=True):
     train_s: Seconds = 0.0
     trained_ranges: tuple[tuple[Count, Count], ...] = ()
     """Ranges of the trained groups; none while a group is leased."""
+    finished_ranges: tuple[tuple[Count, Count], ...] | msgspec.UnsetType = msgspec.UNSET
+    """The same, also while groups are leased; only at request."""
+
+
+class DiskAge(msgspec.Struct, frozen=True):
+    """State of a parameter server's disk."""
+
+    age_s: Seconds | msgspec.UnsetType = msgspec.UNSET
+    """Age of the oldest update that is not on it; unset until it has all shards."""
+    full: bool = False
+    """Whether the last write found no space."""
 
 
 class ServerCounts(Counts, frozen=True, kw_only=True):
     """Counts of a parameter server with shards."""
 
     clock: Count
+    disk: DiskAge | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

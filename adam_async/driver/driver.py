@@ -20,6 +20,8 @@ from adam_async.checkpoint.manifest import (
     check_resumed_step,
     resumed_spec,
 )
+from adam_async.checkpoint.run_notes import take_up
+from adam_async.checkpoint.saved_shards import SavedShards
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.controller.client import Membership
 from adam_async.driver.augmentation import transforms_of
@@ -41,6 +43,7 @@ from adam_async.driver.recorder import Recorder
 from adam_async.driver.requests import Operations, OperatorRequests
 from adam_async.driver.role_counts import RoleCounts
 from adam_async.driver.role_queries import RoleQueries
+from adam_async.driver.saved_run import SavedRunReader
 from adam_async.driver.settings import DriverSettings, RunInputs, config_of
 from adam_async.driver.snapshot import pull_snapshot, reading_client, running
 from adam_async.driver.starting_values import StartingValues
@@ -100,7 +103,11 @@ class Driver:
         self._traffic = Traffic(self._identity.node, timeline=settings.timeline)
         self._results = EpochResults()
         self._queries = RoleQueries(
-            network=settings.network, identity=self._identity, waits=self._waits, traffic=self._traffic
+            network=settings.network,
+            identity=self._identity,
+            waits=self._waits,
+            traffic=self._traffic,
+            ranges=inputs.notes is not None,
         )
         self._membership = Membership(
             network=settings.network,
@@ -111,11 +118,8 @@ class Driver:
             traffic=self._traffic,
             seen=self._results.observe,
         )
-        self._copies = ShardCopies(
-            Endpoint(settings.network, self._identity, self._traffic),
-            changes=self._membership.changes,
-            waits=self._waits,
-        )
+        endpoint = Endpoint(settings.network, self._identity, self._traffic)
+        self._copies = ShardCopies(endpoint, changes=self._membership.changes, waits=self._waits)
         self._notices = Notices(self._membership)
         self._events = RunEvents(self._notices.event)
         self._requests = OperatorRequests(
@@ -131,6 +135,10 @@ class Driver:
         self.progress = Progress(consistency=config.consistency)
         self._poll = ProgressPoll(
             counts=self._counts, membership=self._membership, progress=self.progress, note=self.note
+        )
+        saved = SavedShards(endpoint, waits=self._waits)
+        self._saved_runs = SavedRunReader(
+            membership=self._membership, saved=saved, progress=self.progress, note=self.note
         )
         self._readiness = Readiness(
             config=self.config, membership=self._membership, queries=self._queries, progress=self.progress
@@ -288,10 +296,7 @@ class Driver:
             if (run := run_to_take(self.map, attach)) is not None:
                 return await self._attach(run, attach, data, on_epoch)
         if (folder := self._inputs.checkpoints) is not None:
-            resume = self._inputs.resume
-            await in_time(
-                folder, folder.take_up(resume.manifest if resume is not None else None), self._waits
-            )
+            await in_time(folder, take_up(folder, self._inputs.resume), self._waits)
         data = await self.wait_for_data()
         if not self._inputs.replace:
             check_none_waits(self.map)
@@ -363,12 +368,12 @@ class Driver:
         A server lost before training has no values to lose: the driver submits the run again, on other
         servers.
         """
-        resumed, loop, task = self._inputs.resume, asyncio.get_running_loop(), asyncio.current_task()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
+        resumed = await self._saved_runs.resumed(self._inputs, prepared, self.config)
+        self._inputs = replace(self._inputs, resume=resumed)
         last_try = loop.time() + self._waits.prepare_s
         lost = ""
-        if resumed is not None:
-            self._note_resumption(resumed)
         transforms = await transforms_of(
             self.config,
             resumed.manifest if resumed is not None else None,
@@ -380,6 +385,7 @@ class Driver:
             while True:
                 self._run = f"{program_prefix(*self._membership.member)}{self._runs}"
                 program = await self._program_of(prepared, transforms, in_flight)
+                await self._saved_runs.begin(self._inputs, self._run, program, prepared, self._asked.rate)
                 await self._submit(program, prepared, resumed)
                 try:
                     return program, await self._prepare_roles(self._run, prepared, resumed)
@@ -475,9 +481,11 @@ class Driver:
             prepared=prepared,
             recorder=self._recorder,
             folder=self._inputs.checkpoints,
+            notes_file=self._inputs.notes,
             first=first,
             notes=notes,
         )
+        self._poll.observe = run.polled
         return run
 
     async def _end_run(self) -> None:
@@ -502,12 +510,6 @@ class Driver:
         """Return the result of the run for its record: its epochs, and the accuracy of the last one."""
         epochs = self.progress.epochs
         return {"epochs": epochs[-1].epoch, "test_accuracy": epochs[-1].test_accuracy} if epochs else {}
-
-    def _note_resumption(self, resumed: Checkpoint) -> None:
-        for problem in resumed.problems:
-            self.note(f"an older checkpoint is resumed: {problem}")
-        again = resumed.trained_again - resumed.manifest.trained_again
-        self.note(f"resumed from {resumed.manifest.name}; {again} groups or a few more are trained again")
 
     async def evaluate(self, model: RunModel, weights: Mapping[str, NDArray[Any]]) -> float:
         """Return the share of the data server's test images that the weights classify correctly."""

@@ -133,6 +133,7 @@ def store_of(record: ProgramRecord, program: TrainingProgram, arrays: Sequence[A
         in_place=config.weights == "aliased",
         kernels=config.kernels,
         record=config.record,
+        durable=config.ack == "durable",
         program=record.id,
         first_epoch=resumed.epoch if resumed is not None else 0,
         first_clock=resumed.clock if resumed is not None else 0,

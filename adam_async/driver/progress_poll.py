@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adam_async.controller.client import Membership
+from adam_async.driver.count_types import RoleStatistics
 from adam_async.driver.readiness import POLL_S
 from adam_async.driver.role_counts import RoleCounts
 from adam_async.run.progress import Progress
@@ -63,8 +64,16 @@ class Silence:
         return tuple(f"{node} for {now - each.since:.0f} s" for node, each in silent)
 
 
+Observe = Callable[[Mapping[str, RoleStatistics], float, float], None]
+"""Takes the counts of one poll, with the times of its requests and of its last answer."""
+
+
 class ProgressPoll:
-    """Updates the progress of a run with the counts of its roles."""
+    """Updates the progress of a run with the counts of its roles.
+
+    Attributes:
+        observe: Called after each poll.
+    """
 
     def __init__(
         self, *, counts: RoleCounts, membership: Membership, progress: Progress, note: Callable[[str], None]
@@ -74,6 +83,7 @@ class ProgressPoll:
         self._progress = progress
         self._note = note
         self._silence = Silence()
+        self.observe: Observe | None = None
 
     async def read(self, run: str, ended: Mapping[str, Any] | None = None) -> None:
         """Ask all roles at once, for at most `POLL_S`."""
@@ -90,3 +100,5 @@ class ProgressPoll:
         progress.update({node: known[node] for node in addresses if node in known}, now=now, ended=ended)
         progress.replicas = len(self._membership.map.live_replicas())
         progress.copies = copies_of(self._membership.map)
+        if self.observe is not None:
+            self.observe(answers, asked_at, now)

@@ -38,10 +38,23 @@ MOST_RECORD_BYTES = 4 << 30
 
 
 class RoleQueries:
-    """Queries, each over its own link, because roles come and go."""
+    """Queries, each over its own link, because roles come and go.
 
-    def __init__(self, *, network: Network, identity: Identity, waits: Waits, traffic: Traffic) -> None:
+    Args:
+        ranges: Whether data servers list the finished groups of an epoch in progress.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        identity: Identity,
+        waits: Waits,
+        traffic: Traffic,
+        ranges: bool = False,
+    ) -> None:
         self._network = network
+        self._ranges = ranges
         self._identity = identity
         self._waits = waits
         self._traffic = traffic
@@ -60,7 +73,8 @@ class RoleQueries:
         async with self._network.connect(address, self._identity, timeout_s=timeout_s) as link:
             self._traffic.watch(link)
             try:
-                reply = await link.call(pack(GetStatistics(run=run)), timeout_s=self._waits.call_s)
+                ask = GetStatistics(run=run, ranges=self._ranges)
+                reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
             finally:
                 self._traffic.gone(link)
             sender = unpack(reply, Statistics)

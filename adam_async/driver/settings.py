@@ -8,6 +8,7 @@ import msgspec
 
 from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import Checkpoint, CheckpointError, resumed_config
+from adam_async.checkpoint.run_notes import RunNotesFile, SavedRun
 from adam_async.checkpoint.trained_model import Model as TrainedModel
 from adam_async.driver.takeover import Attach
 from adam_async.errors import ConfigError
@@ -55,7 +56,9 @@ class RunInputs:
         functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
         layers: Kinds of layers that the model may use, the same in every role.
         checkpoints: Folder for the checkpoints of the runs; None: no checkpoints.
-        resume: Checkpoint that the first run continues, with its model and rate.
+        resume: Checkpoint, or run on the disks of its servers, that the first run continues, with its model
+            and rate.
+        notes: File for the notes of the runs, whose servers keep their shards on disks; None: in memory only.
         init: Saved model with the first values of each run; see `fill_from`.
         step: Step of the user's that the runs train in the place of a network.
         together: Whether the first worker of each replica trains all parts of a partitioned model.
@@ -69,7 +72,8 @@ class RunInputs:
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
     checkpoints: CheckpointFolder | None = None
-    resume: Checkpoint | None = None
+    resume: Checkpoint | SavedRun | None = None
+    notes: RunNotesFile | None = None
     init: TrainedModel | None = None
     step: NamedStep | None = None
     together: bool = False
@@ -81,8 +85,8 @@ def config_of(config: Config, inputs: RunInputs) -> Config:
     """Return the configuration of a driver's runs, checked against their inputs.
 
     Raises:
-        CheckpointError: The run takes checkpoints with concurrent evaluation, or the resumed checkpoint does
-            not fit.
+        CheckpointError: The run takes checkpoints, or is kept on disks, with concurrent evaluation; or the
+            resumed checkpoint does not fit.
         ConfigError: Two inputs set the first weights, or an option contradicts a step.
         StepFailed: The `arrays` of the step raised.
     """
@@ -100,10 +104,14 @@ def config_of(config: Config, inputs: RunInputs) -> Config:
         config = resumed_config(inputs.resume.manifest, config)
     if inputs.checkpoints is None:
         config = msgspec.structs.replace(config, checkpoint_every=0)
-    elif config.evaluation == "concurrent":
+    if config.evaluation == "concurrent" and (inputs.checkpoints or inputs.notes) is not None:
         raise CheckpointError(
-            "evaluation=concurrent does not pause at the end of an epoch, where checkpoints are taken: "
-            "leave it at wait, or take none"
+            "evaluation=concurrent does not pause at the end of an epoch, where checkpoints are taken and "
+            "runs on disks are noted: leave it at wait, or do without"
+        )
+    if config.ack == "durable" and inputs.notes is None:
+        raise ConfigError(
+            "ack=durable needs servers with disks: give a folder for their shards (--store DIR)"
         )
     if inputs.init is not None and (inputs.resume is not None or config.record):
         other = "resume continues" if inputs.resume is not None else "record repeats"

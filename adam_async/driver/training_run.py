@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.files import CheckpointFolder
+from adam_async.checkpoint.manifest import Manifest
+from adam_async.checkpoint.run_notes import RunNotesFile
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.writer import Checkpointer, Spawn, common_manifest
 from adam_async.controller.client import Membership
@@ -29,6 +31,7 @@ from adam_async.driver.preparation import PreparedRun
 from adam_async.driver.readiness import POLL_S, check_failed, raise_failure
 from adam_async.driver.recorder import Recorder
 from adam_async.driver.role_counts import RoleCounts
+from adam_async.driver.run_noting import END_S, RunNoting
 from adam_async.driver.settings import DriverSettings
 from adam_async.driver.snapshot import follow_primaries, pull_snapshot, reading_client
 from adam_async.driver.submission import update_program
@@ -42,6 +45,7 @@ from adam_async.run.progress import Progress, is_ledger_leader
 from adam_async.run.result import CheckpointResult, EpochResult, OnEpoch, RunResult
 from adam_async.run.shard_table import ShardTable
 from adam_async.run.training_program import ResumeRecord, TrainingProgram
+from adam_async.runtime.clock import wall_clock
 from adam_async.runtime.traffic import Traffic
 from transport import TransportError
 
@@ -78,6 +82,7 @@ class TrainingRun:
     Args:
         id: Id of the run.
         folder: Folder for checkpoints; None: no checkpoints.
+        notes_file: File for notes of its progress on the disks of the servers; None without these.
         first: First epoch that this driver evaluates.
         notes: Notes for a driver that takes the run over; the run adds its epochs.
     """
@@ -91,6 +96,7 @@ class TrainingRun:
         prepared: PreparedRun,
         recorder: Recorder | None,
         folder: CheckpointFolder | None,
+        notes_file: RunNotesFile | None,
         first: int,
         notes: DriverNotes,
     ) -> None:
@@ -101,6 +107,7 @@ class TrainingRun:
         self._prepared = prepared
         self._recorder = recorder
         self._folder = folder
+        self._notes_file = notes_file
         self._first = first
         self._notes = notes
         self._table: ShardTable = prepared.table(config)
@@ -109,6 +116,7 @@ class TrainingRun:
         self._waits = config.waits
         self._node = parts.settings.identity.node
         self._checkpointer: Checkpointer | None = None
+        self.noting: RunNoting | None = None
         self._training = False
         self._cut_short = False
         self.choice = self._new_choice()
@@ -139,10 +147,12 @@ class TrainingRun:
             stack.callback(spawn("parameters", client.run()).cancel)
             stack.callback(spawn("primaries", follow_primaries(client, self._membership.changes())).cancel)
             self._checkpointer = self._new_checkpointer(spawn)
+            self.noting = self._new_noting(spawn)
             await parts.evaluator.read_sample(self._prepared.model, parts.counts.data_address)
             self._training = True
             stack.callback(setattr, self, "_training", False)
             weights = await self._train_epochs(client, on_epoch)
+            await self._reach_disks()
             self.losses.check_end(self._progress.epochs, int(self._prepared.data["classes"]))
             statistics = await parts.counts.final(self._id)
             own = parts.own_statistics()  # now: a record and a checkpoint are not traffic of the training
@@ -342,6 +352,7 @@ class TrainingRun:
         if taken is not None:
             self._progress.phase = "taking a checkpoint"
             reading = await taken.read(cluster, clock)
+        ended_at = asyncio.get_running_loop().time()
         self._progress.phase = "evaluating"
         weights: Mapping[str, NDArray[Any]]
         if reading is not None:
@@ -358,6 +369,8 @@ class TrainingRun:
         progress.epochs.append(result)
         progress.images, progress.loss = result.images, result.train_loss
         progress.replicas = len(self._membership.map.live_replicas())
+        if self.noting is not None:
+            self.noting.epoch_ended(self._parts.results.before(epoch + 1), progress.epochs, now=ended_at)
         if taken is not None and reading is not None:
             taken.write_end(reading, cluster, self._parts.results.before(epoch + 1), progress.epochs)
         return result, weights
@@ -458,23 +471,73 @@ class TrainingRun:
     def _new_checkpointer(self, spawn: Spawn) -> Checkpointer | None:
         if self._folder is None:
             return None
-        prepared = self._prepared
         return Checkpointer(
             folder=self._folder,
             copies=self._parts.copies,
             config=self._config,
-            model=prepared.model,
-            common=common_manifest(
-                self._id,
-                self._program,
-                prepared.data,
-                asked_rate=self._notes.asked_rate,
-                trained_again=prepared.trained_again,
-            ),
+            model=self._prepared.model,
+            common=self._common_manifest(),
             spawn=spawn,
             note=self._parts.warn,
             progress=self._progress,
         )
+
+    def _common_manifest(self) -> Manifest:
+        return common_manifest(
+            self._id,
+            self._program,
+            self._prepared.data,
+            asked_rate=self._notes.asked_rate,
+            trained_again=self._prepared.trained_again,
+        )
+
+    # --- the disks of the servers ------------------------------------------------------------
+
+    def _new_noting(self, spawn: Spawn) -> RunNoting | None:
+        file = self._notes_file
+        if file is None:
+            return None
+        return RunNoting(
+            file,
+            self._common_manifest(),
+            spawn=spawn,
+            warn=self._parts.warn,
+            wall_clock=wall_clock,
+            timeout_s=self._waits.checkpoint_s,
+        )
+
+    def polled(self, answers: Mapping[str, RoleStatistics], asked_at: float, now: float) -> None:
+        """Take the counts of one poll, for the notes."""
+        if self.noting is not None and self._training:
+            record = self._membership.map.epoch
+            ended = self._parts.results.ended
+            self.noting.polled(
+                answers,
+                asked_at=asked_at,
+                now=now,
+                groups=record.groups if record is not None else 0,
+                ended=ended,
+                results=self._parts.results.before(ended + 1),
+                epochs=self._progress.epochs,
+            )
+
+    async def _reach_disks(self) -> None:
+        """Wait until the end of the run is on the disks, for `checkpoint_s` at most."""
+        if self.noting is None or self._cut_short:
+            return
+        self._progress.phase = "waiting for the disks of the servers"
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._waits.checkpoint_s
+        while self.noting.is_behind:
+            if self.noting.is_full or loop.time() > ends_at:
+                why = "for lack of space" if self.noting.is_full else f"in {self._waits.checkpoint_s:g} s"
+                self._parts.warn(f"the end of the run was not on the disks {why}")
+                break
+            await asyncio.sleep(END_S)
+            asked_at, counts = loop.time(), self._parts.counts
+            answers = await counts.answers(counts.addresses("data", "ps"), self._id, within_s=POLL_S)
+            self.polled(answers, asked_at, loop.time())
+        await self.noting.settle()
 
     def note_progress(self) -> None:
         """Write the progress of training to a file beside the checkpoints, during training only."""

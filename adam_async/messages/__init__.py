@@ -25,6 +25,8 @@ are in brackets:
                    those, driver, reader      Pull -> Values [values]
     shard_states   driver - parameter server  ReadShards -> ShardStates [tables, values, rule state]
                    driver, client - same      LoadShards [same] -> Loaded
+    saved_shards   driver, client - p. server ListSaved -> SavedList [saved stores]
+                                              ReadSaved -> ShardStates [tables, values, rule state]
     replication    p. server - p. server      Begin -> Begun, Copy [entry] -> Held, PieceCopy [state] -> Held
                                               Committed -> Held, Superseded
     notes          driver - server, worker    GetRecord -> RecordPart [bytes]
@@ -97,6 +99,7 @@ from adam_async.messages.parameters import (
 )
 from adam_async.messages.partitions import Block, Blocks, Greet
 from adam_async.messages.replication import Beat, Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
+from adam_async.messages.saved_shards import ListSaved, ReadSaved, SavedList, SavedPiece, SavedStore
 from adam_async.messages.shard_states import (
     Loaded,
     LoadShards,

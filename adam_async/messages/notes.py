@@ -49,6 +49,8 @@ class GetStatistics(Body, frozen=True, kw_only=True):
     """
 
     run: RunId
+    ranges: bool = False
+    """Whether a data server also lists the finished groups of an epoch in progress."""
 
 
 class Statistics(Body, frozen=True, kw_only=True):

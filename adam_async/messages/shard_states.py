@@ -138,7 +138,7 @@ def read_state_tables(
 
 ROWS: Rows = {
     ReadShards: frozenset({("driver", "ps")}),
-    ShardStates: frozenset({("ps", "driver")}),
+    ShardStates: frozenset({("ps", "driver"), ("ps", "client")}),
     LoadShards: frozenset({("driver", "ps"), ("client", "ps")}),
     Loaded: frozenset({("ps", "driver"), ("ps", "client")}),
 }

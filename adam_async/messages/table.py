@@ -8,6 +8,7 @@ from adam_async.messages import (
     parameters,
     partitions,
     replication,
+    saved_shards,
     shard_states,
     staging,
 )
@@ -22,6 +23,7 @@ TABLE: Rows = {
     **partitions.ROWS,
     **parameters.ROWS,
     **shard_states.ROWS,
+    **saved_shards.ROWS,
     **replication.ROWS,
     **notes.ROWS,
 }

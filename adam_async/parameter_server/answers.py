@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.controller.role import reply_or_fail, reply_when_room
-from adam_async.messages import StepsReported, Ticked, Values, pack
+from adam_async.messages import GetRecord, RecordPart, StepsReported, Ticked, Values, pack, part_refusal
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.events import (
     Acknowledge,
@@ -23,10 +24,11 @@ from adam_async.parameter_server.events import (
     SendStates,
     SendValues,
 )
+from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_group import ShardGroup, applied_clock
 from adam_async.parameter_server.shard_transfer import read_states
-from transport import BufferPool, Link, Message
+from transport import BufferPool, Link, Message, Request
 
 
 class Answers:
@@ -115,3 +117,17 @@ def _values_bytes(shards: Sequence[Shard]) -> int:
 def _states_bytes(shards: Sequence[Shard]) -> int:
     """Return the bytes of shards with the arrays of their rule."""
     return sum([array.nbytes for shard in shards for array in (shard.values, *shard.rule_state.values())])
+
+
+def send_record(request: Request, body: GetRecord, log: OrderLog | None, *, node: str) -> None:
+    """Answer a request for a part of the log of the order of a run's pushes."""
+    if log is None:
+        request.fail("no-record", f"{node} keeps no record of run {body.run}")
+        return
+    packed = np.frombuffer(log.packed(), np.uint8)
+    refusal = part_refusal(body, len(packed), most_bytes=request.link.max_message_bytes)
+    if refusal is not None:
+        request.fail(*refusal)
+        return
+    part = packed[body.start : body.stop]
+    reply_when_room(request, part.nbytes, lambda: pack(RecordPart(total=len(packed)), [part]))

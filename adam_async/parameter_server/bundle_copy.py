@@ -1,10 +1,10 @@
-"""One server's copy of a bundle that has several: its shell around the core of `replication`.
+"""One server's copy of a bundle that has a log: its shell around the core of `replication`.
 
 The core (`replication.BundleMember`) decides what is sent, committed and proposed to the controllers. This
 shell carries out its effects: it encodes entries, sends them over `ServerLinks`, applies committed ones
 through the state of the store, copies pieces for servers that join, and watches for silent members. The
-primary's own entries keep their objects, so that its front can answer their requests. The others decode an
-entry or a piece when it arrives, so that an invalid one costs its link and changes nothing.
+primary's own entries keep their objects, so that its front can answer their requests. The others decode each
+entry or piece first: an invalid one costs its link and changes nothing. Durable ones go to the disk before.
 """
 
 import asyncio
@@ -12,15 +12,18 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import msgspec
 from numpy.typing import NDArray
 
 from adam_async.controller.client import Confirmation
 from adam_async.messages import Body
-from adam_async.messages.replication import Copy, PieceCopy
+from adam_async.messages.replication import Begin, Committed, Copy, PieceCopy
 from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.bundle_saver import BundleSaver
+from adam_async.parameter_server.bundle_shards import BundleShards
 from adam_async.parameter_server.events import Entry
 from adam_async.parameter_server.joining_members import JOIN_S, PAUSE_S, JoiningMembers
 from adam_async.parameter_server.log_entries import (
@@ -30,6 +33,8 @@ from adam_async.parameter_server.log_entries import (
     entry_bytes,
     without_shards,
 )
+from adam_async.parameter_server.ordered_appends import OrderedAppends
+from adam_async.parameter_server.part_collector import PartCollector
 from adam_async.parameter_server.replication.effects import (
     Apply,
     BecamePrimary,
@@ -89,15 +94,6 @@ STALLED_TICKS = 50
 """Number of heartbeats without a commit after which a primary strikes out the members that it waits for: they
 beat, and do not take entries."""
 
-MOST_PARTS = 64
-"""Maximum number of parts of an entry; a batch has fewer pushes."""
-
-MOST_PIECE_PARTS = 1024
-"""Maximum number of parts of a piece."""
-
-MOST_BYTES = 1 << 30
-"""Maximum size of an entry or a piece, in bytes."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Content:
@@ -109,35 +105,6 @@ class _Content:
 
 Observe = Callable[["BundleCopy", LogEntry, Sequence[Part]], None]
 """Follows the entries that a copy applies."""
-
-
-class BundleShards(Protocol):
-    """The shards and the front of a bundle on this server."""
-
-    @property
-    def bundle(self) -> Bundle:
-        """The shards; `reset` replaces them."""
-        ...
-
-    def committed(self, entry: Entry) -> None:
-        """Take a committed entry, and do the work that it needs in later rounds of the loop."""
-        ...
-
-    def reset(self) -> None:
-        """Begin with new, empty shards: the server joins."""
-        ...
-
-    def lead(self) -> None:
-        """Order and answer from now on."""
-        ...
-
-    def follow(self) -> None:
-        """Refuse all requests from now on: another server is the primary."""
-        ...
-
-    def leave(self) -> None:
-        """Drop the shards: the server is no member any more."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -177,6 +144,7 @@ class BundleCopy:
         shards: Its shards and its front on this server.
         pieces: Its shards, cut into pieces.
         table: All shards of the store, by number.
+        saver: Copies pieces for the disk of this server; None without one.
     """
 
     def __init__(
@@ -190,7 +158,13 @@ class BundleCopy:
         pieces: Sequence[Sequence[ShardSpec]],
         table: Sequence[ShardSpec],
         host: CopyHost,
+        saver: BundleSaver | None = None,
     ) -> None:
+        self._saver = saver
+        self._appends: OrderedAppends | None = None
+        """With durable pushes: entries on their way to the disk, and messages behind them."""
+        if saver is not None and saver.journal is not None:
+            self._appends = OrderedAppends(saver.journal, host.spawn)
         self._core = BundleMember(me, facts, record)
         self._facts = facts
         self._copies = copies
@@ -211,8 +185,7 @@ class BundleCopy:
         self._is_catching_up = False
         self._asked: deque[CopyPiece] = deque()
         """Pieces to copy once the shards are between two entries."""
-        self._parts: dict[tuple[Member, type[Body]], list[Part]] = {}
-        """Parts of an entry or a piece that has not arrived whole, by sender and class of the message."""
+        self._parts = PartCollector()
         self._committed = 0
         """Position up to which entries were committed at the last tick."""
         self._stuck_ticks = 0
@@ -266,6 +239,11 @@ class BundleCopy:
         return self._core.log.applied
 
     @property
+    def is_whole(self) -> bool:
+        """Whether this server has all pieces of the state."""
+        return self._core.is_whole
+
+    @property
     def shards(self) -> Bundle:
         """The shards of this copy."""
         return self._shards.bundle
@@ -303,7 +281,7 @@ class BundleCopy:
         for member in {*record.members} - {*before.members}:
             self._host.links.expect(member)
         self._core.record_changed(record)
-        self._parts = {key: parts for key, parts in self._parts.items() if key[0] in record.members}
+        self._parts.keep(record.members)
         self._run()
 
     def link(self, member: Member, *, is_up: bool) -> None:
@@ -311,7 +289,7 @@ class BundleCopy:
         if is_up:
             self._core.link_up(member)
         else:
-            self._parts = {key: parts for key, parts in self._parts.items() if key[0] != member}
+            self._parts.forget(member)
             self._core.link_lost(member)
         self._run()
 
@@ -323,8 +301,22 @@ class BundleCopy:
     def _propose_all(self) -> None:
         while self._unproposed and self._core.is_ordering:
             entry = self._unproposed.popleft()
-            parts = encode_entry(entry)
-            self._core.propose(_Content(entry, parts), entry_bytes(parts))
+            content, core = _Content(entry, encode_entry(entry)), self._core
+            if self._appends is None:
+                core.propose(content, entry_bytes(content.parts))
+                continue
+            position = core.log.last + len(self._appends) + 1
+            written = partial(self._propose_written, content, position)
+            self._appends.append(position, core.record.generation, content.parts, written, entry)
+
+    def _propose_written(self, content: _Content, position: int) -> None:
+        """Put an entry that is on the disk of this primary into the log, unless a handover has begun."""
+        assert self._appends is not None
+        if self._core.is_ordering and position == self._core.log.last + 1:
+            self._core.propose(content, entry_bytes(content.parts))
+        else:
+            self._unproposed.extendleft(reversed([content.entry, *self._appends.drop_own()]))
+        self._run()
 
     def received(self, sender: Member, message: Message, tensors: Sequence[NDArray[Any]]) -> None:
         """Take a message of another member.
@@ -332,44 +324,43 @@ class BundleCopy:
         Raises:
             RemoteProtocolError: No correct member sends it.
         """
-        content: Any = None
+        parts: list[Part] = []
         if isinstance(message, Copy | PieceCopy):
-            parts = self._collected(sender, message, list(tensors))
-            if parts is None:
+            keeps = sender in self._core.record.members
+            if (whole := self._parts.add(sender, message, list(tensors), keeps=keeps)) is None:
                 return
-            bundle = self._shards.bundle
-            if isinstance(message, Copy):
-                content = _Content(decode_entry(parts, bundle, self._table), parts)
-            elif message.piece < len(self._pieces):
-                tensors = [tensor for part in parts for tensor in part]
-                content = read_piece(bundle, self._pieces[message.piece], self._table, tensors)
+            parts = whole
+        # Messages of a primary follow one another; answers to this one do not wait.
+        is_ordered = isinstance(message, Begin | Copy | Committed | PieceCopy)
+        take = partial(self._take_later, sender, message, parts)
+        if self._appends is None or not is_ordered or not (self._appends or isinstance(message, Copy)):
+            self._take(sender, message, parts)
+        elif isinstance(message, Copy):
+            self._appends.append(message.position, message.origin, parts, take, None)
+        else:
+            self._appends.add(take)
+
+    def _take_later(self, sender: Member, message: Message, parts: list[Part]) -> None:
+        """Take a message that has waited for the disk; an invalid one costs its sender's links."""
+        try:
+            self._take(sender, message, parts)
+        except RemoteProtocolError as error:
+            logger.warning("%s: %s sent an invalid message: %s", self.me[0], sender[0], error)
+            self._host.links.hang_up(sender)
+
+    def _take(self, sender: Member, message: Message, parts: list[Part]) -> None:
+        content: Any = None
+        bundle = self._shards.bundle
+        if isinstance(message, Copy):
+            content = _Content(decode_entry(parts, bundle, self._table), parts)
+        elif isinstance(message, PieceCopy) and message.piece < len(self._pieces):
+            tensors = [tensor for part in parts for tensor in part]
+            content = read_piece(bundle, self._pieces[message.piece], self._table, tensors)
         try:
             self._core.received(sender, message, content)
         except Violation as error:
             raise RemoteProtocolError("replication", str(error)) from None
         self._run()
-
-    def _collected(self, sender: Member, message: Copy | PieceCopy, tensors: Part) -> list[Part] | None:
-        """Add a part to those before it; return all of them with the last one."""
-        parts = self._parts.pop((sender, type(message)), [])
-        if message.part == 0:
-            parts = []  # those before it were of an earlier link
-        most = MOST_PARTS if isinstance(message, Copy) else MOST_PIECE_PARTS
-        if not tensors or message.part != len(parts) or not message.part < message.parts <= most:
-            raise RemoteProtocolError(
-                "replication", f"part {message.part} of {message.parts} after {len(parts)} parts"
-            )
-        parts.append(tensors)
-        size, is_last = entry_bytes(parts), len(parts) == message.parts
-        if not size <= message.nbytes <= MOST_BYTES or (is_last and size != message.nbytes):
-            raise RemoteProtocolError(
-                "replication", f"{size} bytes in {len(parts)} of {message.parts} parts, not {message.nbytes}"
-            )
-        if is_last:
-            return parts
-        if sender in self._core.record.members:
-            self._parts[sender, type(message)] = parts
-        return None
 
     def tick(self) -> None:
         """Look for silent members; to be called with each heartbeat."""
@@ -498,6 +489,8 @@ class BundleCopy:
             case Stopped():
                 self._asked.clear()
                 self._unproposed.clear()
+                if self._appends is not None:
+                    self._appends.drop_own()
                 self._stuck_ticks = 0
                 self._shards.follow()
             case Removed():
@@ -546,9 +539,12 @@ class BundleCopy:
         self._count_applied()
         is_between = bundle.idle and not self._applying
         # While a piece is to be copied, entries wait: with more and more of them the shards are never idle.
-        may_apply = is_between or (self._core.is_primary and not self._asked and not self._is_catching_up)
+        copies = self._asked or (self._saver is not None and self._saver.wants_rest and self._core.is_whole)
+        may_apply = is_between or (self._core.is_primary and not copies and not self._is_catching_up)
         if self._asked and is_between:
             self._copy_piece(self._asked.popleft(), bundle)
+        elif copies and is_between and self._saver is not None:
+            self._saver.rest(bundle, self._core.position_of)
         elif self._to_apply and may_apply:
             self._applying += 1
             self._apply(self._to_apply.popleft(), bundle)
@@ -577,6 +573,8 @@ class BundleCopy:
         content: _Content = logged.content
         if self._host.observe is not None:
             self._host.observe(self, logged, content.parts)
+        if self._appends is not None and self._saver is not None:
+            self._saver.entered(content.entry)  # a complete round drops the entry on the disk
         self._shards.committed(without_shards(content.entry, absent) if absent else content.entry)
 
     def _skip(self) -> None:
@@ -590,11 +588,12 @@ class BundleCopy:
         self._applying -= new
         for _ in range(new):
             self._core.applied(self._core.log.applied + 1)
+        if new and self._appends is not None:
+            self._appends.journal.applied(self._core.log.applied)
 
     def _copy_piece(self, asked: CopyPiece, bundle: Bundle) -> None:
         piece = copy_piece(bundle, self._pieces[asked.piece])
-        nbytes = entry_bytes([piece])
-        self._core.piece_copied(asked, self._core.log.applied, piece, nbytes)
+        self._core.piece_copied(asked, self._core.log.applied, piece, entry_bytes([piece]))
 
     def __repr__(self) -> str:
         return f"<BundleCopy {self._facts.home} {self._core!r}>"

@@ -103,12 +103,15 @@ def entry_bytes(parts: list[Part]) -> int:
     return sum([tensor.nbytes for part in parts for tensor in part])
 
 
-def decode_entry(parts: list[Part], bundle: Bundle, specs: Sequence[ShardSpec]) -> Entry:
+def decode_entry(
+    parts: list[Part], bundle: Bundle, specs: Sequence[ShardSpec], *, is_partial: bool = False
+) -> Entry:
     """Return an entry from its parts.
 
     Args:
         bundle: The shards that it is applied to.
         specs: All shards of the store, by number.
+        is_partial: Whether the bundle has only some of the shards that the entry counts on.
 
     Raises:
         RemoteProtocolError: A part has other tensors than its details name, or no primary forms such
@@ -128,6 +131,8 @@ def decode_entry(parts: list[Part], bundle: Bundle, specs: Sequence[ShardSpec]) 
     pushes = [each for each in details if isinstance(each, PushDetails)]
     if len(pushes) != len(details) or (first.sums and len(pushes) != 1):
         raise RemoteProtocolError("entry", "its parts are of several kinds")
+    if is_partial:
+        pushes = [_of_shards(each, bundle) for each in pushes]
     queued = [queued_push(each, part[1:], bundle, specs) for each, part in zip(pushes, parts, strict=True)]
     if any(each.push.assign for each in queued) and (first.sums or len(queued) > 1):
         raise RemoteProtocolError("entry", "values that replace those of shards are an entry of their own")
@@ -139,6 +144,20 @@ def decode_entry(parts: list[Part], bundle: Bundle, specs: Sequence[ShardSpec]) 
         return Contribute(queued[0])
     _check_batch(queued)
     return Apply(tuple(queued))
+
+
+def _of_shards(details: PushDetails, bundle: Bundle) -> PushDetails:
+    """Return the details of a push that counts on the shards of a bundle only."""
+    numbers = details.push.shards
+    if any(place >= len(numbers) for place in (*details.accepted, *details.refused)):
+        return details  # it is refused for that
+    accepted, refused = (
+        tuple(
+            [place for place in places if place >= len(numbers) or ShardId(numbers[place]) in bundle.shards]
+        )
+        for places in (details.accepted, details.refused)
+    )
+    return msgspec.structs.replace(details, accepted=accepted, refused=refused)
 
 
 def _has_factors(push: Push) -> bool:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from adam_async.controller.role import reply_when_room
 from adam_async.messages import (
     Body,
     GetRecord,
@@ -26,17 +25,14 @@ from adam_async.messages import (
     Pull,
     Push,
     ReadShards,
-    RecordPart,
     ReportSteps,
     Statistics,
     Tick,
     pack,
-    part_refusal,
 )
-from adam_async.model.kernels import make_batches
 from adam_async.model.rules import rule_of
-from adam_async.parameter_server.answers import Answers, values_count
-from adam_async.parameter_server.apply import Applier, Work
+from adam_async.parameter_server.answers import Answers, send_record, values_count
+from adam_async.parameter_server.apply import Applier, Work, appliers_of
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.decode_push import read_gradients
@@ -64,6 +60,7 @@ from adam_async.parameter_server.question_checks import (
     SESSION_TYPES,
     QuestionChecks,
 )
+from adam_async.parameter_server.refused_senders import RefusedSenders
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
 from adam_async.parameter_server.sender_checks import SenderChecks
@@ -71,23 +68,24 @@ from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.parameter_server.shard_transfer import load_states
 from adam_async.parameter_server.state import ServerState
-from adam_async.parameter_server.store_host import StoreHost, appliers_of, kernels_of, shards_of
+from adam_async.parameter_server.store_host import (
+    StoreHost,
+    compile_kernels,
+    kernels_of,
+    shards_of,
+)
 from adam_async.parameter_server.store_reports import StoreReports
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import Replica, ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table
 from adam_async.run.store_record import ArrayRecord, StoreRecord
-from dataflow import MakePool, WaitTimedOut
-from transport import Link, Request
+from transport import Request
 
 logger = logging.getLogger(__name__)
 
 DETAILS_BYTES = 1 << 20
 """Bytes of a message for the details of a push, with which it travels from a primary to the other copies."""
-
-COMPILE_S = 120.0
-"""Seconds for which the end of a store waits for a kernel that is compiling: a thread cannot be stopped."""
 
 
 class ServedStore:
@@ -124,19 +122,24 @@ class ServedStore:
         self._appliers: Mapping[tuple[int, str], Applier] = {}
         self._work: _Work | None = None
         """The batch or sum that was taken from the queue and is not finished."""
-        self._leaving: set[Link] = set()
-        """Links that are closing because the peer sent in the name of another."""
+        self._refuse_sender = RefusedSenders(host.node, host.spawn).refuse
+        self._pieces = pieces_of([spec for spec in self._specs if store.buckets[spec.bucket] == home])
+        self._saver = host.disk.saver(home, self._pieces) if host.disk is not None else None
         self._make()
         self._copy: BundleCopy | None = None
+        if self._saver is not None:
+            self._saver.is_ready, self._saver.wake = self._has_values, self._rest
         self._record = record
         self._cluster: ClusterMap | None = None
-        self.is_primary = store.copies == 1
+        self.is_primary = not store.has_log
         """Whether it orders and answers. The first primary of several does so once it has all values."""
-        if record.primary != host.me or (store.copies > 1 and not self._missing):
+        if record.primary != host.me or (store.has_log and not self._missing):
             self._missing.clear()
             self._start_copy()
         if host.make_pool is not None and not store.in_place and kernels_of(store) == "numba":
-            host.spawn(f"kernels-{store.id}-{home}", self._compile(host.make_pool))
+            host.spawn(
+                f"kernels-{store.id}-{home}", compile_kernels(self._appliers, host.make_pool, host.node)
+            )
         logger.info("%s has %d shards of store %s", host.node, len(self.state.shards), store.id)
 
     def _make(self) -> None:
@@ -169,7 +172,7 @@ class ServedStore:
             resumed_clock=store.first_clock,
         )
         self._sender_checks = SenderChecks(program=bool(store.program), creator=store.creator)
-        self.state.alone = store.copies == 1
+        self.state.alone = not store.has_log
         self._missing = {int(shard.spec.id) for shard in shards}
         self._live: dict[Replica, int] | None = None
         self._epoch = 0
@@ -190,9 +193,8 @@ class ServedStore:
     def _start_copy(self) -> None:
         """Join the other members of the bundle, with one copy of several."""
         store, host = self.store, self._host
-        pieces = pieces_of([spec for spec in self._specs if store.buckets[spec.bucket] == self.home])
         facts = BundleFacts(
-            store=store.id, home=self.home, pieces=len(pieces), min_in_sync=store.min_in_sync_in_force
+            store=store.id, home=self.home, pieces=len(self._pieces), min_in_sync=store.min_in_sync_in_force
         )
         self._copy = BundleCopy(
             host.me,
@@ -200,7 +202,8 @@ class ServedStore:
             self._record,
             copies=store.copies,
             shards=self,
-            pieces=pieces,
+            saver=self._saver,
+            pieces=self._pieces,
             table=self._specs,
             host=host.copy_host,
         )
@@ -224,6 +227,9 @@ class ServedStore:
     def reset(self) -> None:
         """Begin with new, empty shards: the server joins, or declines if it lacks memory."""
         self._work = None
+        if self._saver is not None:
+            self._saver.drop()
+            self._saver.all_touched()
         try:
             self._make()
         except MemoryError:
@@ -248,15 +254,27 @@ class ServedStore:
         """Drop the shards: the server is no member any more."""
         self._host.left(self)
 
-    async def _compile(self, make_pool: MakePool) -> None:
-        """Change to compiled kernels of the rules when they are ready; they give the same bits."""
-        name = f"{self._host.node}-kernels"
-        try:
-            async with make_pool(threads=1, name=name, close_timeout_s=COMPILE_S) as pool:
-                for applier in self._appliers.values():
-                    applier.batches = await pool.run(make_batches, applier.rule, applier.dtype, "numba")
-        except (OSError, RuntimeError, WaitTimedOut) as error:
-            logger.warning("NumPy applies the rule, because compiling its kernel failed: %s", error)
+    # --- the disk ------------------------------------------------------------------------------
+
+    def _changed(self, shards: Sequence[Shard], updates: int) -> None:
+        if self._saver is not None:
+            self._saver.touched([shard.spec.id for shard in shards], updates)
+
+    def _has_values(self) -> bool:
+        """Whether all shards have values that count."""
+        if not self.store.has_log:
+            return self.complete
+        return self._copy is not None and self._copy.is_whole
+
+    def _rest(self) -> None:
+        """Let the saver copy a piece if the shards are between two entries; else it waits for that moment."""
+        if self._saver is None or not self._saver.wants_rest:
+            return
+        if self._copy is not None:
+            self._copy.work_done()
+        elif self.state.bundle.idle:
+            changes = self._saver.changes
+            self._saver.rest(self.state.bundle, lambda _: changes)
 
     # --- the map -------------------------------------------------------------------------------
 
@@ -380,11 +398,13 @@ class ServedStore:
                 effects = state.handle(ReadArrived(request, body, deadline, request.link))
             case ReportSteps():
                 effects = state.handle(StepsArrived(request, body))
+                if self._saver is not None:
+                    self._saver.touched(map(ShardId, body.shards), len(body.steps))
             case Tick():
                 effects = state.handle(TickArrived(request, body))
             case GetRecord():
                 effects = []
-                self._send_record(request, body)
+                send_record(request, body, state.bundle.log, node=host.node)
             case _:
                 return False
         if effects:
@@ -427,18 +447,6 @@ class ServedStore:
                 self._perform(self.state.forget(surplus))
         return True
 
-    def _refuse_sender(self, request: Request, text: str) -> None:
-        request.fail("not-yours", text)
-        self._close_behind(request.link, text)
-
-    def _close_behind(self, link: Link, text: str) -> None:
-        """Close a link once its peer has the refusal, so that one with an old identity learns the reason."""
-        if link not in self._leaving:
-            self._leaving.add(link)
-            logger.warning("%s: %s; its link is closed", self._host.node, text)
-            closing = self._host.spawn(f"closes {link.peer.node}", link.aclose())
-            closing.add_done_callback(lambda _: self._leaving.discard(link))
-
     def _check_gradients(self, push: Push, gradients: PushGradients) -> list[bool]:
         """Check each gradient: the verdict is part of the entry, so that all copies follow the same one."""
         specs = [self._specs[number] for number in push.shards]
@@ -464,23 +472,12 @@ class ServedStore:
                 state.shards, body, request.message.tensors, is_new=not self.store.program
             )
             if not self._missing:
-                if self.store.copies > 1:
+                if self.store.has_log:
                     self._start_copy()
+                if self._saver is not None:
+                    self._saver.all_touched()
                 self._host.loaded()
         request.reply(pack(Loaded(left=len(self._missing))))
-
-    def _send_record(self, request: Request, body: GetRecord) -> None:
-        state = self.state
-        if state.bundle.log is None:
-            request.fail("no-record", f"{self._host.node} keeps no record of run {body.run}")
-            return
-        log = np.frombuffer(state.bundle.log.packed(), np.uint8)
-        refusal = part_refusal(body, len(log), most_bytes=request.link.max_message_bytes)
-        if refusal is not None:
-            request.fail(*refusal)
-            return
-        part = log[body.start : body.stop]
-        reply_when_room(request, part.nbytes, lambda: pack(RecordPart(total=len(log)), [part]))
 
     def _keep_deadline(self) -> None:
         self.state.waiting.fresh = False
@@ -489,6 +486,8 @@ class ServedStore:
     def end(self) -> None:
         """Refuse all queued and waiting requests: the store leaves the server."""
         self._perform(self.state.end())
+        if self._saver is not None and self._host.disk is not None and self._host.disk.left(self._saver):
+            self._host.spawn(f"retires-{self.store.id}", self._host.disk.retire(is_over=False))
 
     def next_deadline(self) -> float | None:
         """The next deadline of a waiting request; None if none waits."""
@@ -562,9 +561,11 @@ class ServedStore:
             sums = [finite for (finite,) in work.finite[before:]]
             if sums:
                 self._perform(state.handle(SumApplied(batch, sums, before)))
+                self._changed(current.shards[before : before + len(sums)], len(batch.pushes))
         elif work.done:
             effects = state.handle(Applied(batch))
             self._perform(effects)
+            self._changed(current.shards, len(batch.pushes))
             done += sum([values_count(each.shards) for each in effects if isinstance(each, Acknowledge)])
         if over and self._host.timeline is not None:
             covered = values_count(current.shards)

@@ -11,7 +11,7 @@ beats may lie unread in its sockets.
 *A path of their own.* A server with a `CopiesPath` has a second listener, which accepts servers only, and
 whose address the cluster map has. Other servers dial that address for all their links to it; clients keep the
 first one. Pieces of the state, for a server that joins, then leave on a third link, whose send buffer is
-small: an entry finds at most about `PIECES_BUFFER_BYTES` of pieces before it, for each joining server, and
+small: an entry finds at most twice `PIECES_BUFFER_BYTES` of pieces before it, for each joining server, and
 never waits for a whole piece. The core sends a piece only after the member holds all entries in it, and lets
 the member apply no later entry before the piece, so the order of the two links does not matter. If the link
 for pieces ends, the link for entries ends too, and the next one begins a new session.
@@ -57,8 +57,9 @@ DIAL_S = 1.0
 GONE_DIALS = 2
 """Number of failed dials in a row after which a server counts as gone."""
 
-PIECES_BUFFER_BYTES = 32 << 10
-"""Size of SO_SNDBUF of a link for pieces, in bytes; Linux doubles it. It bounds the bytes on the wire."""
+PIECES_BUFFER_BYTES = 8 << 10
+"""Size of SO_SNDBUF of a link for pieces, in bytes; Linux doubles it. It bounds the bytes on the wire, and so
+the share of a queue at the interface that pieces take beside entries."""
 
 OnMessage = Callable[[Member, ReplicationMessage, Sequence[Any]], None]
 """Takes a message of another server, and its tensors. It raises `ProtocolError` for an invalid one."""

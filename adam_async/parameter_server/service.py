@@ -23,9 +23,11 @@ from adam_async.messages import (
     Body,
     GetRecord,
     GetStatistics,
+    ListSaved,
     LoadShards,
     Pull,
     Push,
+    ReadSaved,
     ReadShards,
     ReportSteps,
     Tick,
@@ -33,14 +35,16 @@ from adam_async.messages import (
 from adam_async.parameter_server.bundle_copy import BACK_OFF_S, CopyHost, Observe
 from adam_async.parameter_server.joining_members import PAUSE_S
 from adam_async.parameter_server.replication.effects import Message as ReplicationMessage
+from adam_async.parameter_server.saved_stores import SavedStores
 from adam_async.parameter_server.served_store import ServedStore
+from adam_async.parameter_server.server_disk import ServerDisk
 from adam_async.parameter_server.server_links import CopiesPath, ServerLinks
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import ServerStatistics
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.parameter_server.store_host import StoreHost
 from adam_async.run.bundle_record import BundleRecord, Member
-from adam_async.run.cluster_map import COPIES, MOST_REASON, NOTICE, NUMERICS, ClusterMap
+from adam_async.run.cluster_map import COPIES, DISK, MOST_REASON, NOTICE, NUMERICS, ClusterMap
 from adam_async.run.store_record import StoreRecord, joined_arrays, served_word
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import Timer
@@ -71,6 +75,7 @@ class ParameterServer(Role):
         numerics: Facts that the last bits of its results depend on; see `cluster_map.NUMERICS`.
         observe: Follows the entries of bundles with several copies.
         copies: Path to the other servers; None: they share the listener of the clients.
+        disk: Disk of the states of its stores, which is open; None: they are in memory only.
 
     Cancelling the block ends it between two batches; queued pushes are dropped unacknowledged.
     """
@@ -86,10 +91,13 @@ class ParameterServer(Role):
         numerics: Mapping[str, str] | None = None,
         observe: Observe | None = None,
         copies: CopiesPath | None = None,
+        disk: ServerDisk | None = None,
     ) -> None:
         info: dict[str, Any] = {"memory_bytes": available_bytes()} if available_bytes is not None else {}
         if numerics is not None:
             info[NUMERICS] = numerics
+        if disk is not None:
+            info[DISK] = True
         super().__init__(settings, info=info)
         self._buffers = buffers
         self._make_pool = make_pool
@@ -105,6 +113,13 @@ class ParameterServer(Role):
         self._draining = False
         self._declined: set[tuple[str, str]] = set()
         """Bundles that this server is about to leave, by the id of the store and the home."""
+        self._saved = SavedStores(
+            disk,
+            node=self._identity.node,
+            membership=lambda: self._membership,
+            spawn=self._spawn,
+            notice=self._notice,
+        )
         self._ignored: set[Member] = set()
         """Servers that sent messages about bundles that this server has not taken up."""
         self._loaded = asyncio.Event()
@@ -142,6 +157,11 @@ class ParameterServer(Role):
             "ready": self._announce(),
             "beats": self._links.run(),
         }
+
+    async def _goodbye(self) -> None:
+        # The stores fail with the departure of this server, and leave it.
+        await self._saved.end()
+        await super()._goodbye()
 
     def unready(self) -> str:
         """Return the reason why the server does not serve; empty if it also has all its copies in sync."""
@@ -189,6 +209,7 @@ class ParameterServer(Role):
                     if served is not None:
                         served.map_changed(cluster)
             self._follow_members(cluster)
+            self._saved.follow(cluster)
 
     @property
     def _me(self) -> Member:
@@ -214,7 +235,30 @@ class ParameterServer(Role):
         Other stores go on, and the client that loads this one gets the reason.
         """
         pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]
-        host = StoreHost(
+        try:
+            arrays = joined_arrays(store, pieces)
+            served = ServedStore(store, arrays, home, record, self._host_of(name, store, home, cluster))
+        except (MemoryError, ConfigError) as error:
+            why = NO_MEMORY if isinstance(error, MemoryError) else str(error)
+            if self._me in record.joining:
+                self._decline(store.id, home, why)
+                return None
+            text = f"{self._identity.node} cannot hold its shards of store {name!r}: {why}"
+            logger.error("%s", text)
+            self._without_room[store.id] = f"{text}: add servers, or delete a store"
+            return None
+        self._without_room.pop(store.id, None)
+        self.served[store.id, home] = served
+        for sender in self._ignored.intersection(record.members):
+            self._ignored.discard(sender)
+            self._links.hang_up(sender)  # a primary begins again on the next link
+        if served.complete:  # none of its shards is here
+            self._loaded.set()
+        return served
+
+    def _host_of(self, name: str, store: StoreRecord, home: str, cluster: ClusterMap) -> StoreHost:
+        """Return the services of this server for a bundle."""
+        return StoreHost(
             me=self._me,
             waits=self._waits,
             buffers=self._buffers,
@@ -239,26 +283,8 @@ class ParameterServer(Role):
                 notice=self._notice,
                 observe=self._observe,
             ),
+            disk=self._saved.begin(name, store, cluster),
         )
-        try:
-            served = ServedStore(store, joined_arrays(store, pieces), home, record, host)
-        except (MemoryError, ConfigError) as error:
-            why = NO_MEMORY if isinstance(error, MemoryError) else str(error)
-            if self._me in record.joining:
-                self._decline(store.id, home, why)
-                return None
-            text = f"{self._identity.node} cannot hold its shards of store {name!r}: {why}"
-            logger.error("%s", text)
-            self._without_room[store.id] = f"{text}: add servers, or delete a store"
-            return None
-        self._without_room.pop(store.id, None)
-        self.served[store.id, home] = served
-        for sender in self._ignored.intersection(record.members):
-            self._ignored.discard(sender)
-            self._links.hang_up(sender)  # a primary begins again on the next link
-        if served.complete:  # none of its shards is here
-            self._loaded.set()
-        return served
 
     def _left(self, served: ServedStore) -> None:
         if self.served.pop((served.store.id, served.home), None) is not None:
@@ -306,7 +332,7 @@ class ParameterServer(Role):
     async def _set_notice(self, text: str) -> None:
         try:
             await self._membership.set_info(**{NOTICE: text})
-        except (RunFailed, DeadlineExceeded) as error:
+        except (RunFailed, DeadlineExceeded, LinkClosed) as error:
             logger.info("%s could not report a notice: %s", self._identity.node, error)
 
     # --- copies --------------------------------------------------------------------------------
@@ -371,6 +397,9 @@ class ParameterServer(Role):
                 served.link_closed()
 
     def _answer(self, request: Request, body: Body) -> None:
+        if isinstance(body, ListSaved | ReadSaved):
+            self._saved.answer(request, body)
+            return
         if not isinstance(body, STORE_TYPES):
             super()._answer(request, body)
             return
@@ -451,7 +480,10 @@ class ParameterServer(Role):
     def statistics(self) -> ServerStatistics:
         """Counts of the server, and of its shards in the run in progress or just ended."""
         states = self._states()
-        return self._with_common(states[0].statistics(states[1:]) if states else ServerStatistics())
+        counts = states[0].statistics(states[1:]) if states else ServerStatistics()
+        if states:
+            counts.disk = self._saved.counts(states[0].store)
+        return self._with_common(counts)
 
     def __repr__(self) -> str:
         return f"<ParameterServer {self._identity.node} at {self.address} with {len(self.served)} bundles>"

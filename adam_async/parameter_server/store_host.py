@@ -7,21 +7,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from adam_async.errors import ConfigError
-from adam_async.model.kernels import available_kernels
+from adam_async.model.kernels import available_kernels, make_batches
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.bundle_copy import CopyHost
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.storage import ShardStorage, StoragePool, own_shards
+from adam_async.parameter_server.store_disk import StoreDisk
 from adam_async.run.bundle_record import Member
 from adam_async.run.config import Waits
-from adam_async.run.shard_table import ShardSpec, ShardTable
+from adam_async.run.shard_table import ShardTable
 from adam_async.run.store_record import ArrayRecord, StoreRecord
 from adam_async.runtime.timeline import Timeline
-from dataflow import MakePool
+from dataflow import MakePool, WaitTimedOut
 from transport import BufferPool
 
 logger = logging.getLogger(__name__)
+
+COMPILE_S = 120.0
+"""Seconds for which the end of a store waits for a kernel that is compiling: a thread cannot be stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,6 +47,7 @@ class StoreHost:
         left: Called with it if the server is no member of the bundle any more.
         declines: Called with it if the server cannot hold its copy and has to leave the joining members.
         copy_host: Services for bundles with several copies.
+        disk: The store on the disk of the server; None without one.
     """
 
     me: Member
@@ -59,6 +64,7 @@ class StoreHost:
     left: Callable[[Any], None]
     declines: Callable[[Any], None]
     copy_host: CopyHost
+    disk: StoreDisk | None = None
 
     @property
     def node(self) -> str:
@@ -97,9 +103,13 @@ def kernels_of(store: StoreRecord) -> str:
         return "numpy"
 
 
-def appliers_of(shards: Sequence[Shard], rules: Sequence[Rule]) -> Mapping[tuple[int, str], Applier]:
-    """Return the applier of each family with shards here."""
-    families: dict[tuple[int, str], list[ShardSpec]] = {}
-    for shard in shards:
-        families.setdefault((shard.spec.rule, shard.spec.dtype), []).append(shard.spec)
-    return {(rule, dtype): Applier(rules[rule], specs, dtype) for (rule, dtype), specs in families.items()}
+async def compile_kernels(
+    appliers: Mapping[tuple[int, str], Applier], make_pool: MakePool, node: str
+) -> None:
+    """Change to compiled kernels of the rules when they are ready; they give the same bits."""
+    try:
+        async with make_pool(threads=1, name=f"{node}-kernels", close_timeout_s=COMPILE_S) as pool:
+            for applier in appliers.values():
+                applier.batches = await pool.run(make_batches, applier.rule, applier.dtype, "numba")
+    except (OSError, RuntimeError, WaitTimedOut) as error:
+        logger.warning("NumPy applies the rule, because compiling its kernel failed: %s", error)

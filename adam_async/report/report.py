@@ -131,6 +131,22 @@ class EventReport(msgspec.Struct, frozen=True, kw_only=True):
     event: str
 
 
+class DiskReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The run's shards on the disk of one parameter server."""
+
+    updates: int
+    writes: int
+    bytes: int
+    amplification: float
+    rounds: int
+    syncs: int
+    disk_bytes: int
+    age_s: float | None = None
+    period_s: float
+    as_of: float | None
+    full: bool
+
+
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of one parameter server."""
 
@@ -143,6 +159,7 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     duplicates: int
     batches: int
     batched_pushes: int
+    disk: DiskReport | None = None
     peak_rss_mb: float
 
 

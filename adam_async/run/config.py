@@ -20,6 +20,9 @@ from transport.sockets import parse_tcp_address
 MAX_THREADS_PER_CORE = 8
 """Maximum number of compute threads per core, above which threads would only wait for each other."""
 
+FLUSH_S = 1.0
+"""Default time between two rounds in which a server writes its changed shards to its disk, in seconds."""
+
 AHEAD_BYTES = 32 << 20
 """Maximum size of the images that a worker reads ahead, in bytes, unless one group alone has more."""
 
@@ -211,6 +214,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Maximum memory of each process for its peers: their requests, and answers to these."""
     checksum: Checksum = "auto"
     """Whether tensors have a CRC-32C between processes; ``auto``: to other hosts."""
+    ack: Literal["auto", "single", "replicated", "durable"] = "auto"
+    """When a push is acknowledged: with one copy in the memory of its server (``single``), in the memory of
+    all copies in sync (``replicated``), or on the disks of all of these too (``durable``). ``auto`` is single
+    with one copy, else replicated."""
+    flush_s: float = FLUSH_S
+    """Time between two rounds in which each server writes its changed shards to its disk, in seconds, given a
+    folder for them."""
     read_ahead: int = 64
     """Number of groups that a data server prepares ahead per replica, and that a worker requests ahead; fewer
     if these are more than 32 MiB of images."""
@@ -299,6 +309,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"min_in_sync={self.min_in_sync} needs as many copies, and there "
                 f"{'is 1' if self.copies_in_force == 1 else f'are {self.copies_in_force}'}"
                 f"{f' with {by}: leave one of them out' if by and not self.copies else ': raise copies'}"
+            )
+        if self.ack == "single" and self.copies_in_force > 1:
+            raise ConfigError(
+                f"ack=single is for one copy, and there are {self.copies_in_force}: set copies to 1, or "
+                "leave ack out"
+            )
+        if self.ack == "replicated" and self.copies_in_force == 1:
+            raise ConfigError(
+                "ack=replicated needs several copies, and there is one: raise servers and copies"
+            )
+        if self.ack == "durable" and (self.record or self.weights == "aliased"):
+            raise ConfigError(
+                "ack=durable is about pushes, each of which goes to the disk: it excludes record and "
+                "weights=aliased; leave one of them out"
             )
         for name, asked, why in single:
             if self.copies > 1 and asked:
@@ -431,7 +455,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError("weights=aliased needs all roles in one process, joined by local links")
         cadence = self.push_every == self.pull_every == 1 and self.protocol == "auto"
         plain = all(getattr(self, name) == value for name, value in _IN_PLACE.items())
-        if self.weights == "copy" or self.copies_in_force > 1 or not (one_process and cadence and plain):
+        if self.ack == "durable" or self.copies_in_force > 1:
+            return "copy"
+        if self.weights == "copy" or not (one_process and cadence and plain):
             return "copy"
         return "aliased"
 
@@ -535,6 +561,7 @@ _LEAST = {
     "clip": 0.0,
     "layer_rate": 0.0,
     "lag": 0,
+    "flush_s": 0.01,
     "checkpoint_every": 0,
     "checkpoint_misses": 0,
 }
@@ -551,6 +578,7 @@ MOST = {
     "min_in_sync": MOST_COPIES,
     "data_servers": 64,
     "lag": 1,
+    "flush_s": 3600.0,
     "seed": (1 << 64) - 1,  # the cluster map's numbers have 64 bits
     "decay": 1.0,
     "shard_bytes": 1 << 25,  # half of the capacity of one message

@@ -65,6 +65,8 @@ class Progress:
     """Name of the newest checkpoint; empty without one."""
     checkpointed_at: float = 0.0
     """Time of its writing or resumption, in seconds of the loop's clock."""
+    disk_age_s: float | None = None
+    """Age of the oldest update that is not on the disk of its server, in seconds; None without disks."""
     _series: Series | None = field(default=None, init=False, repr=False)
     _began: float = field(default=0.0, init=False, repr=False)
     _recent: deque[tuple[float, int]] = field(default_factory=deque, init=False, repr=False)
@@ -122,6 +124,8 @@ class Progress:
         self.loss = read_number(at_data["loss"])
         holders = [each for each in values if each.get("role") == "ps" and each.get("shards")]
         self.clock = min((each["clock"] for each in holders), default=0)
+        ages = [float(each["disk"].get("age_s", 0.0)) for each in holders if each.get("disk")]
+        self.disk_age_s = max(ages, default=None)
         self.waiting_for = tuple(
             f"{node} for {each['waiting_for']}"
             for node, each in sorted(roles.items())

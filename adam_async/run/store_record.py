@@ -150,6 +150,8 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels of the rules, as in `Config.kernels`."""
     record: bool = False
     """Whether servers keep a log of the order in which they apply pushes."""
+    durable: bool = False
+    """Whether a push is acknowledged only when it is on the disks of all members in sync."""
     program: str = ""
     """Id of the run whose workers are the clients of the store, and which ends with it; empty for a store of
     a program."""
@@ -179,6 +181,11 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     def min_in_sync_in_force(self) -> int:
         """Copies that must have an entry before it is applied: by default two, or one with one copy."""
         return self.min_in_sync or min(2, self.copies)
+
+    @property
+    def has_log(self) -> bool:
+        """Whether pushes become entries of a log before they are applied: for other copies, or for disks."""
+        return self.copies > 1 or self.durable
 
     @property
     def fixed(self) -> tuple[Any, ...]:

@@ -28,6 +28,16 @@ def fine_clock() -> float:
     return time.monotonic()
 
 
+def wall_clock() -> float:
+    """Return the seconds since 1970, for times that people read or that outlive a process; it may step."""
+    return time.time()
+
+
+def time_of_day(wall_s: float) -> str:
+    """Return a time of the wall clock in the local zone, such as ``12:03:04``."""
+    return time.strftime("%H:%M:%S", time.localtime(wall_s))
+
+
 def system_entropy(size_bytes: int) -> bytes:
     """Return unpredictable bytes of the system, for nonces, ids and incarnations, never for training."""
     return os.urandom(size_bytes)

@@ -16,9 +16,11 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeVar, TypeVarTuple
 
@@ -36,6 +38,9 @@ Opener = Callable[[str, int], int]
 
 SECRET_BYTES = 65536
 """Maximum size of a secret, in bytes; a larger file is no secret."""
+
+MOST_PARTS = 512
+"""Maximum number of parts of one ``writev``; Linux takes 1,024."""
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 """Permission bits of a file for all users except its owner."""
@@ -261,6 +266,22 @@ class Disk:
         await self.run(_write_from, path, offset, data, self._opener)
         self._count_write(memoryview(data).nbytes)
 
+    async def append_made(self, path: Path, offset: int, make: Callable[[], Sequence[Part]]) -> int:
+        """Append the parts that `make` returns, as `write_from` does.
+
+        The bytes are not yet durable. `make` runs on the disk's thread, for checksums; it must not touch
+        objects that the loop changes meanwhile.
+
+        Returns:
+            The number of bytes appended.
+
+        Raises:
+            OSError: The file has another size, or the system cannot write it. Some of the bytes may be there.
+        """
+        written = await self.run(_append_made, path, offset, make, self._opener)
+        self._count_write(written)
+        return written
+
     async def append_durably(self, path: Path, offset: int, data: Part) -> None:
         """Append `data` to a file of `offset` bytes; durable on return. For logs.
 
@@ -413,6 +434,28 @@ def _write_from(path: Path, offset: int, data: Part, opener: Opener | None) -> N
             file.truncate(0)
         check_size(path, file.seek(0, os.SEEK_END), offset)
         file.write(data)
+
+
+def _append_made(path: Path, offset: int, make: Callable[[], Sequence[Part]], opener: Opener | None) -> int:
+    parts = make()
+    # Without a buffer: a failed write must not be repeated by the close.
+    with open(path, "ab", buffering=0, opener=opener) as file:
+        if offset == 0:
+            file.truncate(0)
+        check_size(path, file.seek(0, os.SEEK_END), offset)
+        _write_all(file.fileno(), parts)
+    return sum([memoryview(part).nbytes for part in parts])
+
+
+def _write_all(descriptor: int, parts: Sequence[Part]) -> None:
+    """Write parts one after the other, many with one call of the system."""
+    waiting = deque([memoryview(part).cast("B") for part in parts if memoryview(part).nbytes])
+    while waiting:
+        written = os.writev(descriptor, list(islice(waiting, MOST_PARTS)))
+        while waiting and written >= waiting[0].nbytes:
+            written -= waiting.popleft().nbytes
+        if waiting:
+            waiting[0] = waiting[0][written:]
 
 
 def _append_durably(path: Path, offset: int, data: Part, opener: Opener | None) -> None:

@@ -263,6 +263,11 @@ class SimulatedDisk(Disk):
         await self._ask(write, moved_bytes=len(content))
         self._count_write(len(content))
 
+    async def append_made(self, path: Path, offset: int, make: Callable[[], Sequence[Part]]) -> int:
+        content = b"".join([bytes(part) for part in make()])
+        await self.write_from(path, offset, content)
+        return len(content)
+
     async def append_durably(self, path: Path, offset: int, data: Part) -> None:
         content = bytes(data)
 

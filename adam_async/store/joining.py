@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.checkpoint.saved_shards import FoundStore, SavedShards
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.controller.client import Membership
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, ShardUnavailable, StoreError
@@ -27,6 +28,7 @@ from adam_async.run.shard_table import ShardSpec, shard_table
 from adam_async.run.store_record import ArrayRecord, StoreRecord, joined_arrays, served_word
 from adam_async.runtime.channel import Endpoint
 from adam_async.store.arrays import InitialArrays, counted, flat_values
+from adam_async.store.restoring import find_saved, load_saved, same_shards
 from adam_async.store.rules import rule_text
 from adam_async.store.wish import StoreWish, consistency_of
 from transport import TransportError
@@ -71,6 +73,9 @@ class Joining:
         self._waits = wish.waits
         self._created = 0
         """Number of stores that this client has tried to create."""
+        self._saved = SavedShards(endpoint, waits=wish.waits)
+        self._found: FoundStore | None = None
+        """Store on the disks of the servers that this client creates anew, without arrays of its own."""
 
     async def join(self) -> tuple[StoreRecord, tuple[ArrayRecord, ...]]:
         """Return the open store and its arrays.
@@ -86,6 +91,8 @@ class Joining:
         while True:
             store = membership.map.stores.get(wish.name)
             if store is None or store.phase == "failed":
+                if wish.values is None and not wish.reader:
+                    self._found = await find_saved(self._saved, wish.name, lambda: membership.map)
                 store = await self._create(store)
             elif wish.create == "new":
                 raise StoreError(
@@ -113,6 +120,8 @@ class Joining:
 
     @property
     def _may_create(self) -> bool:
+        if self._found is not None:
+            return True
         return self._wish.create != "never" and self._wish.values is not None and not self._wish.reader
 
     async def _create(self, failed: StoreRecord | None) -> StoreRecord:
@@ -121,6 +130,8 @@ class Joining:
             there = ", ".join(map(repr, sorted(membership.map.stores)[:8])) or "none"
             why = f"failed: {failed.reason}" if failed is not None else "does not exist"
             raise StoreError(f"store {wish.name!r} {why}; stores of this cluster: {there}")
+        if self._found is not None:
+            return await self._create_again(self._found)
         if wish.is_summed and not wish.replicas:
             raise StoreError(
                 f"store {wish.name!r} does not exist, and with consistency='bsp' its creator needs "
@@ -147,13 +158,28 @@ class Joining:
             min_in_sync=wish.min_in_sync,
             slack=wish.slack,
             summed_weight=1 if wish.is_summed else 0,
+            durable=wish.durable,
             replicas=max(wish.replicas, 1),
         )
         self._created += 1
-        store = await self._create_once(record)
+        store = await self._create_once(record, wish.records)
         if wish.create == "new" and store.id != record.id:
             raise StoreError(f"store {wish.name!r} was just created by another client")
         return store
+
+    async def _create_again(self, found: FoundStore) -> StoreRecord:
+        """Create a store from its record on the disks of the servers."""
+        record = msgspec.structs.replace(
+            found.record,
+            id=f"{self._node}-{self._wish.name}{f'-{self._created}' if self._created else ''}",
+            creator=self._node,
+            pieces=0,
+            servers=0,
+            phase="placing",
+            buckets=(),
+        )
+        self._created += 1
+        return await self._create_once(record, found.arrays)
 
     async def _copies(self) -> int:
         """Return the number of copies of a new store; by default it depends on the live servers.
@@ -174,7 +200,7 @@ class Joining:
         )
         return min(DEFAULT_COPIES, len(cluster.live("ps")))
 
-    async def _create_once(self, record: StoreRecord) -> StoreRecord:
+    async def _create_once(self, record: StoreRecord, arrays: Sequence[ArrayRecord]) -> StoreRecord:
         """Create the store, or return the store that another client creates at the same time."""
         name, membership = self._wish.name, self._membership
 
@@ -183,7 +209,7 @@ class Joining:
 
         for tries_left in reversed(range(CREATE_TRIES)):
             try:
-                await membership.create_store(name, record, self._wish.records)
+                await membership.create_store(name, record, arrays)
                 return membership.map.stores[name]
             except RunFailed as refusal:
                 # Two creators may have replaced each other's lists of arrays: one attempt succeeds.
@@ -262,14 +288,11 @@ class Joining:
             DeadlineExceeded: Some shards had no values within `prepare_s`.
             StoreError: A server was lost, or another client deleted the store.
         """
-        assert self._wish.values is not None
-        start = _StartValues(self._wish.values, arrays)
-        table = shard_table(arrays, shard_bytes=store.shard_bytes)
-        states = [ShardState(shard=int(shard.id), version=0, clocks={}) for shard in table.shards]
         copies = ShardCopies(self._endpoint, changes=self._membership.changes, waits=self._waits)
         try:
             async with asyncio.timeout(self._waits.prepare_s) as limit:
-                await copies.load(store, table, start, states)
+                if not await self._load_saved(store, arrays, copies):
+                    await self._load_given(store, arrays, copies)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -278,6 +301,43 @@ class Joining:
         except (ShardUnavailable, TransportError) as error:
             _present(self._membership.map, key)
             raise StoreError(f"store {self._wish.name!r} cannot be loaded: {error}") from error
+
+    async def _load_given(
+        self, store: StoreRecord, arrays: Sequence[ArrayRecord], copies: ShardCopies
+    ) -> None:
+        """Load the values of the caller."""
+        assert self._wish.values is not None
+        start = _StartValues(self._wish.values, arrays)
+        table = shard_table(arrays, shard_bytes=store.shard_bytes)
+        states = [ShardState(shard=int(shard.id), version=0, clocks={}) for shard in table.shards]
+        await copies.load(store, table, start, states)
+
+    async def _load_saved(
+        self, store: StoreRecord, arrays: Sequence[ArrayRecord], copies: ShardCopies
+    ) -> bool:
+        """Load the values on the disks of the servers, if a store of this name is there.
+
+        Raises:
+            StoreError: The store there is incomplete, or has other arrays, rules or consistency.
+        """
+        wish, membership = self._wish, self._membership
+        if wish.create == "new":
+            return False
+        found = self._found or await find_saved(
+            self._saved, wish.name, lambda: membership.map, without=store.id
+        )
+        if found is None:
+            return False
+        if wish.values is not None:
+            _compare(wish, found.record, found.arrays)
+        if not same_shards(found, store, arrays):
+            raise StoreError(
+                f"store {wish.name!r} is on the disks of its servers with shard_bytes="
+                f"{found.record.shard_bytes}, or its arrays in another order: open it without arrays, or "
+                "give it up with create='new'"
+            )
+        await load_saved(self._saved, copies, found, store, arrays, membership.map)
+        return True
 
     async def take_place(self, store: StoreRecord) -> SessionIdentity:
         """Get a place among the clients of the store; a reader needs none."""

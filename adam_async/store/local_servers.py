@@ -1,13 +1,15 @@
 """The servers of stores in the caller's loop: one controller and one parameter server, over local links.
 
 `ParameterStore.open("local",...)` uses the servers of the running loop: the first open store starts them, and
-the end of the last store ends them with all their stores.
+the end of the last store ends them with all their stores. A folder has servers of its own, which keep the
+stores there.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from adam_async.cluster.roles import Place, controller, parameter_server
@@ -33,10 +35,15 @@ class ServerAccess:
 
 
 class _LocalServers:
-    """The servers of one loop, while at least one store is open."""
+    """The servers of one loop, while at least one store is open.
 
-    def __init__(self) -> None:
+    Args:
+        folder: Folder in which they keep their stores; None: in memory only.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
         self.users = 0
+        self._folder = folder
         self._access: asyncio.Future[ServerAccess] | None = None
         self._task: asyncio.Task[None] | None = None
         self._unused = asyncio.Event()
@@ -79,7 +86,7 @@ class _LocalServers:
             )
             async with controller(place) as leader:
                 place = replace(place, node="ps-0", controller=leader.address)
-                async with parameter_server(place) as server:
+                async with parameter_server(place, folder=self._folder) as server:
                     await server.joined()
                     access.set_result(ServerAccess(network=network, controllers=leader.address))
                     await unused.wait()
@@ -89,14 +96,18 @@ class _LocalServers:
             access.set_exception(error)
 
 
-_OF_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, _LocalServers] = WeakKeyDictionary()
+_OF_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Path | None, _LocalServers]] = WeakKeyDictionary()
 
 
 @asynccontextmanager
-async def local_servers() -> AsyncIterator[ServerAccess]:
-    """Use the servers of the running loop; the first user starts them, and the last user ends them."""
-    loop = asyncio.get_running_loop()
-    servers = _OF_LOOP.setdefault(loop, _LocalServers())
+async def local_servers(folder: Path | None = None) -> AsyncIterator[ServerAccess]:
+    """Use the servers of the running loop; the first user starts them, and the last user ends them.
+
+    Args:
+        folder: Folder in which they keep their stores; None: in memory only.
+    """
+    of_loop = _OF_LOOP.setdefault(asyncio.get_running_loop(), {})
+    servers = of_loop.setdefault(folder, _LocalServers(folder))
     access = await servers.enter()
     try:
         yield access

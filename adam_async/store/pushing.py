@@ -106,7 +106,8 @@ class PushMessages:
                 if outgoing is not None and sent <= record.nbytes:
                     found += outgoing
                 else:  # the product has fewer bytes, or no server has a whole row of it
-                    flat[name] = (errors @ activations.T).reshape(-1)
+                    with np.errstate(over="ignore", invalid="ignore"):  # the server refuses the shard
+                        flat[name] = (errors @ activations.T).reshape(-1)
                 continue
             flat[name] = flat_values(record, gradient, what)
             if scaled:

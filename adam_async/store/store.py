@@ -81,6 +81,8 @@ class ParameterStore:
         servers: int = 0,
         shard_bytes: int = SHARD_BYTES,
         reader: bool = False,
+        durable: bool = False,
+        dir: str | Path | None = None,
         token: str | None = None,
         waits: Waits = Waits(),  # noqa: B008 - a frozen value
     ) -> "Opening":
@@ -108,6 +110,11 @@ class ParameterStore:
             servers: Number of servers to use; 0 for all servers live at its creation.
             shard_bytes: Maximum size of a shard, in bytes.
             reader: Whether this client only pulls. A reader never delays other clients.
+            durable: Whether a push is acknowledged only when it is on the disks of all copies in sync; the
+                creator decides. All servers need a folder.
+            dir: With ``local``, folder in which the server keeps its stores: one that is opened again by its
+                name has its values and the state of its rules back. None: in memory only. The servers of a
+                cluster have their own folders (``adam-async ps --dir``).
             token: Text of the cluster's token file, or of keys of the role ``client`` or ``reader``.
             waits: Deadlines, in seconds.
 
@@ -130,9 +137,10 @@ class ParameterStore:
             servers=servers,
             shard_bytes=shard_bytes,
             reader=reader,
+            durable=durable,
             waits=waits,
         )
-        return Opening(where, wish, token)
+        return Opening(where, wish, token, None if dir is None else Path(dir).resolve())
 
     # --- facts ---------------------------------------------------------------------------------
 
@@ -338,7 +346,13 @@ class Opening:
         def __exit__(self, *_: object) -> None:
             """Python looks this method up before it calls `__enter__`."""
 
-    def __init__(self, where: str, wish: StoreWish, token: str | None) -> None:
+    def __init__(self, where: str, wish: StoreWish, token: str | None, folder: Path | None = None) -> None:
+        if folder is not None and where != "local":
+            raise ConfigError(
+                f"dir={str(folder)!r} is for 'local': the servers of a cluster have their own folders, "
+                "adam-async ps --dir"
+            )
+        self._folder = folder
         if token is not None:
             check_token_is_for(token, "reader" if wish.reader else "client", origin="token")
         self._where = _checked_where(where, wish)
@@ -388,7 +402,8 @@ class Opening:
         """Do the background work of the store, from its opening to its end."""
         link: StoreLink | None = None
         try:
-            async with _access_to(self._where, self._token) as access, asyncio.TaskGroup() as group:
+            access_to = _access_to(self._where, self._token, self._folder)
+            async with access_to as access, asyncio.TaskGroup() as group:
                 link = StoreLink(self._wish, access, group)
                 await self._serve(link, opened, group)
         except BaseException as error:
@@ -463,10 +478,10 @@ def _shown(cause: BaseException) -> BaseException:
 
 
 @asynccontextmanager
-async def _access_to(where: str, token: str | None) -> AsyncIterator[ServerAccess]:
+async def _access_to(where: str, token: str | None, folder: Path | None) -> AsyncIterator[ServerAccess]:
     """Give access to servers: the servers of this loop, or of the cluster at the addresses of controllers."""
     if where == "local":
-        async with local_servers() as access:
+        async with local_servers(folder) as access:
             yield access
         return
     network = cluster_network(token, entropy=system_entropy, buffers=BufferPool())

@@ -208,6 +208,8 @@ class ParameterStore:
         servers: int = 0,
         shard_bytes: int = SHARD_BYTES,
         reader: bool = False,
+        durable: bool = False,
+        dir: str | Path | None = None,
         token: str | None = None,
         waits: Waits = Waits(),  # noqa: B008 - a frozen value
     ) -> Self:
@@ -228,6 +230,8 @@ class ParameterStore:
             servers=servers,
             shard_bytes=shard_bytes,
             reader=reader,
+            durable=durable,
+            dir=dir,
             token=token,
             waits=waits,
         )

@@ -42,6 +42,7 @@ class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     servers: int
     shard_bytes: int
     reader: bool
+    durable: bool = False
     waits: Waits
 
     def __post_init__(self) -> None:

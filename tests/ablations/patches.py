@@ -15,7 +15,7 @@ import msgspec
 
 from adam_async.controller import consensus_node, contents, permissions
 from adam_async.controller import state as controller_state
-from adam_async.controller.consensus import core, records
+from adam_async.controller.consensus import core
 from adam_async.controller.consensus.core import Core
 from adam_async.controller.consensus.leading import Leading
 from adam_async.controller.consensus.log import Log
@@ -42,6 +42,7 @@ from adam_async.parameter_server.question_checks import QuestionChecks
 from adam_async.parameter_server.sender_checks import SenderChecks
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.waiting_requests import EpochGate
+from adam_async.persistence import frames
 from adam_async.run.ids import ShardId
 from adam_async.store.link import StoreLink
 from transport import keys
@@ -182,7 +183,7 @@ def commit_unknown_entries(follow: Any, self: Core, append: Append) -> None:
         self._commit_to(min(append.commit, self.log.last_index))
 
 
-@replaces(records, "_is_whole")
+@replaces(frames, "is_whole")
 def read_torn_records(*_: Any) -> bool:
     """Read records without comparing size and checksum."""
     return True

@@ -1,30 +1,13 @@
 """Pure: a node's durable records as bytes, and recovery from them.
 
-The file is append-only. Each `Persist` of the core becomes one *frame*, integers little-endian:
-
-    magic      4 bytes
-    size       4 bytes, of the payload
-    durable    8 bytes: position up to which the file was on disk when the frame was made
-    crc        4 bytes, of the payload
-    head crc   4 bytes, of all before it and of the position of the frame in the file
-    payload    the records, as MessagePack
-
-Theory of operation
--------------------
-After a crash each unsynced frame may be whole, absent or torn, and recovery may drop it. It must not drop a
-durable frame, whose votes and entries this node promised to others. `durable` separates the two. If a whole
-frame after the first bad one has a durable position beyond the bad one, then the bad one was durable, the
-file is damaged, and the node must not start. Otherwise all frames from the bad one on were in flight, and
-recovery cuts them off.
-
-Damage to the last frames, before any later durable one, stays undetected: they look like a torn tail. The
-checksum of the head covers the size, so recovery never uses a wrong size; a frame from another position or
-file has the wrong checksum."""
+The file is append-only. Each `Persist` of the core becomes one frame (`adam_async/persistence/frames.py`),
+whose payload is the records, as MessagePack. Recovery may drop frames in flight at a crash. It must not drop
+a durable one, whose votes and entries this node promised to others: the node does not start on a damaged
+file.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from struct import Struct
-from zlib import crc32
 
 import msgspec
 
@@ -32,12 +15,7 @@ from adam_async.controller.consensus.log import Log
 from adam_async.controller.consensus.membership import Members
 from adam_async.controller.consensus.messages import Entry, Snapshot
 from adam_async.errors import DataError
-
-MAGIC = b"\xabCL1"
-_HEAD = Struct("<4sIQI")
-_CRC = Struct("<I")
-_PLACE = Struct("<Q")
-HEAD_BYTES = _HEAD.size + _CRC.size
+from adam_async.persistence.frames import confirming_frame, frame_head, frames_from
 
 WHAT_TO_DO = (
     "empty its folder and start it again: the others take in a controller with an empty disk, a single one "
@@ -117,8 +95,7 @@ class Writer:
     def frame(self, records: tuple[LogFileRecord, ...]) -> bytes:
         """Return the bytes to append to the file."""
         payload = _ENCODER.encode(records)
-        head = _HEAD.pack(MAGIC, len(payload), self._durable, crc32(payload))
-        frame = head + _CRC.pack(crc32(_PLACE.pack(self.position) + head)) + payload
+        frame = frame_head([payload], position=self.position, durable=self._durable) + payload
         self.position += len(frame)
         return frame
 
@@ -142,17 +119,16 @@ def recover(data: bytes, *, origin: str) -> tuple[Saved | None, int]:
     saved: Saved | None = None
     log = Log(Snapshot())
     end = whole = 0
-    while (frame := _frame_at(data, end)) is not None:
-        payload, _ = frame
+    for frame in frames_from(data, 0):
         try:
-            records = _DECODER.decode(payload)
+            records = _DECODER.decode(memoryview(data)[frame.begin : frame.end])
         except msgspec.DecodeError as error:
             raise DamagedLog(
                 f"{origin}: byte {end} begins what this version does not read: {error}"
             ) from None
         for record in records:
             saved = _replay(saved, log, record, f"{origin}: byte {end}")
-        end += HEAD_BYTES + len(payload)
+        end = frame.end
         whole += 1
     _refuse_damage(data, end, f"{origin} is damaged at byte {end}, in record {whole + 1}")
     if saved is None:
@@ -180,30 +156,10 @@ def _replay(saved: Saved | None, log: Log, record: LogFileRecord, where: str) ->
     return saved
 
 
-def _frame_at(data: bytes, at: int) -> tuple[bytes, int] | None:
-    """Return the payload of the frame at `at`, and its durable position; None if the frame is not whole."""
-    begin = at + HEAD_BYTES
-    if len(data) < begin:
-        return None
-    magic, size, durable, crc = _HEAD.unpack_from(data, at)
-    (head_crc,) = _CRC.unpack_from(data, at + _HEAD.size)
-    if magic != MAGIC or crc32(_PLACE.pack(at) + data[at : at + _HEAD.size]) != head_crc:
-        return None
-    payload = data[begin : begin + size]
-    return (payload, durable) if _is_whole(payload, size, crc) else None
-
-
-def _is_whole(payload: bytes, size: int, crc: int) -> bool:
-    """Whether a payload is complete and unchanged."""
-    return len(payload) == size and crc32(payload) == crc
-
-
 def _refuse_damage(data: bytes, end: int, what: str) -> None:
-    at = data.find(MAGIC, end)
-    while at >= 0:
-        frame = _frame_at(data, at)
-        if frame is not None and frame[1] > end:
-            raise DamagedLog(
-                f"{what}: byte {at} shows that all before byte {frame[1]} was durable; {WHAT_TO_DO}"
-            )
-        at = data.find(MAGIC, at + 1)
+    frame = confirming_frame(data, end)
+    if frame is not None:
+        raise DamagedLog(
+            f"{what}: byte {frame.position} shows that all before byte {frame.durable} was durable; "
+            f"{WHAT_TO_DO}"
+        )

@@ -86,6 +86,11 @@ class BundleMember:
         pieces = self._copy.pieces
         return piece < len(pieces) and position > pieces[piece]
 
+    def position_of(self, piece: int) -> int:
+        """Return the position of the last entry in a piece, between two entries, on a whole member."""
+        # A piece may be newer than the applied position, because this member may have joined with it.
+        return max(self.log.applied, self._copy.pieces[piece])
+
     def waits_for(self) -> tuple[Member, ...]:
         """Members that must still hold the last entry; none on a secondary."""
         return self._primary.waits_for() if self._primary is not None else ()

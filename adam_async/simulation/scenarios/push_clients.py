@@ -40,8 +40,9 @@ CONSISTENCIES = ("asp", "asp", "asp", "ssp:2", "bsp")
 
 SHARD_BYTES = 256
 
-ROWS, COLUMNS, ARRAYS = 4, SHARD_BYTES // 4, 20
-"""Shape of an array, and number of arrays; a row of float32 is one shard."""
+ROWS, COLUMNS, ARRAYS = 5, SHARD_BYTES // 4, 16
+"""Shape of an array, and number of arrays; a row of float32 is one shard. With more rows than servers factors
+have fewer bytes than their product, so clients send them."""
 
 BEGUN_WITH = 2
 """Number of clients that the first step of a store with clocks waits for."""

@@ -376,7 +376,19 @@ def _shard_states(facts: Facts) -> list[Example]:
     tables = m.state_tables([m.ShardState(shard=shard, version=1, clocks={"0": 1})])
     here: dict[str, Any] = {"store": facts.run, "generation": facts.generation}
     tensors = (*tables, zeros, *(np.zeros_like(zeros) for _ in facts.rule_arrays))
+    saved = m.SavedStore(
+        name=facts.store,
+        id=facts.store,
+        record=b"{}",
+        arrays=b"[]",
+        pieces=(m.SavedPiece(facts.others_node, 1, 1, 1),),
+        written=1,
+    )
+    read = m.ReadSaved(store=facts.store, home=facts.others_node, piece=1, shards=facts.shards[:1])
     return [
+        Example(body=m.ListSaved(name=facts.store)),
+        _packed(m.SavedList(keeps=True), tuple[m.SavedStore, ...], (saved,)),
+        Example(body=read),
         Example(body=m.ReadShards(**here, shards=facts.shards[:1])),
         Example(body=m.ShardStates(arrays=facts.rule_arrays), tensors=tensors),
         Example(body=m.LoadShards(**here, arrays=facts.rule_arrays), tensors=tensors),

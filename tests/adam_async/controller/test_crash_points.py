@@ -9,23 +9,18 @@ from pathlib import Path
 import pytest
 
 from adam_async.controller.consensus import DamagedLog, Saved, recover
-from adam_async.controller.consensus.records import HEAD_BYTES
 from adam_async.controller.consensus_node import ConsensusNode, ConsensusSetup
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import role_table
+from adam_async.persistence.frames import HEAD_BYTES
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.loop import SimulationFailed
 from adam_async.simulation.nodes import simulate
-from tests.adam_async.controller.crash_points import (
-    Account,
-    TracedDiskModel,
-    Witnessed,
-    crashed,
-    disk_model_of,
-)
+from tests.adam_async.controller.crash_points import Account, Witnessed
+from tests.adam_async.crash_images import TracedDiskModel, crashed, disk_model_of
 from transport import Identity, TcpNetwork
 
 FOLDER = Path("/home/controller")
@@ -96,7 +91,7 @@ def trace():
     """200 operations of three clients, and kills in between: images of the drive, the account, the file's
     writer, and the state after each entry of the log."""
     account = Account()
-    disk_model = TracedDiskModel(account)
+    disk_model = TracedDiskModel(account.note)
     left = list(range(OPERATIONS))
 
     async def client(alone, dice):
@@ -197,15 +192,15 @@ def test_after_a_crash_at_any_point_all_that_was_promised_is_there_and_a_control
     begun = {}
     crashes = cut_off = 0
     for image in images:
-        allowed = account.states[image.promised : image.written + 1]
+        allowed = account.states[image.noted.promised : image.noted.written + 1]
         for disk_model in crashed(image, dice):
             data = on_disk(disk_model)
             saved, end = recover(data, origin=str(FILE))
             crashes += 1
             cut_off += end < len(data)
             assert (saved or NOTHING) in allowed, image
-            if image.answered:
-                assert last_index(saved) >= image.answered, image
+            if image.noted.answered:
+                assert last_index(saved) >= image.noted.answered, image
             if data not in begun:
                 begun[data] = goes_on(disk_model)
                 if saved is not None and last_index(saved):

@@ -9,9 +9,10 @@ import pytest
 
 from adam_async.controller.consensus import DamagedLog, Entry, Saved, bootstrapped
 from adam_async.controller.consensus.messages import Snapshot
-from adam_async.controller.consensus.records import HEAD_BYTES, Ballot, Born, Entries
+from adam_async.controller.consensus.records import Ballot, Born, Entries
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.errors import ConfigError
+from adam_async.persistence.frames import HEAD_BYTES
 from adam_async.runtime.disk import Disk
 from adam_async.simulation.nodes import simulate
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from adam_async.runtime.disk import Disk
@@ -108,6 +109,38 @@ async def test_a_file_is_continued_where_it_ends_and_nowhere_else(tmp_path: Path
         await disk.write_from(path, 0, b"anew")
         assert await disk.read_bytes(path) == b"anew"
         assert disk.statistics().written_bytes == 11
+
+
+async def test_parts_are_made_on_the_disks_thread_and_appended_one_after_the_other(tmp_path: Path) -> None:
+    path, threads = tmp_path / "file", []
+
+    def make() -> list[bytes | memoryview]:
+        threads.append(threading.current_thread().name)
+        return [b"head", np.arange(3, dtype=np.float32).data.cast("B"), b""] * 600
+
+    async with Disk(name="made", private=True) as disk:
+        size = await disk.append_made(path, 0, make)
+        assert size == 16 * 600
+        with pytest.raises(OSError, match="holds 9600 bytes instead of 5"):
+            await disk.append_made(path, 5, make)
+        await disk.append_made(path, size, lambda: [b"end"])
+        assert disk.statistics().written_bytes == size + 3
+    assert threads[0].startswith("made")
+    content = path.read_bytes()
+    assert content == (b"head" + np.arange(3, dtype=np.float32).tobytes()) * 600 + b"end"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_system_that_takes_few_bytes_at_once_gets_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_little(descriptor: int, parts: list[memoryview]) -> int:
+        return os.write(descriptor, parts[0][:3])
+
+    monkeypatch.setattr(os, "writev", write_little)
+    async with Disk() as disk:
+        await disk.append_made(tmp_path / "file", 0, lambda: [b"abcdefg", b"", b"hij", b"k"])
+    assert (tmp_path / "file").read_bytes() == b"abcdefghijk"
 
 
 async def test_new_folders_are_forced_down_and_those_that_are_there_are_left_alone(

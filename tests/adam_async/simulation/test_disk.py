@@ -41,6 +41,10 @@ def test_it_behaves_as_the_real_port(tmp_path):
         assert await disk.write_down(home / "a" / "b" / "down", [bytearray(b"x" * 10)]) == 10
         await disk.write_from(home / "part", 0, b"12345")
         await disk.write_from(home / "part", 5, b"678")
+        assert await disk.append_made(home / "made", 0, lambda: [b"one", memoryview(b" two")]) == 7
+        assert await disk.append_made(home / "made", 7, lambda: [b"", b"."]) == 1
+        with pytest.raises(OSError, match="holds 8 bytes instead of 3"):
+            await disk.append_made(home / "made", 3, lambda: [b"x"])
         await disk.sync_file(home / "part")
         await disk.sync_folder(home)
         with pytest.raises(OSError, match="holds 8 bytes instead of 3"):
@@ -70,6 +74,7 @@ def test_it_behaves_as_the_real_port(tmp_path):
             await disk.names(home / "a"),
             await disk.read_bytes(home / "a" / "whole"),
             await disk.read_part(home / "a" / "part", 2, 100),
+            await disk.read_bytes(home / "made"),
             await disk.read_bytes(home / "log"),
             await disk.run(lambda: 7),
             (statistics.reads, statistics.read_bytes, statistics.writes, statistics.written_bytes),

@@ -103,7 +103,7 @@ def test_a_loss_in_the_moment_that_needs_a_safeguard_finds_its_removal(
     patch(monkeypatch.setattr)
 
     # After a power cut the first member in sync takes over; a kill lets any of them do so.
-    fault = Fault(at_s=2.5, kind=kind, lasts_s=1.0, amount=1.0)
+    fault = Fault(at_s=3.0, kind=kind, lasts_s=1.0, amount=1.0)
     assert run_case(PUSHES, case_of(fault)).invariant == invariant
 
 

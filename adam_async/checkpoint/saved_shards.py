@@ -1,0 +1,235 @@
+"""Shards on the disks of servers, of a store whose servers were all lost: found, and read for a new store.
+
+Each server lists the pieces on its disk. Of each piece the reader takes the copy with the highest position in
+its bundle's log. The new store is placed anew, so pieces may come from servers that no longer have them.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+from numpy.typing import NDArray
+
+from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.messages import (
+    ListSaved,
+    ReadSaved,
+    SavedList,
+    SavedStore,
+    ShardState,
+    ShardStates,
+    pack,
+    read_packed_tensor,
+    read_state_tables,
+    unpack,
+)
+from adam_async.messages.saved_shards import MOST_SAVED_BYTES, MOST_SAVED_STORES
+from adam_async.parameter_server.piece_states import chunks_of
+from adam_async.parameter_server.shard_pieces import pieces_of
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import Waits
+from adam_async.run.shard_table import ShardSpec, ShardTable, shard_table
+from adam_async.run.store_record import ArrayRecord, StoreRecord, check_arrays
+from adam_async.runtime.channel import Endpoint
+from transport import Link, RemoteProtocolError, TransportError
+
+READING_AT_ONCE = 8
+"""Maximum number of servers that are read at once."""
+
+_LIST = tuple[SavedStore, ...]
+
+
+class ShardSink(Protocol):
+    """Takes the values of shards, with the arrays of their rule."""
+
+    def put(self, shards: Sequence[int], arrays: Sequence[str], tensors: Sequence[NDArray[Any]]) -> None:
+        """Take shards of a message; for errors see `RunTensors.put`."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class FoundStore:
+    """A store on the disks of some servers.
+
+    Attributes:
+        name: Name of the store.
+        record: Its record, as it was placed.
+        arrays: Its arrays.
+        written: Number of its beginning: of two stores of a name the larger one is newer.
+        best: By home and piece: the position of the newest copy, its clock, and the server that has it.
+    """
+
+    name: str
+    record: StoreRecord
+    arrays: tuple[ArrayRecord, ...]
+    written: int
+    best: dict[tuple[str, int], tuple[int, int, str]] = field(default_factory=dict)
+
+    @property
+    def table(self) -> ShardTable:
+        """Its shards."""
+        return shard_table(self.arrays, shard_bytes=self.record.shard_bytes)
+
+    @property
+    def clock(self) -> int:
+        """Highest clock of a replica in any of its shards, in steps."""
+        return max((clock for _, clock, _ in self.best.values()), default=0)
+
+    def pieces(self) -> dict[tuple[str, int], tuple[ShardSpec, ...]]:
+        """Return the shards of each piece, by home and number."""
+        shards, buckets = self.table.shards, self.record.buckets
+        return {
+            (home, number): specs
+            for home in sorted(set(buckets))
+            for number, specs in enumerate(pieces_of([s for s in shards if buckets[s.bucket] == home]))
+            if specs
+        }
+
+    def missing(self) -> tuple[str, ...]:
+        """Return the homes of the bundles with pieces that no server has; empty if all are there."""
+        return tuple(sorted({key[0] for key in self.pieces() if key not in self.best}))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survey:
+    """The stores of a name on the disks of all servers.
+
+    Attributes:
+        stores: The stores, the newest first.
+        servers: Servers that keep shards on a disk.
+        without: Servers without a disk for shards.
+        silent: Servers that did not answer.
+    """
+
+    stores: tuple[FoundStore, ...]
+    servers: tuple[str, ...]
+    without: tuple[str, ...]
+    silent: tuple[str, ...]
+
+
+class SavedShards:
+    """Asks servers for the shards on their disks.
+
+    Args:
+        endpoint: The asking role.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, waits: Waits) -> None:
+        self._endpoint = endpoint
+        self._waits = waits
+
+    async def survey(self, name: str, cluster: ClusterMap) -> Survey:
+        """Return the stores of a name on the disks of the live servers."""
+        answers: dict[str, tuple[bool, _LIST]] = {}
+
+        async def ask(node: str) -> None:
+            try:
+                answers[node] = await self._list(name, cluster.nodes[node].address)
+            except (TransportError, ValueError):  # a node may publish an invalid address
+                return
+
+        servers = cluster.live("ps")
+        async with asyncio.TaskGroup() as group:
+            for node in servers:
+                group.create_task(ask(node), name=f"{self._endpoint.identity.node}/saved-{node}")
+        found: dict[str, FoundStore] = {}
+        for node in sorted(answers):
+            for saved in answers[node][1]:
+                _merge(found, node, saved, name)
+        return Survey(
+            stores=tuple(sorted(found.values(), key=lambda each: -each.written)),
+            servers=tuple(node for node in servers if node in answers and answers[node][0]),
+            without=tuple(node for node in servers if node in answers and not answers[node][0]),
+            silent=tuple(node for node in servers if node not in answers),
+        )
+
+    async def _list(self, name: str, address: str) -> tuple[bool, _LIST]:
+        async with self._connect(address) as link:
+            reply = await link.call(pack(ListSaved(name=name)), timeout_s=self._waits.call_s)
+            answer = unpack(reply, SavedList)
+            found: _LIST = read_packed_tensor(reply, _LIST, MOST_SAVED_BYTES)
+            if len(found) > MOST_SAVED_STORES:
+                raise RemoteProtocolError("saved", f"{len(found)} stores, {MOST_SAVED_STORES} are the most")
+            return answer.keeps, found
+
+    def _connect(self, address: str) -> Any:
+        endpoint = self._endpoint
+        return endpoint.network.connect(address, endpoint.identity, timeout_s=self._waits.dial_s)
+
+    async def read(self, store: FoundStore, sink: ShardSink, cluster: ClusterMap) -> tuple[ShardState, ...]:
+        """Read all shards of a store, each from the server with its newest copy.
+
+        Returns their states, in the order of their numbers.
+
+        Raises:
+            CheckpointError: A server does not have a piece any more, or it is damaged.
+            TransportError: A server did not answer.
+        """
+        states: dict[int, ShardState] = {}
+        of_server: dict[str, list[tuple[str, int]]] = {}
+        pieces = store.pieces()
+        for key in pieces:
+            of_server.setdefault(store.best[key][2], []).append(key)
+        room = asyncio.Semaphore(READING_AT_ONCE)
+
+        async def read_server(node: str, keys: Sequence[tuple[str, int]]) -> None:
+            async with room, self._connect(cluster.nodes[node].address) as link:
+                for key in keys:
+                    states.update(await self._read_piece(link, store, key, pieces[key], sink))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for node, keys in of_server.items():
+                    name = f"{self._endpoint.identity.node}/reads-{node}"
+                    group.create_task(read_server(node, keys), name=name)
+        except ExceptionGroup as errors:
+            cause = errors.exceptions[0]
+            if isinstance(cause, TransportError):
+                raise CheckpointError(
+                    f"store {store.name!r} cannot be read from the disks: {cause}"
+                ) from cause
+            raise cause from cause.__cause__
+        return tuple(states[int(spec.id)] for spec in store.table.shards)
+
+    async def _read_piece(
+        self,
+        link: Link,
+        store: FoundStore,
+        key: tuple[str, int],
+        specs: Sequence[ShardSpec],
+        sink: ShardSink,
+    ) -> Mapping[int, ShardState]:
+        found: dict[int, ShardState] = {}
+        for numbers in chunks_of(specs, store.record.state_arrays + 1):
+            home, piece = key
+            ask = ReadSaved(store=store.record.id, home=home, piece=piece, shards=numbers)
+            reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
+            answer = unpack(reply, ShardStates)
+            states, tensors = read_state_tables(reply.tensors)
+            if tuple(state.shard for state in states) != numbers:
+                raise RemoteProtocolError("shards", f"asked for shards {numbers[:8]}, got others")
+            sink.put(numbers, answer.arrays, tensors)
+            found.update((state.shard, state) for state in states)
+        return found
+
+
+def _merge(found: dict[str, FoundStore], node: str, saved: SavedStore, name: str) -> None:
+    """Add the pieces of one server; a store that cannot be read counts as absent there."""
+    try:
+        record = msgspec.json.decode(saved.record, type=StoreRecord)
+        arrays = msgspec.json.decode(saved.arrays, type=tuple[ArrayRecord, ...])
+        check_arrays(arrays, rules=len(record.rules))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+        return
+    if saved.name != name or record.id != saved.id:
+        return
+    store = found.setdefault(saved.id, FoundStore(name, record, arrays, saved.written))
+    if (store.record.fixed, store.arrays, store.record.buckets) != (record.fixed, arrays, record.buckets):
+        return
+    store.written = max(store.written, saved.written)
+    for piece in saved.pieces:
+        key, mine = (piece.home, piece.piece), (piece.place, piece.clock, node)
+        if key not in store.best or store.best[key][0] < piece.place:
+            store.best[key] = mine

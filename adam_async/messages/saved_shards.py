@@ -1,0 +1,76 @@
+"""Pure: driver or client and parameter server: shards on the disk of a server, of a store that was lost.
+
+A server cuts the shards of a bundle into pieces and writes whole pieces (`parameter_server/shard_pieces.py`).
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from adam_async.messages.body import Body, Rows
+from adam_async.messages.bounds import Clock, Count, Name, NodeId, Shards, StoreId, Version
+
+MOST_SAVED_BYTES = 32 << 20
+"""Maximum size of the list of saved stores of one name on a server, in bytes: arrays and 100,000 pieces."""
+
+MOST_SAVED_PIECES = 1 << 20
+"""Maximum number of pieces of a saved store on one server."""
+
+MOST_SAVED_STORES = 64
+"""Maximum number of saved stores of one name on a server."""
+
+
+class SavedPiece(msgspec.Struct, frozen=True, array_like=True):
+    """One piece of a bundle on a disk."""
+
+    home: NodeId
+    piece: Count
+    place: Count
+    """Position of the last entry in it: of two servers the larger one is newer."""
+    clock: Clock
+    """Highest clock of a replica in its tables, in steps."""
+
+
+class SavedStore(msgspec.Struct, frozen=True):
+    """A store of which a server has pieces."""
+
+    name: Name
+    id: StoreId
+    record: Annotated[bytes, msgspec.Meta(max_length=64 << 10)]
+    """The record of the store, as JSON text."""
+    arrays: Annotated[bytes, msgspec.Meta(max_length=4 << 20)]
+    """Its list of arrays, as JSON text."""
+    pieces: Annotated[tuple[SavedPiece, ...], msgspec.Meta(max_length=MOST_SAVED_PIECES)]
+    written: Version
+    """Number of this store among those that the server has taken up: the larger one is newer."""
+
+
+class ListSaved(Body, frozen=True, kw_only=True):
+    """Request for the stores of a name that a server has on its disk."""
+
+    name: Name
+
+
+class SavedList(Body, frozen=True, kw_only=True):
+    """Answer to `ListSaved`. Tensor: a packed tuple of `SavedStore`; `keeps` is whether the server has a disk
+    for shards."""
+
+    keeps: bool
+
+
+class ReadSaved(Body, frozen=True, kw_only=True):
+    """Request for shards of one piece on the disk of a server. The answer is `ShardStates`."""
+
+    store: StoreId
+    home: NodeId
+    piece: Count
+    shards: Shards
+
+
+_ASKING = frozenset({("driver", "ps"), ("client", "ps")})
+
+ROWS: Rows = {
+    ListSaved: _ASKING,
+    SavedList: frozenset({("ps", "driver"), ("ps", "client")}),
+    ReadSaved: _ASKING,
+}

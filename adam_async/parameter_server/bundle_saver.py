@@ -1,0 +1,159 @@
+"""The changed pieces of one bundle, and their copies for the disk.
+
+A server marks the pieces that an entry changes. The disk asks for one piece at a time, and the bundle gives
+a copy of it at the next moment between two entries, on the loop: at most one piece, which is about 1 MiB, in
+a round of the loop. No entry waits for the disk.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.events import Apply, Contribute, Entry, QueuedTick
+from adam_async.parameter_server.log_entries import Part
+from adam_async.parameter_server.piece_states import piece_state
+from adam_async.persistence.keys import State
+from adam_async.run.ids import ShardId
+from adam_async.run.shard_table import ShardSpec
+
+Mark = Callable[[int, int, int], None]
+"""Marks a piece: its number, its size in bytes, and the number of its updates."""
+
+
+class Journal(Protocol):
+    """The log of a bundle's entries on the disk."""
+
+    async def append(
+        self, position: int, generation: int, parts: Sequence[Part], *, of_primary: bool
+    ) -> None:
+        """Append an entry; it is on the disk on return. Calls return in their order."""
+        ...
+
+    def applied(self, position: int) -> None:
+        """Note that all entries up to a position are applied."""
+        ...
+
+
+class BundleSaver:
+    """The pieces of one bundle.
+
+    Args:
+        home: Name of the bundle.
+        pieces: Its shards, cut into pieces.
+        state_arrays: Maximum number of state arrays per array of values.
+        mark: Marks a changed piece.
+        journal: Log of the bundle's entries on the disk; None if pushes are acknowledged from memory.
+    """
+
+    def __init__(
+        self,
+        home: str,
+        pieces: Sequence[Sequence[ShardSpec]],
+        *,
+        state_arrays: int,
+        mark: Mark,
+        journal: "Journal | None" = None,
+    ) -> None:
+        self.home = home
+        self.journal = journal
+        self.pieces = pieces
+        self._mark = mark
+        self._piece_of: dict[ShardId, int] = {
+            spec.id: number for number, specs in enumerate(pieces) for spec in specs
+        }
+        self._sizes = [sum([spec.nbytes for spec in specs]) * (1 + state_arrays) for specs in pieces]
+        self._changes = 0
+        self._asked: tuple[int, asyncio.Future[State | None]] | None = None
+        self.wake: Callable[[], None] = _nothing
+        """Called when a piece is asked for: `rest` has to follow as soon as the bundle is between two
+        entries."""
+        self.is_ready: Callable[[], bool] = bool
+        """Whether the bundle has all its values."""
+
+    # --- changes -----------------------------------------------------------------------------
+
+    def touched(self, shards: Iterable[ShardId], updates: int) -> None:
+        """Mark the pieces of some shards, to each of which a number of updates was applied.
+
+        An entry has ended, so a piece that is asked for may be copied.
+        """
+        self._changes += 1
+        found = {self._piece_of[shard] for shard in shards if shard in self._piece_of}
+        for piece in found:
+            self._mark(piece, self._sizes[piece], updates)
+        if self._asked is not None:
+            self.wake()
+
+    def entered(self, entry: Entry) -> None:
+        """Mark the pieces that an entry of the log changes."""
+        match entry:
+            case Apply():
+                changed = [number for queued in entry.pushes for number in queued.push.shards]
+            case Contribute():
+                changed = list(entry.queued.push.shards)
+            case QueuedTick():
+                changed = list(entry.tick.shards)
+            case _:
+                self.all_touched()
+                return
+        self.touched(map(ShardId, changed), 0)
+
+    def all_touched(self) -> None:
+        """Mark all pieces, such as those that were just loaded."""
+        self._changes += 1
+        for piece, size in enumerate(self._sizes):
+            self._mark(piece, size, 0)
+
+    def replicas_changed(self) -> None:
+        """Mark the piece with the replicas and the epoch."""
+        self._changes += 1
+        self._mark(0, self._sizes[0], 0)
+
+    @property
+    def changes(self) -> int:
+        """Number of changes so far: the position of a bundle without a log."""
+        return self._changes
+
+    # --- copies ------------------------------------------------------------------------------
+
+    @property
+    def wants_rest(self) -> bool:
+        """Whether a piece is to be copied at the next moment between two entries."""
+        return self._asked is not None
+
+    async def take(self, piece: int) -> State | None:
+        """Copy a piece at the next moment between two entries; None if the bundle lacks values or ends."""
+        if not self.is_ready():
+            return None
+        future: asyncio.Future[State | None] = asyncio.get_running_loop().create_future()
+        self._asked = piece, future
+        try:
+            self.wake()
+            return await future
+        finally:
+            self._asked = None
+
+    def rest(self, bundle: Bundle, position: Callable[[int], int]) -> None:
+        """Copy the piece that is asked for: the bundle is between two entries.
+
+        Args:
+            position: Returns the position of the last entry in a piece.
+        """
+        if self._asked is None:
+            return
+        (piece, future), self._asked = self._asked, None
+        if not future.done():
+            specs = self.pieces[piece]
+            future.set_result(piece_state(bundle, self.home, piece, specs, position=position(piece)))
+
+    def drop(self) -> None:
+        """Answer that the piece cannot be copied: the shards are replaced, or leave the server."""
+        if self._asked is not None:
+            (_, future), self._asked = self._asked, None
+            if not future.done():
+                future.set_result(None)
+
+
+def _nothing() -> None:
+    """Wait for the next moment between two entries."""

@@ -1,0 +1,35 @@
+"""Pure: the shards and the front of a bundle on one server, as its copy among several calls them."""
+
+from typing import Protocol
+
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.events import Entry
+
+
+class BundleShards(Protocol):
+    """The shards and the front of a bundle on this server."""
+
+    @property
+    def bundle(self) -> Bundle:
+        """The shards; `reset` replaces them."""
+        ...
+
+    def committed(self, entry: Entry) -> None:
+        """Take a committed entry, and do the work that it needs in later rounds of the loop."""
+        ...
+
+    def reset(self) -> None:
+        """Begin with new, empty shards: the server joins."""
+        ...
+
+    def lead(self) -> None:
+        """Order and answer from now on."""
+        ...
+
+    def follow(self) -> None:
+        """Refuse all requests from now on: another server is the primary."""
+        ...
+
+    def leave(self) -> None:
+        """Drop the shards: the server is no member any more."""
+        ...

@@ -1,0 +1,137 @@
+"""Pure: the entries of a bundle's log that are on a disk, applied to the pieces there.
+
+A server with durable pushes acknowledges an entry that no piece on its disk has. After its loss the entries
+behind each piece are applied to it again, as a member that joins applies them (`log_entries.py`).
+"""
+
+from collections.abc import Mapping, Sequence, Set
+
+from adam_async.errors import DataError
+from adam_async.model.rules import Rule
+from adam_async.parameter_server.apply import appliers_of
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.events import Applied, Apply, ApplySum, SumApplied
+from adam_async.parameter_server.log_entries import Part, decode_entry, without_shards
+from adam_async.parameter_server.piece_states import Catalogue, load_tensors
+from adam_async.parameter_server.storage import own_shards
+from adam_async.run.shard_table import ShardSpec
+from transport import RemoteProtocolError
+
+
+class EntryReplay:
+    """One bundle, from its pieces on a disk.
+
+    In bsp the sums that an entry completes depend on the live replicas, so pieces of different moments are
+    replayed apart, each with the replicas of its moment. In other modes only clocks depend on them.
+
+    Args:
+        catalogue: Its store.
+        pieces: Its shards, cut into pieces.
+        table: All shards of the store, by number.
+        rules: The rules of the store.
+        found: Position and tensors of each piece on the disk, by number.
+        origin: Name of the bundle on the disk, for errors.
+
+    Raises:
+        DataError: A piece does not fit the store.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        pieces: Sequence[Sequence[ShardSpec]],
+        table: Sequence[ShardSpec],
+        rules: Sequence[Rule],
+        found: Mapping[int, tuple[int, Part]],
+        origin: str,
+    ) -> None:
+        self._table = table
+        self._origin = origin
+        self.positions = {piece: position for piece, (position, _) in found.items()}
+        """Position of the last entry in each piece."""
+        together: dict[int, list[int]] = {}
+        for piece, (position, _) in sorted(found.items()):
+            if catalogue.record.summed_weight and not pieces[piece]:
+                continue  # each piece has the replicas of its moment
+            together.setdefault(position if catalogue.record.summed_weight else 0, []).append(piece)
+        self._parts = [
+            _Part(catalogue, {piece: pieces[piece] for piece in numbers}, rules)
+            for numbers in together.values()
+        ]
+        for part in self._parts:
+            for piece, specs in part.pieces.items():
+                try:
+                    load_tensors(part.bundle, specs, table, found[piece][1])
+                except RemoteProtocolError as error:
+                    raise DataError(f"piece {piece} of {origin} does not fit its store: {error}") from None
+
+    def bundle_of(self, piece: int) -> Bundle:
+        """Return a bundle with the shards of a piece."""
+        return next(part.bundle for part in self._parts if piece in part.pieces)
+
+    def take(self, position: int, parts: list[Part]) -> bool:
+        """Apply the next entry to the pieces that lack it; returns whether it follows all of them.
+
+        Raises:
+            DataError: No primary forms such an entry.
+        """
+        behind = {piece for piece, at in self.positions.items() if at < position}
+        if any(self.positions[piece] < position - 1 for piece in behind):
+            return False
+        for part in self._parts:
+            if not behind.isdisjoint(part.pieces):
+                self._apply(part, behind, position, parts)
+        self.positions.update(dict.fromkeys(behind, position))
+        return True
+
+    def _apply(self, part: "_Part", behind: Set[int], position: int, parts: list[Part]) -> None:
+        absent = frozenset(
+            spec.id for piece, specs in part.pieces.items() if piece not in behind for spec in specs
+        )
+        try:
+            entry = decode_entry(parts, part.bundle, self._table, is_partial=True)
+        except RemoteProtocolError as error:
+            raise DataError(f"entry {position} of {self._origin}: {error}") from None
+        part.bundle.absent = absent
+        part.bundle.commit(without_shards(entry, absent) if absent else entry)
+        while (work := part.bundle.take_work()) is not None:
+            part.do(work)
+
+
+class _Part:
+    """Pieces that are replayed together."""
+
+    def __init__(
+        self, catalogue: Catalogue, pieces: Mapping[int, Sequence[ShardSpec]], rules: Sequence[Rule]
+    ) -> None:
+        record = catalogue.record
+        shards = own_shards([spec for specs in pieces.values() for spec in specs], rules)
+        self.pieces = pieces
+        self.bundle = Bundle(
+            shards,
+            clocked=record.slack is not None,
+            summed_weight=record.summed_weight,
+            scale_by_staleness=record.scale_by_staleness,
+        )
+        self._appliers = appliers_of(shards, rules)
+
+    def do(self, work: Apply | ApplySum) -> None:
+        """Apply a batch or a sum."""
+        if isinstance(work, ApplySum):
+            spec = work.shards[0].spec
+            gradients = [
+                queued.gradients.only(places) for queued, places in zip(work.pushes, work.places, strict=True)
+            ]
+            applier = self._appliers[spec.rule, spec.dtype]
+            finite = applier.apply_sum(work.shards, gradients, scale=work.scale, rate=work.rate)
+            self.bundle.sum_applied(SumApplied(work, finite, 0))
+            return
+        shards = work.shards()
+        spec = shards[0].spec
+        applier = self._appliers[spec.rule, spec.dtype]
+        gradients = [queued.gradients.only(queued.accepted) for queued in work.pushes]
+        if work.pushes[0].push.assign:
+            applier.work_on_assignment(shards, gradients[0]).run()
+        else:
+            applier.apply_pushes(shards, gradients, work.rates)
+        self.bundle.applied(Applied(work))

@@ -1,0 +1,70 @@
+"""Steps of a bundle in their order, some of which wait until an entry is on the disk."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from adam_async.parameter_server.bundle_saver import Journal
+from adam_async.parameter_server.log_entries import Part
+
+
+class _Step:
+    def __init__(self, item: Any, action: Callable[[], None], *, is_done: bool) -> None:
+        self.item = item
+        self.action = action
+        self.is_done = is_done
+
+
+class OrderedAppends:
+    """Steps that follow one another; an entry's step waits for the disk, and later steps behind it.
+
+    Args:
+        journal: Log of the bundle on the disk.
+        spawn: Starts a task of the server, by name.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"],
+    ) -> None:
+        self.journal = journal
+        self._spawn = spawn
+        self._steps: deque[_Step] = deque()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def add(self, action: Callable[[], None]) -> None:
+        """Call a function behind all steps so far, perhaps at once."""
+        self._steps.append(_Step(None, action, is_done=True))
+        self._advance()
+
+    def append(
+        self, position: int, generation: int, parts: Sequence[Part], action: Callable[[], None], item: Any
+    ) -> None:
+        """Append an entry to the log on the disk, and then call a function.
+
+        Args:
+            item: The entry, if this server orders it; returned by `drop_own`.
+        """
+        step = _Step(item, action, is_done=False)
+        self._steps.append(step)
+        self._spawn(f"appends-{position}", self._append(step, position, generation, parts))
+
+    async def _append(self, step: _Step, position: int, generation: int, parts: Sequence[Part]) -> None:
+        await self.journal.append(position, generation, parts, of_primary=step.item is not None)
+        step.is_done = True
+        self._advance()
+
+    def _advance(self) -> None:
+        while self._steps and self._steps[0].is_done:
+            self._steps.popleft().action()
+
+    def drop_own(self) -> list[Any]:
+        """Drop the steps with an entry that this server orders and return these."""
+        items = [step.item for step in self._steps if step.item is not None]
+        self._steps = deque([step for step in self._steps if step.item is None])
+        self._advance()
+        return items

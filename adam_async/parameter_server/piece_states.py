@@ -1,0 +1,214 @@
+"""Pure: pieces of a bundle as states on a disk, and the record of their store beside them.
+
+A state has the tensors of a piece (`shard_pieces.py`), one part each, and before them a head with their types
+and shapes. In bsp the last tensor has the replicas and the epoch of that moment, because sums that entries
+complete depend on them. The store's own record and its list of arrays are the state `CATALOGUE`, so that a
+folder alone tells which arrays its shards belong to.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.errors import DataError
+from adam_async.messages.bounds import MOST_IN_A_META
+from adam_async.model.rules import Rule
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.log_entries import Part
+from adam_async.parameter_server.shard_pieces import copy_piece, load_piece, read_piece
+from adam_async.parameter_server.storage import own_shards
+from adam_async.persistence.keys import Part as Bytes
+from adam_async.persistence.keys import State, StateKey, StateName
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.shard_table import ShardSpec
+from adam_async.run.store_record import ArrayRecord, ArraysPiece, StoreRecord, joined_arrays
+from transport import RemoteProtocolError
+
+CONTENTS = 1
+"""Version of this encoding."""
+
+CATALOGUE = StateName("", 0)
+"""Name of the state with the record of the store."""
+
+_TYPES = frozenset(np.dtype(name).str for name in ("f4", "f8", "i8", "u1"))
+"""Types of the tensors of pieces and entries."""
+
+
+class _Tensor(msgspec.Struct, frozen=True, array_like=True):
+    dtype: str
+    shape: Annotated[tuple[int, ...], msgspec.Meta(max_length=32)]
+
+
+_heads = msgspec.msgpack.Decoder(tuple[_Tensor, ...])
+_entry_heads = msgspec.msgpack.Decoder(tuple[tuple[_Tensor, ...], ...])
+
+
+class Catalogue(msgspec.Struct, frozen=True):
+    """The store of a folder."""
+
+    name: str
+    record: StoreRecord
+    arrays: tuple[ArrayRecord, ...]
+    began: float
+    """Time at which the server took the store up, in seconds since 1970."""
+
+
+def catalogue_of(cluster: ClusterMap, name: str, store: StoreRecord, *, began: float) -> Catalogue:
+    """Return the catalogue of a placed store. Raises ConfigError: see `joined_arrays`."""
+    pieces: list[ArraysPiece | None] = [
+        cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)
+    ]
+    return Catalogue(name, store, joined_arrays(store, pieces), began)
+
+
+def catalogue_state(catalogue: Catalogue) -> State:
+    """Return a catalogue as a state."""
+    key = StateKey(CATALOGUE.home, CATALOGUE.shard, 1, 1, 0)
+    return State(key, [msgspec.msgpack.encode(catalogue)])
+
+
+def read_catalogue(parts: Sequence[memoryview], origin: str) -> Catalogue:
+    """Return the catalogue of a state.
+
+    Args:
+        origin: Name of the folder, for errors.
+
+    Raises:
+        DataError: The state is no catalogue.
+    """
+    try:
+        return msgspec.msgpack.decode(b"".join(parts), type=Catalogue)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(
+            f"{origin} does not tell its store: {error}; move the folder away to begin without it"
+        ) from None
+
+
+def piece_state(bundle: Bundle, home: str, piece: int, specs: Sequence[ShardSpec], *, position: int) -> State:
+    """Copy a piece of a bundle, which is between two entries.
+
+    Args:
+        specs: The shards of the piece.
+        position: Position of the last entry in them.
+    """
+    tensors = copy_piece(bundle, specs)
+    if specs and bundle.summed:
+        tensors += copy_piece(bundle, ())
+    clocks = [clock for spec in specs for clock in bundle.shards[spec.id].clocks.values()]
+    head = [_Tensor(tensor.dtype.str, tensor.shape) for tensor in tensors]
+    key = StateKey(home, piece, 1, position, max(clocks, default=0))
+    return State(key, [msgspec.msgpack.encode(head), *map(_bytes_of, tensors)])
+
+
+def _bytes_of(tensor: NDArray[Any]) -> Bytes:
+    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data if tensor.size else b""
+
+
+def clock_of(key: StateKey) -> int:
+    """Return the highest clock of a replica in the tables of a piece."""
+    return key.version
+
+
+def tensors_of(parts: Sequence[memoryview], origin: str) -> Part:
+    """Return the tensors of a state, as views.
+
+    Args:
+        origin: Name of the state, for errors.
+
+    Raises:
+        DataError: The parts are not those of a piece.
+    """
+    try:
+        head = _heads.decode(parts[0])
+        tensors = []
+        for tensor, part in zip(head, parts[1:], strict=True):
+            if tensor.dtype not in _TYPES:
+                raise ValueError(f"values of type {tensor.dtype}")
+            tensors.append(np.frombuffer(part, tensor.dtype).reshape(tensor.shape))
+    except (msgspec.DecodeError, ValueError, IndexError) as error:
+        raise DataError(f"{origin} is no piece of a store: {error}") from None
+    return tensors
+
+
+def bundle_of_piece(
+    catalogue: Catalogue,
+    specs: Sequence[ShardSpec],
+    table: Sequence[ShardSpec],
+    rules: Sequence[Rule],
+    tensors: Part,
+    origin: str,
+) -> Bundle:
+    """Return a bundle of the shards of one piece.
+
+    Args:
+        specs: The shards of the piece.
+        table: All shards of the store, by number.
+        tensors: The content of the piece.
+        origin: Name of the state, for errors.
+
+    Raises:
+        DataError: The content does not fit the shards.
+    """
+    record = catalogue.record
+    bundle = Bundle(
+        own_shards(specs, rules), clocked=record.slack is not None, summed_weight=record.summed_weight
+    )
+    try:
+        load_tensors(bundle, specs, table, tensors)
+    except RemoteProtocolError as error:
+        raise DataError(f"{origin} does not fit its store: {error}") from None
+    return bundle
+
+
+def load_tensors(
+    bundle: Bundle, specs: Sequence[ShardSpec], table: Sequence[ShardSpec], tensors: Part
+) -> None:
+    """Set the shards of a piece from its tensors on a disk. Raises RemoteProtocolError: see `read_piece`."""
+    if specs and bundle.summed:
+        *tensors, replicas = tensors
+        load_piece(bundle, read_piece(bundle, (), table, [replicas]))
+    load_piece(bundle, read_piece(bundle, specs, table, tensors))
+
+
+def entry_parts(parts: Sequence[Part]) -> list[Bytes]:
+    """Return an entry of a bundle's log as the parts of one on a disk."""
+    head = [[_Tensor(tensor.dtype.str, tensor.shape) for tensor in part] for part in parts]
+    return [msgspec.msgpack.encode(head), *(_bytes_of(tensor) for part in parts for tensor in part)]
+
+
+def read_entry(parts: Sequence[memoryview], origin: str) -> list[Part]:
+    """Return an entry of a bundle's log from its parts on a disk.
+
+    Args:
+        origin: Name of the entry, for errors.
+
+    Raises:
+        DataError: The parts are not those of an entry.
+    """
+    try:
+        head = _entry_heads.decode(parts[0])
+    except (msgspec.DecodeError, IndexError) as error:
+        raise DataError(f"{origin} is no entry: {error}") from None
+    flat = tuple(tensor for part in head for tensor in part)
+    rest = iter(tensors_of([memoryview(msgspec.msgpack.encode(flat)), *parts[1:]], origin))
+    return [[next(rest) for _ in part] for part in head]
+
+
+def chunks_of(shards: Sequence[ShardSpec], arrays: int) -> list[tuple[int, ...]]:
+    """Cut the shards of a piece into the numbers of one message each, of one rule.
+
+    Args:
+        arrays: Number of arrays of a rule.
+    """
+    most = max(MOST_IN_A_META // 16 // (1 + arrays), 1)
+    of_rules: dict[int, list[int]] = {}
+    for spec in shards:
+        of_rules.setdefault(spec.rule, []).append(int(spec.id))
+    return [
+        tuple(numbers[start : start + most])
+        for numbers in of_rules.values()
+        for start in range(0, len(numbers), most)
+    ]

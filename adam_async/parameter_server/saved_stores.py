@@ -1,0 +1,184 @@
+"""The part of a server that keeps stores on its disk: it follows the map, and reads them for new stores.
+
+A store is written from the moment at which the server takes it up. When all its pieces were written once, the
+server reports that in the cluster map. Only when the primaries of all bundles of a store have reported it are
+the earlier stores removed whose place it has taken: another run, or a store of the same name.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from adam_async.controller.client import Membership
+from adam_async.controller.role import reply_when_room
+from adam_async.errors import ConfigError, DataError, DeadlineExceeded, RunFailed
+from adam_async.messages import ListSaved, ReadSaved, SavedList, pack, packed_tensor
+from adam_async.parameter_server.piece_states import catalogue_of
+from adam_async.parameter_server.server_disk import SAVED, ServerDisk
+from adam_async.parameter_server.statistics import DiskCounts
+from adam_async.parameter_server.store_disk import StoreDisk
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.store_record import StoreRecord, served_word
+from transport import LinkClosed, Request
+
+logger = logging.getLogger(__name__)
+
+
+class SavedStores:
+    """The stores on the disk of one server.
+
+    Args:
+        disk: The disk; None for a server without one.
+        node: Name of the server.
+        membership: Returns the membership of the server.
+        spawn: Starts a task of the server, by name.
+        notice: Reports a text to the operator.
+    """
+
+    def __init__(
+        self,
+        disk: ServerDisk | None,
+        *,
+        node: str,
+        membership: Callable[[], Membership],
+        spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"],
+        notice: Callable[[str], None],
+    ) -> None:
+        self._disk = disk
+        self._node = node
+        self._membership = membership
+        self._spawn = spawn
+        self._seen: ClusterMap | None = None
+        self._removing: set[StoreDisk] = set()
+        if disk is not None:
+            disk.ports.notice = notice
+
+    # --- stores that are served --------------------------------------------------------------
+
+    def begin(self, name: str, store: StoreRecord, cluster: ClusterMap) -> StoreDisk | None:
+        """Return the disk of a store that the server takes up; None without a disk."""
+        if self._disk is None:
+            if store.durable:
+                raise ConfigError("its pushes go to disks, and this server has none: start it with --dir DIR")
+            return None
+        found = self._disk.of(store.id)
+        found.on_complete = self._report_soon
+        found.begin(catalogue_of(cluster, name, store, began=self._disk.ports.wall_clock()), self._spawn)
+        return found
+
+    def _report_soon(self) -> None:
+        self._spawn("saved", self._report())
+
+    async def _report(self) -> None:
+        assert self._disk is not None
+        cluster = self._membership().map
+        found = (cluster.store(each.id) for each in self._disk if each.is_complete)
+        words = sorted({served_word(store) for store in found if store is not None})
+        try:
+            await self._membership().set_info(**{SAVED: words})
+        except (RunFailed, DeadlineExceeded, LinkClosed) as error:
+            logger.error("%s cannot report the stores on its disk: %s", self._node, error)
+
+    def follow(self, cluster: ClusterMap) -> None:
+        """Remove the stores whose place another one has taken, or that were deleted."""
+        if self._disk is None:
+            return
+        before, self._seen = self._seen, cluster
+        gone = self._disk.superseded(cluster)
+        if before is not None:
+            gone += self._deleted(before, cluster)
+        for each in gone:
+            if each not in self._removing:
+                self._removing.add(each)
+                removing = self._spawn(f"removes-{each.id}", self._disk.forget(each))
+                removing.add_done_callback(partial(self._removed, each))
+
+    def _removed(self, store: StoreDisk, _: object) -> None:
+        self._removing.discard(store)
+
+    def _deleted(self, before: ClusterMap, cluster: ClusterMap) -> list[StoreDisk]:
+        """Return the stores of clients that were deleted between two versions of one map.
+
+        A controller that was started again without its folder begins with an empty map, and deletes nothing:
+        this server is not in that map yet.
+        """
+        assert self._disk is not None
+        mine, known = cluster.nodes.get(self._node), before.nodes.get(self._node)
+        if mine is None or known is None or mine.incarnation != known.incarnation:
+            return []
+        if cluster.version <= before.version or cluster.placements < before.placements:
+            return []
+        ids = {store.id for store in cluster.stores.values()}
+        return [
+            found
+            for store in before.stores.values()
+            if not store.program and store.id not in ids and store.phase == "open"
+            if (found := self._disk.find(store.id)) is not None
+        ]
+
+    async def end(self) -> None:
+        """Write the last changes of all stores, at the end of the server."""
+        if self._disk is not None:
+            await self._disk.end()
+
+    def counts(self, id: str) -> DiskCounts | UnsetType:
+        """Return the counts of a store; unset if the disk does not have it."""
+        found = self._disk.find(id) if self._disk is not None else None
+        if found is None or not found.is_serving:
+            return UNSET
+        counts = found.statistics()
+        return DiskCounts(
+            updates=counts.updates,
+            writes=counts.writes,
+            bytes=counts.state_bytes,
+            amplification=round(counts.amplification, 3),
+            rounds=counts.rounds,
+            syncs=counts.syncs,
+            disk_bytes=counts.disk_bytes,
+            age_s=round(age_s, 3) if (age_s := found.age_s()) is not None else UNSET,
+            period_s=round(counts.period_s, 3),
+            as_of=counts.on_disk_as_of,
+            full=counts.is_full,
+        )
+
+    # --- stores that were lost -----------------------------------------------------------------
+
+    def answer(self, request: Request, body: ListSaved | ReadSaved) -> None:
+        """Answer later: the disk has to be read."""
+        work = self._list(request, body) if isinstance(body, ListSaved) else self._read(request, body)
+        self._spawn(f"saved for {request.link.peer.node}", work)
+
+    async def _list(self, request: Request, body: ListSaved) -> None:
+        found = self._disk.of_name(body.name) if self._disk is not None else []
+        cluster = self._membership().map
+        for each in found:
+            if not each.is_saved and _is_over(cluster, each.id):
+                await each.retire(is_over=True)
+        tensor = packed_tensor(tuple(each.saved() for each in found if each.is_saved))
+        message = pack(SavedList(keeps=self._disk is not None), [tensor])
+        reply_when_room(request, tensor.nbytes, lambda: message)
+
+    async def _read(self, request: Request, body: ReadSaved) -> None:
+        found = self._disk.find(body.store) if self._disk is not None else None
+        if found is None or not found.is_saved:
+            request.fail("not-saved", f"{self._node} has no store {body.store} to read on its disk")
+            return
+        try:
+            states, tensors = await found.read(body.home, body.piece, body.shards)
+        except (ConfigError, DataError) as error:
+            request.fail("not-saved", f"{self._node}: {error}")
+            return
+        message = pack(states, tensors)
+        reply_when_room(request, sum([tensor.nbytes for tensor in tensors]), lambda: message)
+
+
+def _is_over(cluster: ClusterMap, id: str) -> bool:
+    """Whether a store changes no more: it failed, its run is over, or the map has it no more."""
+    store, run = cluster.store(id), cluster.run
+    if store is None or store.phase == "failed":
+        return True
+    return bool(store.program) and (run is None or run.id != store.program or run.over)

@@ -1,0 +1,157 @@
+"""The disk of one parameter server: a folder with the states of each store that it serves or has served."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from adam_async.errors import ConfigError
+from adam_async.parameter_server.store_disk import PREFIX, DiskPorts, StoreDisk, folder_of
+from adam_async.persistence.opening import read_identity
+from adam_async.persistence.settings import FlushSettings
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.store_record import StoreRecord, served_word
+from adam_async.runtime.clock import wall_clock
+from adam_async.runtime.disk import Disk
+
+logger = logging.getLogger(__name__)
+
+SAVED = "saved"
+"""Fact of a server in the cluster map: the placements of stores that are whole on its disk, as words."""
+
+
+class ServerDisk:
+    """The stores in one folder, for one server.
+
+    Args:
+        folder: Folder of this server alone; it is made if absent.
+        ports: Services of the process.
+    """
+
+    def __init__(self, folder: Path, ports: DiskPorts) -> None:
+        self.folder = folder
+        self.ports = ports
+        self._stores: dict[str, StoreDisk] = {}
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator["ServerDisk"]:
+        """Open the folder with all its stores, for as long as the block lasts.
+
+        Raises:
+            ConfigError: Another server has the folder, it cannot be used, or a newer release has written it.
+            DataError: A store cannot be read.
+        """
+        states = self.ports.states
+        try:
+            await states.make_folder(self.folder)
+            names = [name for name in await states.names(self.folder) if name.startswith(PREFIX)]
+        except OSError as error:
+            raise ConfigError(
+                f"{self.folder} cannot be used: {error.strerror or error}; give the server a folder that it "
+                "can write to"
+            ) from error
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(states.hold(self.folder / "lock"))
+            except BlockingIOError:
+                raise ConfigError(
+                    f"{self.folder} is that of a server that is running; give this one another"
+                ) from None
+            try:
+                for name in names:
+                    await self._open(self.folder / name)
+                yield self
+            finally:
+                for each in self._stores.values():
+                    await each.aclose()
+
+    async def _open(self, folder: Path) -> None:
+        identity = await read_identity(self.ports.states, folder)
+        if identity is None:  # its server ended before the first write
+            await self.ports.states.remove_folder(folder)
+            return
+        store = StoreDisk(identity.run, folder, self.ports)
+        self._stores[identity.run] = store
+        await store.reopen()
+
+    def of(self, id: str) -> StoreDisk:
+        """Return the disk of a store, by its id; an absent one begins with nothing."""
+        store = self._stores.get(id)
+        if store is None:
+            store = self._stores[id] = StoreDisk(id, folder_of(self.folder, id), self.ports)
+        return store
+
+    def find(self, id: str) -> StoreDisk | None:
+        """Return the disk of a store; None if there is none."""
+        return self._stores.get(id)
+
+    def of_name(self, name: str) -> list[StoreDisk]:
+        """Return the disks of all stores of a name."""
+        return [each for each in self if each.catalogue is not None and each.catalogue.name == name]
+
+    def __iter__(self) -> Iterator[StoreDisk]:
+        return iter(tuple(self._stores.values()))
+
+    async def forget(self, store: StoreDisk) -> None:
+        """Remove a store from the disk."""
+        self._stores.pop(store.id, None)
+        await store.retire(is_over=True)
+        await store.remove()
+
+    def superseded(self, cluster: ClusterMap) -> list[StoreDisk]:
+        """Return the saved stores whose place another one has taken, which is whole on the disks."""
+        found = []
+        for name, record in cluster.stores.items():
+            mine = self._stores.get(record.id)
+            if mine is None or mine.catalogue is None or not _is_saved(cluster, record):
+                continue
+            for each in self:
+                old = each.catalogue
+                if each is mine or old is None or not each.is_saved or old.began >= mine.catalogue.began:
+                    continue
+                if old.name == name or (old.record.program and record.program):
+                    found.append(each)
+        return found
+
+    async def end(self) -> None:
+        """Write the last changes of all stores, and follow them no more."""
+        async with asyncio.TaskGroup() as group:
+            for each in self:
+                group.create_task(each.end(), name=f"ends-{each.id}")
+
+    def __repr__(self) -> str:
+        return f"<ServerDisk {self.folder} {len(self._stores)} stores>"
+
+
+def _is_saved(cluster: ClusterMap, store: StoreRecord) -> bool:
+    """Whether the primaries of all bundles of a store have it on their disks."""
+    word = served_word(store)
+    for home in set(store.buckets):
+        primary = cluster.primary(store.id, home)
+        words = primary.info.get(SAVED) if primary is not None else None
+        if not isinstance(words, list) or word not in words:
+            return False
+    return bool(store.buckets)
+
+
+@asynccontextmanager
+async def opened_disk(folder: Path, *, flush_s: float) -> AsyncIterator[ServerDisk]:
+    """Open the disk of a server for as long as the block lasts.
+
+    Args:
+        folder: Folder of this server alone; it is made if absent.
+        flush_s: Time between two rounds of writing, in seconds.
+
+    Raises:
+        ConfigError, DataError: See `ServerDisk.opened`.
+    """
+    async with AsyncExitStack() as stack:
+        ports = DiskPorts(
+            states=await stack.enter_async_context(Disk(name="states", private=True)),
+            entries=await stack.enter_async_context(Disk(name="entries", private=True)),
+            clock=asyncio.get_running_loop().time,
+            wall_clock=wall_clock,
+            settings=FlushSettings(flush_s=flush_s),
+        )
+        yield await stack.enter_async_context(ServerDisk(folder, ports).opened())

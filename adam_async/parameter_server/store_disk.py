@@ -1,0 +1,515 @@
+"""The states of one store on the disk of one server: written while it is served, read after a loss.
+
+A store begins on a disk when the server takes it up, and the disk follows its changes until the store leaves
+the server. Then its states are *saved*: a driver or client may read them, for a new store in its place, until
+that one is on the disks too.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from numpy.typing import NDArray
+
+from adam_async.errors import DataError
+from adam_async.messages import SavedPiece, SavedStore, ShardStates
+from adam_async.model.rules import Rule, rule_of
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.bundle_saver import BundleSaver
+from adam_async.parameter_server.entry_replay import EntryReplay
+from adam_async.parameter_server.log_entries import Part
+from adam_async.parameter_server.piece_states import (
+    CATALOGUE,
+    CONTENTS,
+    Catalogue,
+    bundle_of_piece,
+    catalogue_state,
+    clock_of,
+    entry_parts,
+    read_catalogue,
+    read_entry,
+    tensors_of,
+)
+from adam_async.parameter_server.shard_pieces import pieces_of
+from adam_async.parameter_server.shard_transfer import read_states
+from adam_async.persistence.identity import Identity
+from adam_async.persistence.keys import EntryKey, State, StateKey, StateName
+from adam_async.persistence.settings import FlushSettings
+from adam_async.persistence.statistics import SegmentStatistics
+from adam_async.persistence.store import SegmentStore
+from adam_async.run.ids import ShardId
+from adam_async.run.shard_table import ShardSpec, shard_table
+from adam_async.runtime.clock import Clock
+from adam_async.runtime.disk import Disk
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "store-"
+"""Prefix of the names of the folders of stores."""
+
+FIRST_S = 0.02
+"""Pause between two looks at the first writing of a store with durable pushes, in seconds."""
+
+FLUSH_END_S = 5.0
+"""Maximum time for the last write of a store that leaves its server, in seconds."""
+
+
+def folder_of(folder: Path, id: str) -> Path:
+    """Return the folder of a store, by its id."""
+    return folder / f"{PREFIX}{blake2b(id.encode(), digest_size=12).hexdigest()}"
+
+
+class DiskPorts:
+    """The services of a process that the disk of a store needs.
+
+    Attributes:
+        states: Disk of the states.
+        entries: Disk of log entries, with a thread of its own.
+        clock: Clock of the loop.
+        wall_clock: Seconds since 1970.
+        notice: Reports a text to the operator.
+        settings: Times and sizes.
+    """
+
+    def __init__(
+        self,
+        *,
+        states: Disk,
+        entries: Disk,
+        clock: Clock,
+        wall_clock: Clock,
+        settings: FlushSettings,
+    ) -> None:
+        self.states, self.entries = states, entries
+        self.clock, self.wall_clock = clock, wall_clock
+        self.settings = settings
+        self.notice: Callable[[str], None] = lambda text: logger.warning("%s", text)
+
+
+class StoreDisk:
+    """The states of one store.
+
+    Args:
+        id: Id of the store.
+        folder: Folder of the store alone.
+        ports: Services of the process.
+    """
+
+    def __init__(self, id: str, folder: Path, ports: DiskPorts) -> None:
+        self.id = id
+        self.folder = folder
+        self._ports = ports
+        self._stack = AsyncExitStack()
+        self._segments = self._new_segments()
+        self._savers: dict[str, BundleSaver] = {}
+        self._left: set[BundleSaver] = set()
+        """Bundles that have left the server, whose last changes are not written."""
+        self._catalogue: Catalogue | None = None
+        self._is_serving = False
+        """Whether states are written."""
+        self._served = asyncio.Event()
+        """Set while states and entries are written."""
+        self._completed = asyncio.Event()
+        """Set while the disk has each piece of the bundles on this server."""
+        self._serving: asyncio.Task[None] | None = None
+        self._appending: set[asyncio.Task[Any]] = set()
+        """Tasks that append entries."""
+        self._spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
+        self._changing = asyncio.Lock()
+        self._taken: set[StateName] = set()
+        self._positions: dict[StateName, int] = {}
+        """Position of each state on the disk, or on its way."""
+        self._table: tuple[ShardSpec, ...] = ()
+        self._rules: list[Rule] = []
+        self._pieces: dict[str, list[tuple[ShardSpec, ...]]] = {}
+        self._replays: dict[str, EntryReplay] = {}
+        """Bundles with entries that their pieces on the disk lacked."""
+        self.is_complete = False
+        """Whether the disk has each piece of the bundles on this server."""
+        self.on_complete: Callable[[], None] = _nothing
+
+    def _new_segments(self) -> SegmentStore:
+        ports = self._ports
+        return SegmentStore(
+            ports.states,
+            ports.entries,
+            self.folder,
+            Identity(run=self.id, contents=CONTENTS),
+            take=self._take,
+            clock=ports.clock,
+            wall_clock=ports.wall_clock,
+            notice=lambda text: ports.notice(text),
+            settings=ports.settings,
+        )
+
+    @property
+    def catalogue(self) -> Catalogue | None:
+        """The store; None if the disk had not got so far."""
+        return self._catalogue
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the disk follows the changes of the store."""
+        return self._is_serving
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the states can be read: the server has not changed the store since."""
+        return self._serving is None and self._catalogue is not None
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def begin(
+        self, catalogue: Catalogue, spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+    ) -> None:
+        """Begin to write the store; with several bundles only the first call has an effect."""
+        if self._serving is None:
+            self._catalogue = catalogue
+            self._spawn = spawn
+            self._start()
+
+    def _start(self) -> None:
+        self._taken.clear()
+        self.is_complete = False
+        self._serving = self._spawn(f"disk-{self.id}", self._serve())
+
+    def saver(self, home: str, pieces: Sequence[Sequence[ShardSpec]]) -> BundleSaver:
+        """Return the saver of a bundle; it marks all pieces when the folder is open."""
+        assert self._catalogue is not None
+        arrays = self._catalogue.record.state_arrays
+        saver = BundleSaver(
+            home,
+            pieces,
+            state_arrays=arrays,
+            mark=partial(self._mark, home),
+            journal=_BundleJournal(self, home) if self._catalogue.record.durable else None,
+        )
+        self._savers[home] = saver
+        saver.all_touched()
+        return saver
+
+    def left(self, saver: BundleSaver) -> bool:
+        """Note that a bundle left the server. Returns whether it was the last one: `retire` has to follow."""
+        self._left.add(saver)
+        return self._left.issuperset(self._savers.values())
+
+    async def _serve(self) -> None:
+        """Write the store until cancelled. Raises DiskFailed: see `SegmentStore.run`."""
+        async with self._changing:
+            catalogue = self._catalogue
+            found = await self._open()
+            self._catalogue = catalogue
+            assert catalogue is not None
+            if found is not None and found.record.generation != catalogue.record.generation:
+                # The controllers have placed a store of the same id anew, without these values.
+                for home in {name.home for name in self._positions}:
+                    self._segments.forget(home)
+                self._positions.clear()
+        self._is_serving = True
+        self._served.set()
+        self._segments.mark(CATALOGUE, 1, 0)
+        for saver in self._savers.values():
+            saver.all_touched()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._segments.run(), name=f"disk-{self.id}/rounds")
+                group.create_task(self._watch(), name=f"disk-{self.id}/complete")
+        finally:
+            self._is_serving = False
+            self._served.clear()
+            self._completed.clear()
+
+    async def append(self, key: EntryKey, parts: Sequence[Part], *, of_primary: bool) -> None:
+        """Append an entry of a bundle's log; it is on the disk on return.
+
+        Args:
+            of_primary: Whether this server orders the entries. The disk then has all pieces before the first
+                one: without them the entries are worth nothing.
+
+        Raises:
+            DiskFailed: See `SegmentStore.append_durably`.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._appending.add(task)
+        try:
+            await (self._completed if of_primary else self._served).wait()
+            await self._segments.append_durably(key, entry_parts(parts))
+        finally:
+            self._appending.discard(task)
+
+    def applied(self, home: str, position: int) -> None:
+        """Note that all entries of a bundle up to a position are applied, and their pieces marked."""
+        if self._is_serving:
+            self._segments.applied(home, position)
+
+    async def _watch(self) -> None:
+        """Note when each piece was written once; durable pushes wait for it."""
+        assert self._catalogue is not None
+        is_durable = self._catalogue.record.durable
+        pause_s = min(self._ports.settings.flush_s / 4, FIRST_S if is_durable else math.inf)
+        rounds: int | None = None
+        while True:
+            await asyncio.sleep(pause_s)
+            if is_durable and any(saver.is_ready() for saver in self._savers.values()):
+                await self._segments.flush()
+            names = {
+                StateName(home, piece)
+                for home, saver in self._savers.items()
+                for piece in range(len(saver.pieces))
+            }
+            counts = self._segments.statistics()
+            if not names or not names <= self._taken:
+                rounds = None
+                continue
+            rounds = counts.rounds if rounds is None else rounds
+            if counts.rounds > rounds or not counts.dirty:
+                self.is_complete = True
+                self._completed.set()
+                self.on_complete()
+                return
+
+    def _mark(self, home: str, piece: int, nbytes: int, updates: int) -> None:
+        if self._is_serving:
+            self._segments.mark(StateName(home, piece), nbytes, updates)
+
+    async def _take(self, name: StateName) -> State | None:
+        if name == CATALOGUE:
+            return catalogue_state(self._catalogue) if self._catalogue is not None else None
+        saver = self._savers.get(name.home)
+        state = await saver.take(name.shard) if saver is not None else None
+        # A bundle that has joined anew may lack entries that it had before, until it has caught up.
+        if state is None or state.key.position < self._positions.get(name, 0):
+            return None
+        self._positions[name] = state.key.position
+        self._taken.add(name)
+        return state
+
+    async def _flush(self) -> None:
+        """Write all changes so far, for `FLUSH_END_S` at most."""
+        if not self._is_serving:
+            return
+        try:
+            async with asyncio.timeout(FLUSH_END_S):
+                await self._segments.flush()
+        except TimeoutError:
+            self._ports.notice(f"the last changes of store {self.id} were not written in {FLUSH_END_S:g} s")
+
+    async def retire(self, *, is_over: bool) -> None:
+        """Write the last changes, and make the states readable.
+
+        Args:
+            is_over: Whether the store changes no more. Else the disk follows it again if a bundle has come
+                back to the server.
+        """
+        if not await self.end():
+            return
+        await self.reopen()
+        if self._savers and not is_over:
+            self._start()
+
+    async def end(self) -> bool:
+        """Write the last changes, and follow the store no more. Returns whether the disk has followed it."""
+        async with self._changing:
+            serving = self._serving
+            if serving is None:
+                return False
+            await self._flush()
+            for task in tuple(self._appending):  # their entries are not acknowledged
+                task.cancel()
+            serving.cancel()
+            await asyncio.wait([serving])
+            self._serving = None
+            for saver in self._left:
+                saver.drop()
+            self._savers = {home: each for home, each in self._savers.items() if each not in self._left}
+            self._left.clear()
+            return True
+
+    def statistics(self) -> SegmentStatistics:
+        """Return the counts of the disk."""
+        return self._segments.statistics()
+
+    def age_s(self) -> float | None:
+        """Return the age of the oldest update not on the disk, in seconds; None if pieces are missing."""
+        counts = self._segments.statistics()
+        if not self.is_complete or counts.on_disk_as_of is None:
+            return None
+        if not counts.current_round_s:
+            return counts.dirty_age_s
+        # The updates of a round in progress are neither marked nor on the disk.
+        return max(self._ports.wall_clock() - counts.on_disk_as_of, counts.dirty_age_s)
+
+    # --- reading -----------------------------------------------------------------------------
+
+    async def reopen(self) -> None:
+        """Open the folder, and read its catalogue.
+
+        Raises:
+            ConfigError, DataError: See `SegmentStore.opened`; or a catalogue cannot be read.
+        """
+        async with self._changing:
+            self._catalogue = await self._open()
+            for home, keys in self._segments.recovery.entries.items():
+                if self._catalogue is not None and keys:
+                    await self._replay(home, keys)
+
+    async def _replay(self, home: str, keys: Sequence[EntryKey]) -> None:
+        """Apply the entries on the disk to the pieces of a bundle that lack them."""
+        catalogue, segments = self._catalogue, self._segments
+        assert catalogue is not None
+        self.specs_of(home, 0)
+        origin = f"bundle {home} in {self.folder}"
+        found = {}
+        for name in segments.recovery.states:
+            if name.home == home:
+                key, parts = await segments.read_state(name)
+                # A complete round drops entries, and each piece that one of them changes is in it.
+                position = max(key.position, keys[0].position - 1)
+                found[name.shard] = (position, tensors_of(parts, origin))
+        if not found or keys[-1].position <= min(at for at, _ in found.values()):
+            return
+        replay = EntryReplay(catalogue, self._pieces[home], self._table, self._rules, found, origin)
+        for entry in keys:
+            parts = await segments.read_entry(entry)
+            if not replay.take(entry.position, read_entry(parts, origin)):
+                self._ports.notice(f"{origin} lacks entries before {entry.position}; later ones do not count")
+                break
+        self._replays[home] = replay
+
+    async def _open(self) -> Catalogue | None:
+        """Open the folder again; returns its catalogue, None if there is none."""
+        await self._close()
+        self._segments = self._new_segments()
+        await self._stack.enter_async_context(self._segments.opened())
+        self._table, self._pieces, self._replays = (), {}, {}
+        states = self._segments.recovery.states
+        self._positions = {name: key.position for name, key in states.items() if name != CATALOGUE}
+        if CATALOGUE not in states:
+            return None
+        _, parts = await self._segments.read_state(CATALOGUE)
+        return read_catalogue(parts, str(self.folder))
+
+    async def _close(self) -> None:
+        await self._stack.aclose()
+        self._stack = AsyncExitStack()
+
+    async def aclose(self) -> None:
+        """Close the folder."""
+        async with self._changing:
+            await self._close()
+
+    async def remove(self) -> None:
+        """Remove the folder: another store has taken the place of this one."""
+        async with self._changing:
+            await self._close()
+            self._catalogue = None
+            await self._ports.states.remove_folder(self.folder)
+
+    def saved(self) -> SavedStore:
+        """Return the list of the readable states."""
+        catalogue = self._catalogue
+        assert catalogue is not None
+        return SavedStore(
+            name=catalogue.name,
+            id=self.id,
+            record=msgspec.json.encode(catalogue.record),
+            arrays=msgspec.json.encode(catalogue.arrays),
+            pieces=tuple(
+                SavedPiece(key.home, key.shard, self._position_of(key), clock_of(key))
+                for name, key in self._segments.recovery.states.items()
+                if name != CATALOGUE
+            ),
+            written=int(catalogue.began * 1000),
+        )
+
+    def _position_of(self, key: StateKey) -> int:
+        replay = self._replays.get(key.home)
+        return key.position if replay is None else replay.positions.get(key.shard, key.position)
+
+    def specs_of(self, home: str, piece: int) -> tuple[ShardSpec, ...]:
+        """Return the shards of a piece.
+
+        Raises:
+            DataError: There is no store, or no such piece.
+        """
+        catalogue = self._catalogue
+        if catalogue is None:
+            raise DataError(f"{self.folder} has no store")
+        if not self._table:
+            arrays = catalogue.arrays
+            self._table = shard_table(arrays, shard_bytes=catalogue.record.shard_bytes).shards
+            self._rules = [rule_of(rule) for rule in catalogue.record.rules]
+        if home not in self._pieces:
+            buckets = catalogue.record.buckets
+            self._pieces[home] = pieces_of([spec for spec in self._table if buckets[spec.bucket] == home])
+        pieces = self._pieces[home]
+        if not 0 <= piece < len(pieces):
+            raise DataError(f"bundle {home} of store {self.id} has no piece {piece}")
+        return pieces[piece]
+
+    async def read(
+        self, home: str, piece: int, numbers: Sequence[int]
+    ) -> tuple[ShardStates, list[NDArray[Any]]]:
+        """Read some shards of a piece.
+
+        Raises:
+            DataError: The disk has no such piece or shard, or the state is damaged.
+        """
+        catalogue = self._catalogue
+        specs, origin = self.specs_of(home, piece), f"piece {piece} of bundle {home} in {self.folder}"
+        assert catalogue is not None
+        if home in self._replays:
+            bundle = self._replays[home].bundle_of(piece)
+        else:
+            bundle = await self._bundle_of(catalogue, StateName(home, piece), specs, origin)
+        missing = [number for number in numbers if ShardId(number) not in bundle.shards]
+        if missing or not numbers:
+            raise DataError(f"{origin} has no shards {missing[:8]}")
+        shards = [bundle.shards[ShardId(number)] for number in numbers]
+        if len({shard.spec.rule for shard in shards}) > 1:
+            raise DataError(f"shards {tuple(numbers[:8])} of {origin} have several rules: ask for each apart")
+        return read_states(shards, self._rules[shards[0].spec.rule])
+
+    async def _bundle_of(
+        self, catalogue: Catalogue, name: StateName, specs: Sequence[ShardSpec], origin: str
+    ) -> Bundle:
+        try:
+            _, parts = await self._segments.read_state(name)
+        except KeyError:
+            raise DataError(f"{origin} is not there") from None
+        tensors = tensors_of(parts, origin)
+        return bundle_of_piece(catalogue, specs, self._table, self._rules, tensors, origin)
+
+    def __repr__(self) -> str:
+        return f"<StoreDisk {self.id} {'serving' if self._is_serving else 'saved'}>"
+
+
+class _BundleJournal:
+    """The log of one bundle's entries on the disk of a store."""
+
+    def __init__(self, disk: StoreDisk, home: str) -> None:
+        self._disk = disk
+        self._home = home
+
+    async def append(
+        self, position: int, generation: int, parts: Sequence[Part], *, of_primary: bool
+    ) -> None:
+        """See `Journal`."""
+        key = EntryKey(self._home, position, generation)
+        await self._disk.append(key, parts, of_primary=of_primary)
+
+    def applied(self, position: int) -> None:
+        """See `Journal`."""
+        self._disk.applied(self._home, position)
+
+
+def _nothing() -> None:
+    """Report nothing."""

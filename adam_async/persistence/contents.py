@@ -1,0 +1,234 @@
+"""Pure: the contents of a folder of segment files, from the scans of its files.
+
+Of each name the state with the greatest generation and position counts, wherever it is: no file is newer
+than another. The last `RoundRecord` has the facts of the folder: how far the files were on disk, the
+positions up to which no entries are needed, and the homes that the owner forgot.
+
+A file is *damaged* if whole frames of its own, or the newest round, prove that bytes after its last good
+frame were on disk. Otherwise these bytes were in flight at a crash: the tail is *torn*, and nothing that was
+confirmed is in it. The whole frames behind the damage still count. The rounds list the states that they have
+confirmed, so states lost by the damage have names.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from adam_async.persistence.findings import Damage, LostState, Recovery, TornTail
+from adam_async.persistence.keys import EntryKey, StateKey, StateName
+from adam_async.persistence.records import EntryRecord, RoundRecord, StateRecord, SyncedRecord
+from adam_async.persistence.scan import Found, Scan, SegmentName, segment_name
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Place of a record and its content in the folder."""
+
+    segment: str
+    position: int
+    """First byte of the frame."""
+    content: int
+    """First byte of the content."""
+    end: int
+    """Position after the frame."""
+    sizes: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the frame, in bytes."""
+        return self.end - self.position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """The contents of a folder.
+
+    Attributes:
+        states: Newest whole state of each name, and its place.
+        entries: Entries that are needed, and their places, by home and position.
+        files: Size of each file without damage after its torn tail is cut off, in bytes.
+        torn, damages, lost: See `Recovery`.
+        floors, forgotten, as_of: As in the newest round.
+        number: Greatest number of a record.
+        next_files: Number of the next file, by kind.
+    """
+
+    states: Mapping[StateName, tuple[StateKey, Location]] = field(default_factory=dict)
+    entries: Mapping[EntryKey, Location] = field(default_factory=dict)
+    files: Mapping[str, int] = field(default_factory=dict)
+    torn: tuple[TornTail, ...] = ()
+    damages: tuple[Damage, ...] = ()
+    lost: tuple[LostState, ...] = ()
+    floors: Mapping[str, int] = field(default_factory=dict)
+    forgotten: Mapping[str, int] = field(default_factory=dict)
+    as_of: float | None = None
+    number: int = 0
+    next_files: Mapping[str, int] = field(default_factory=dict)
+
+    def recovery(self) -> Recovery:
+        """Return the contents as the owner sees them."""
+        entries: dict[str, list[EntryKey]] = {}
+        for key in self.entries:
+            entries.setdefault(key.home, []).append(key)
+        return Recovery(
+            states={name: key for name, (key, _) in self.states.items()},
+            entries={home: tuple(keys) for home, keys in entries.items()},
+            as_of=self.as_of,
+            torn=self.torn,
+            damages=self.damages,
+            lost=self.lost,
+        )
+
+
+def contents_of(scans: Sequence[Scan], names: Sequence[SegmentName]) -> Contents:
+    """Return the contents of a folder.
+
+    Args:
+        scans: The files that are not in quarantine, those of each kind as they were made.
+        names: The names of all segment files, those in quarantine too.
+    """
+    newest = _newest_round(scans)
+    on_disk = dict(newest.files) if newest is not None else {}
+    damaged = [each for each in scans if _durable(each, on_disk) > each.end]
+    whole = [each for each in scans if _durable(each, on_disk) <= each.end]
+    missing = sorted(on_disk.keys() - {each.segment for each in scans})
+    forgotten = dict(newest.forgotten) if newest is not None else {}
+    floors = dict(newest.floors) if newest is not None else {}
+
+    readable = [found for each in whole for found in each.records]
+    readable += [found for each in damaged for found in (*each.records, *each.beyond)]
+    states = _newest_states(readable, forgotten)
+    expected = _expected(scans, on_disk, damaged, forgotten)
+    return Contents(
+        states=states,
+        entries=_needed_entries(readable, floors, forgotten),
+        files={each.segment: each.end for each in whole if each.end},
+        torn=tuple(
+            TornTail(segment=each.segment, position=each.end, nbytes=each.nbytes - each.end)
+            for each in whole
+            if each.nbytes > each.end
+        ),
+        damages=(
+            *[_damage(each) for each in damaged],
+            *[Damage(segment=name, quarantined_as="", position=0) for name in missing],
+        ),
+        lost=tuple(
+            LostState(name=name, order=order, found=found)
+            for name, order in sorted(expected.items())
+            if (found := states[name][0] if name in states else None) is None or found.order < order
+        ),
+        floors=floors,
+        forgotten=forgotten,
+        as_of=newest.as_of if newest is not None else None,
+        number=max([_number(found) for found in readable], default=0),
+        next_files=_next_files(names),
+    )
+
+
+def _number(found: Found) -> int:
+    return 0 if isinstance(found.record, SyncedRecord) else found.record.number
+
+
+def _readable(each: Scan) -> tuple[Found, ...]:
+    """Return the records that count, as far as the file's own frames tell."""
+    return (*each.records, *each.beyond) if each.durable > each.end else each.records
+
+
+def _newest_round(scans: Sequence[Scan]) -> RoundRecord | None:
+    """Return the last round, in the order of files: a new file's list has a greater number than its round."""
+    rounds = [
+        found.record for each in scans for found in _readable(each) if isinstance(found.record, RoundRecord)
+    ]
+    return rounds[-1] if rounds else None
+
+
+def _durable(each: Scan, on_disk: Mapping[str, int]) -> int:
+    return max(each.durable, on_disk.get(each.segment, 0))
+
+
+def _damage(each: Scan) -> Damage:
+    name = segment_name(each.segment)
+    assert name is not None
+    return Damage(
+        segment=each.segment,
+        quarantined_as=str(name._replace(is_quarantined=True)),
+        position=each.end,
+    )
+
+
+def _location(found: Found, sizes: tuple[int, ...]) -> Location:
+    return Location(found.segment, found.frame.position, found.content, found.frame.end, sizes)
+
+
+def _newest_states(
+    readable: Sequence[Found], forgotten: Mapping[str, int]
+) -> dict[StateName, tuple[StateKey, Location]]:
+    states: dict[StateName, tuple[StateKey, Location]] = {}
+    for found in readable:
+        record = found.record
+        if not isinstance(record, StateRecord) or record.number <= forgotten.get(record.key.home, 0):
+            continue
+        known = states.get(record.key.name)
+        # Files without damage come first: of two equal states theirs stays.
+        if known is None or known[0].order < record.key.order:
+            states[record.key.name] = record.key, _location(found, record.sizes)
+    return states
+
+
+def _needed_entries(
+    readable: Sequence[Found], floors: Mapping[str, int], forgotten: Mapping[str, int]
+) -> dict[EntryKey, Location]:
+    """Return the entries above the floors, by home and position, one of each position.
+
+    An entry of a newer generation ends the older ones at and after its position, as in the log of a member.
+    """
+    known: dict[tuple[str, int], tuple[int, int, EntryKey, Location]] = {}
+    for found in readable:
+        record = found.record
+        if not isinstance(record, EntryRecord) or record.number <= forgotten.get(record.key.home, 0):
+            continue
+        key = record.key
+        if key.position <= floors.get(key.home, -1):
+            continue
+        place = key.home, key.position
+        if place not in known or (key.generation, record.number) > known[place][:2]:
+            known[place] = key.generation, record.number, key, _location(found, record.sizes)
+    needed: dict[EntryKey, Location] = {}
+    newest: dict[str, int] = {}
+    for (home, _), (generation, _, key, location) in sorted(known.items(), key=lambda item: item[0]):
+        if generation >= newest.get(home, generation):
+            newest[home] = generation
+            needed[key] = location
+    return needed
+
+
+def _expected(
+    scans: Sequence[Scan],
+    on_disk: Mapping[str, int],
+    damaged: Sequence[Scan],
+    forgotten: Mapping[str, int],
+) -> dict[StateName, tuple[int, int]]:
+    """Return generation and position of the states that rounds have confirmed."""
+    rounds: list[RoundRecord] = []
+    for each in scans:
+        rounds += [found.record for found in each.records if isinstance(found.record, RoundRecord)]
+        if each in damaged:
+            rounds += [
+                found.record
+                for found in each.beyond
+                if isinstance(found.record, RoundRecord) and found.frame.position < _durable(each, on_disk)
+            ]
+    expected: dict[StateName, tuple[int, int]] = {}
+    for record in rounds:
+        if record.is_directory:
+            expected.clear()
+        for key in record.states:
+            if record.number > forgotten.get(key.home, 0):
+                expected[key.name] = max(expected.get(key.name, (0, 0)), key.order)
+    return expected
+
+
+def _next_files(names: Sequence[SegmentName]) -> dict[str, int]:
+    following: dict[str, int] = {}
+    for name in names:
+        following[name.kind] = max(following.get(name.kind, 1), name.number + 1)
+    return following

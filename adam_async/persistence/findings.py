@@ -1,0 +1,101 @@
+"""Pure: the result of reading a folder of segment files: states, entries, damage and losses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from adam_async.errors import listed
+from adam_async.persistence.keys import BUNDLE, EntryKey, StateKey, StateName
+from adam_async.persistence.records import ENTRIES
+
+MOST_SHOWN = 5
+"""Maximum number of lost states that a text names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TornTail:
+    """The end of a segment file that was never confirmed to be on disk, and was cut off."""
+
+    segment: str
+    """Name of the file."""
+    position: int
+    """Size of the file now, in bytes."""
+    nbytes: int
+    """Number of bytes cut off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """A segment file that has lost bytes that were on disk. The file has another name now."""
+
+    segment: str
+    """Name of the file in the folder before."""
+    quarantined_as: str
+    """Its name now; empty if the whole file is missing."""
+    position: int
+    """First damaged byte."""
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether it is a file of log entries."""
+        return self.segment.startswith(ENTRIES)
+
+    def __str__(self) -> str:
+        if not self.quarantined_as:
+            return f"{self.segment} is missing"
+        return f"{self.segment} is damaged at byte {self.position}, and is {self.quarantined_as} now"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostState:
+    """A state that was confirmed to be on disk and is not there any more."""
+
+    name: StateName
+    order: tuple[int, int]
+    """Generation and position that the disk had."""
+    found: StateKey | None
+    """Key of the newest state that is still there, an older one; None if there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """Contents of a folder.
+
+    Attributes:
+        states: Key of the newest whole state of each name.
+        entries: Keys of the log entries of each bundle that no round of states has covered, by position. The
+            last appended one of a position counts, and an entry of a newer generation ends older ones at and
+            after its position, as in the log of a member.
+        as_of: Wall-clock time of the last round of states that is complete, in seconds since 1970; updates
+            up to this time are in `states`. None without such a round.
+        torn: Tails that were cut off, as after each crash in the middle of a write.
+        damages: Damage found. After any, each state may be older than the one that was on disk, and entries
+            may be missing.
+        lost: States known to be lost by the damage; another server's copy has to fill in.
+    """
+
+    states: Mapping[StateName, StateKey] = field(default_factory=dict)
+    entries: Mapping[str, tuple[EntryKey, ...]] = field(default_factory=dict)
+    as_of: float | None = None
+    torn: tuple[TornTail, ...] = ()
+    damages: tuple[Damage, ...] = ()
+    lost: tuple[LostState, ...] = ()
+
+    def damage_text(self) -> str:
+        """Return a text on damage and losses, for the operator; empty without damage."""
+        if not self.damages:
+            return ""
+        shown = [_state_text(each.name) for each in self.lost[:MOST_SHOWN]]
+        if len(self.lost) > MOST_SHOWN:
+            shown.append(f"{len(self.lost) - MOST_SHOWN} more")
+        losses = f"the newest state is lost of {listed(shown)}" if shown else "no state is lost"
+        entries = ", and log entries may be missing" if any(each.has_entries for each in self.damages) else ""
+        return f"{'; '.join(map(str, self.damages))}; {losses}{entries}; other copies have to fill in"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the folder has neither states nor entries."""
+        return not self.states and not any(self.entries.values())
+
+
+def _state_text(name: StateName) -> str:
+    return f"the bundle of {name.home}" if name.shard == BUNDLE else f"shard {name.shard} of {name.home}"

@@ -1,0 +1,253 @@
+"""Facts of one folder of segment files that its rounds of states and its log of entries share."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from adam_async.errors import DataError
+from adam_async.persistence.contents import Contents, Location
+from adam_async.persistence.findings import Damage, LostState
+from adam_async.persistence.frames import frame_at
+from adam_async.persistence.identity import Identity
+from adam_async.persistence.keys import StateKey
+from adam_async.persistence.records import (
+    ENTRIES,
+    STATES,
+    EntryRecord,
+    RoundRecord,
+    StateRecord,
+    split_content,
+)
+from adam_async.persistence.scan import salt_of
+from adam_async.persistence.segment_writer import Payload, SegmentWriter, disk_failed, payload_of
+from adam_async.persistence.usage import Usage
+from adam_async.runtime.clock import time_of_day
+from adam_async.runtime.disk import Disk
+
+STUCK_S = 10.0
+"""Duration of a write after which a notice reports it, in seconds."""
+
+
+class DamagedState(DataError):
+    """A state or an entry that was whole at the opening is damaged now. It must be fetched from a copy."""
+
+
+class Folder:
+    """One opened folder.
+
+    Args:
+        disk: Disk of the states.
+        entries_disk: Disk of the entries.
+        contents: The contents at the opening, after repairs.
+        notice: Reports a text to the operator.
+        segment_bytes: See `FlushSettings`.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        entries_disk: Disk,
+        path: Path,
+        identity: Identity,
+        contents: Contents,
+        *,
+        notice: Callable[[str], None],
+        segment_bytes: int,
+    ) -> None:
+        self._disk = disk
+        self._path = path
+        self._run = identity.run
+        self._notice = notice
+        self._durable_sizes = dict(contents.files)
+        self.usage = Usage(contents)
+        self._number = contents.number
+        self._full: set[str] = set()
+        self.floors: dict[str, int] = dict(contents.floors)
+        """By home: position up to which entries are not needed, as the last round on disk has it."""
+        self.forgotten: dict[str, int] = dict(contents.forgotten)
+        """By home that the owner forgot: number up to which its records do not count."""
+        self.as_of = contents.as_of
+        """Wall-clock time whose updates are all on disk, in seconds since 1970; None if it is unknown."""
+        self.states, self.entries = (
+            SegmentWriter(
+                each,
+                path,
+                identity,
+                kind,
+                number=contents.next_files.get(kind, 1),
+                segment_bytes=segment_bytes,
+                durable_sizes=self._durable_sizes,
+            )
+            for each, kind in ((disk, STATES), (entries_disk, ENTRIES))
+        )
+
+    @property
+    def path(self) -> Path:
+        """Path of the folder."""
+        return self._path
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the last write of states or of entries found no room."""
+        return bool(self._full)
+
+    def next_number(self) -> int:
+        """Return the number of the next record."""
+        self._number += 1
+        return self._number
+
+    async def append_states(self, payloads: Sequence[Payload]) -> list[Location]:
+        """Append states or a round; errors as in `SegmentWriter.append`."""
+        return await self._append(self.states, payloads)
+
+    async def append_entries(self, payloads: Sequence[Payload]) -> list[Location]:
+        """Append entries; errors as in `SegmentWriter.append`."""
+        return await self._append(self.entries, payloads)
+
+    async def _append(self, writer: SegmentWriter, payloads: Sequence[Payload]) -> list[Location]:
+        locations = await writer.append(payloads)
+        self.usage.grew(writer.segment, writer.position)
+        return locations
+
+    def check_order(self, key: StateKey) -> None:
+        """Raise ValueError if a state is older than the one on disk, which recovery would prefer."""
+        known = self.usage.states.get(key.name)
+        if known is not None and key.order < known[0].order:
+            raise ValueError(
+                f"state {key} is older than {known[0]} on disk; forget the bundle before it begins anew"
+            )
+
+    def counts(self, payload: Payload) -> bool:
+        """Whether the bundle of a state or an entry has not been forgotten since."""
+        record = payload.record
+        assert isinstance(record, StateRecord | EntryRecord)
+        return record.number > self.forgotten.get(record.key.home, 0)
+
+    def put(self, payload: Payload, location: Location) -> None:
+        """Note that a state or an entry is in a file."""
+        record = payload.record
+        assert isinstance(record, StateRecord | EntryRecord)
+        if not self.counts(payload):
+            return
+        if isinstance(record, StateRecord):
+            self.usage.put(record.key, location)
+        else:
+            self.usage.put_entry(record.key, record.number, location.segment)
+
+    def forget(self, home: str) -> None:
+        """Forget the states and entries of a bundle."""
+        self.usage.forget(home)
+        self.floors = {each: position for each, position in self.floors.items() if each != home}
+        self.forgotten[home] = self._number
+
+    def round_of(self, keys: Sequence[StateKey], floors: dict[str, int], as_of: float | None) -> RoundRecord:
+        """Return the record of a round, with the facts of the folder."""
+        return RoundRecord(
+            number=self.next_number(),
+            as_of=as_of,
+            states=tuple(keys),
+            floors=floors,
+            forgotten=dict(self.forgotten),
+            files=self._files_without(self.superfluous(floors)),
+        )
+
+    def losses(self, lost: Sequence[LostState], damages: Sequence[Damage]) -> Payload:
+        """Return a record of damage, by which later openings find it again, under any names of the files."""
+        record = self.round_of(_keys_of(lost), self.floors, self.as_of)
+        damaged = {each.segment: each.position + 1 for each in damages}
+        return payload_of(msgspec.structs.replace(record, files={**record.files, **damaged}))
+
+    def directory(self, lost: Sequence[LostState] = ()) -> Payload:
+        """Return the list of all states, for the begin of a new file.
+
+        Args:
+            lost: States that damage has cost. The list has them, so a later opening names them again.
+        """
+        keys = {name: key for name, (key, _) in self.usage.states.items()}
+        keys.update({key.name: key for key in _keys_of(lost)})
+        record = self.round_of(list(keys.values()), self.floors, self.as_of)
+        return payload_of(msgspec.structs.replace(record, is_directory=True))
+
+    @property
+    def growing(self) -> frozenset[str]:
+        """Files that still grow."""
+        return frozenset({self.states.segment, self.entries.segment})
+
+    def superfluous(self, floors: dict[str, int]) -> list[str]:
+        """Return the files that nothing uses once a round with these floors is on disk."""
+        return self.usage.superfluous(self.growing, floors, self.forgotten)
+
+    def _files_without(self, superfluous: list[str]) -> dict[str, int]:
+        """Return the sizes on disk of all files except the superfluous ones."""
+        return {name: size for name, size in self._durable_sizes.items() if name not in superfluous}
+
+    async def remove(self, segments: list[str]) -> None:
+        """Remove superfluous files, after a round without them is on disk. Raises DiskFailed."""
+        for segment in segments:
+            try:
+                await self._disk.remove_file(self._path / segment)
+            except OSError as error:
+                raise disk_failed(self._path / segment, error) from error
+            self.usage.removed(segment)
+            self._durable_sizes.pop(segment, None)
+
+    def note_room(self, kind: str, has_room: bool) -> None:
+        """Note whether the disk had room for the last write of a kind, and report a change."""
+        was_full = self.is_full
+        if has_room:
+            self._full.discard(kind)
+        else:
+            self._full.add(kind)
+        if self.is_full and not was_full:
+            self._notice(f"the disk of {self._path} is full: {self.as_of_text()}; make room on it")
+        elif was_full and not self.is_full:
+            self._notice(f"the disk of {self._path} has room again: {self.as_of_text()}")
+
+    @contextmanager
+    def reporting_if_stuck(self, work: str) -> Iterator[None]:
+        """Report a block that takes longer than `STUCK_S`, once."""
+        alarm = asyncio.get_running_loop().call_later(STUCK_S, self._report_stuck, work)
+        try:
+            yield
+        finally:
+            alarm.cancel()
+
+    def _report_stuck(self, work: str) -> None:
+        self._notice(f"{work} in {self._path} takes more than {STUCK_S:g} s; {self.as_of_text()}")
+
+    def as_of_text(self) -> str:
+        """Return a text on the time whose updates are all on disk."""
+        return "no round is on it yet" if self.as_of is None else f"on disk as of {time_of_day(self.as_of)}"
+
+    async def read(self, location: Location) -> list[memoryview]:
+        """Read the content of a record.
+
+        Raises:
+            DamagedState: Its bytes have changed, or cannot be read.
+        """
+        return split_content(await self.read_content(location), location.sizes)
+
+    async def read_content(self, location: Location) -> bytes:
+        """Read the content of a record as one piece; errors as in `read`."""
+        path = self._path / location.segment
+        try:
+            data = await self._disk.read_part(path, location.position, location.end)
+        except OSError as error:
+            raise DamagedState(f"{path} cannot be read: {error.strerror or error}") from error
+        salt = salt_of(self._run, location.segment)
+        frame = frame_at(data, location.position, salt, offset=location.position)
+        if frame is None or frame.end != location.end:
+            raise DamagedState(
+                f"{path} is damaged at byte {location.position}; the shard must come from another copy"
+            )
+        return data[location.content - location.position :]
+
+    def __repr__(self) -> str:
+        return f"<Folder {self._path} {len(self.usage.sizes)} files>"
+
+
+def _keys_of(lost: Sequence[LostState]) -> list[StateKey]:
+    return [StateKey(*each.name, *each.order, 0) for each in lost]

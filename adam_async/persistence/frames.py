@@ -1,0 +1,126 @@
+"""Pure: frames, the unit of the files that servers and controllers append to.
+
+A frame, integers little-endian:
+
+    magic      4 bytes
+    size       4 bytes, of the payload
+    durable    8 bytes: position up to which the file was on disk when the frame was made
+    crc        4 bytes, of the payload
+    head crc   4 bytes, of the file's salt, the position of the frame in the file, and all before it
+    payload    bytes, whose meaning the file's owner knows
+
+Theory of operation
+-------------------
+After a crash each unsynced frame may be whole, absent or torn, and recovery may drop it. It must not drop a
+durable frame, because others count on it. `durable` separates the two. If a whole frame after the first bad
+one has a durable position beyond the bad one, then the bad one was durable, and the file is damaged.
+Otherwise all frames from the bad one on were in flight, and recovery cuts them off.
+
+Damage to the last frames, before any later durable one, stays undetected: they look like a torn tail. The
+checksum of the head covers the size, so recovery never uses a wrong size. It covers the position and the
+salt too, so a frame from another position, or from a file with another salt, is not read.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from struct import Struct
+from zlib import crc32
+
+from adam_async.persistence.keys import Part
+
+MAGIC = b"\xabCL1"
+_HEAD = Struct("<4sIQI")
+_CRC = Struct("<I")
+_PLACE = Struct("<Q")
+
+HEAD_BYTES = _HEAD.size + _CRC.size
+"""Size of the head of a frame, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A whole frame in the bytes of a file."""
+
+    position: int
+    """First byte of its head."""
+    size: int
+    """Size of its payload, in bytes."""
+    durable: int
+    """Position up to which the file was on disk when the frame was made."""
+
+    @property
+    def begin(self) -> int:
+        """First byte of the payload."""
+        return self.position + HEAD_BYTES
+
+    @property
+    def end(self) -> int:
+        """Position after the frame."""
+        return self.begin + self.size
+
+
+def frame_head(payload: Iterable[Part], *, position: int, durable: int, salt: bytes = b"") -> bytes:
+    """Return the head of a frame.
+
+    Args:
+        payload: The payload, in parts.
+        position: Position of the frame in its file.
+        durable: Position up to which the file is on disk.
+        salt: Bytes that distinguish the file from others.
+    """
+    size = crc = 0
+    for part in payload:
+        size += memoryview(part).nbytes
+        crc = crc32(part, crc)
+    head = _HEAD.pack(MAGIC, size, durable, crc)
+    return head + _CRC.pack(_head_crc(head, position, salt))
+
+
+def frame_at(data: bytes, position: int, salt: bytes = b"", *, offset: int = 0) -> Frame | None:
+    """Return the frame at a position of a file; None if no whole frame begins there.
+
+    Args:
+        data: Bytes of the file.
+        offset: Position of the first one in the file.
+    """
+    at = position - offset
+    if len(data) < at + HEAD_BYTES:
+        return None
+    magic, size, durable, crc = _HEAD.unpack_from(data, at)
+    (head_crc,) = _CRC.unpack_from(data, at + _HEAD.size)
+    if magic != MAGIC or _head_crc(data[at : at + _HEAD.size], position, salt) != head_crc:
+        return None
+    frame = Frame(position, size, durable)
+    payload = memoryview(data)[frame.begin - offset : frame.end - offset]
+    return frame if is_whole(payload, size, crc) else None
+
+
+def frames_from(data: bytes, position: int, salt: bytes = b"") -> Iterator[Frame]:
+    """Yield the whole frames that follow one another from a position on."""
+    while (frame := frame_at(data, position, salt)) is not None:
+        yield frame
+        position = frame.end
+
+
+def frames_beyond(data: bytes, position: int, salt: bytes = b"") -> Iterator[Frame]:
+    """Yield the whole frames after a position at which none begins."""
+    at = data.find(MAGIC, position)
+    while at >= 0:
+        frame = frame_at(data, at, salt)
+        if frame is not None:
+            yield frame
+        at = data.find(MAGIC, at + 1 if frame is None else frame.end)
+
+
+def confirming_frame(data: bytes, end: int, salt: bytes = b"") -> Frame | None:
+    """Return a frame after the end of the whole ones that proves damage there; None if the tail is torn."""
+    return next((frame for frame in frames_beyond(data, end, salt) if frame.durable > end), None)
+
+
+def is_whole(payload: Part, size: int, crc: int) -> bool:
+    """Whether a payload is complete and unchanged."""
+    return len(payload) == size and crc32(payload) == crc
+
+
+def _head_crc(head: bytes, position: int, salt: bytes) -> int:
+    return crc32(salt + _PLACE.pack(position) + head)

@@ -1,0 +1,32 @@
+"""Pure: whose files a folder has, and the errors of a folder with other files than expected."""
+
+import msgspec
+
+from adam_async.errors import ConfigError
+
+FORMAT = 1
+"""Number of the format of segment files; a reader refuses greater ones."""
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Owner of a folder of segment files.
+
+    Attributes:
+        run: Id of the run or store whose states these are.
+        contents: Version of the owner's encoding of states and entries, from 1.
+    """
+
+    run: str
+    contents: int = 1
+
+
+class OtherRun(ConfigError):
+    """The folder has the states of another run. The message has both runs and the remedy."""
+
+
+class OtherContents(ConfigError):
+    """The folder has states in another encoding than this release's. The message has the remedy."""
+
+
+class NewerFormat(ConfigError):
+    """The folder has segment files of a newer release. The message has the remedy."""

@@ -1,0 +1,200 @@
+"""Opens a folder of segment files: reads all files, repairs the folder, and returns it.
+
+Repairs, in this order, so that a crash in between loses nothing and the next opening repeats them:
+
+1. Torn tails are cut off, and all files synced, because a killed process may have left bytes in the page
+   cache alone that its successor relies on.
+2. States and entries that only damaged files have are appended to new files, with a record of the damage and
+   the losses, and synced.
+3. Damaged files are renamed. No later opening reads them.
+4. A new list of all states is appended, and synced. Until then each opening reports the damage. The list has
+   the lost states too, so later openings name them until newer ones, or another list, are on disk.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from adam_async.errors import ConfigError
+from adam_async.persistence.contents import Contents, Location, contents_of
+from adam_async.persistence.folder import Folder
+from adam_async.persistence.frames import frame_at
+from adam_async.persistence.identity import Identity, NewerFormat, OtherContents, OtherRun
+from adam_async.persistence.keys import EntryKey
+from adam_async.persistence.records import (
+    EntryRecord,
+    Start,
+    StateRecord,
+    UnknownRecordError,
+    decode_start,
+)
+from adam_async.persistence.scan import Scan, SegmentName, scan, segment_name
+from adam_async.persistence.segment_writer import DiskFull, disk_failed, payload_of
+from adam_async.runtime.disk import Disk
+
+START_BYTES = 4096
+"""Maximum size of the first frame of a file, in bytes."""
+
+LOCK = "lock"
+"""Name of the locked file of a folder."""
+
+
+@asynccontextmanager
+async def opened(
+    disk: Disk,
+    entries_disk: Disk,
+    path: Path,
+    identity: Identity,
+    *,
+    notice: Callable[[str], None],
+    segment_bytes: int,
+) -> AsyncIterator[tuple[Folder, Contents]]:
+    """Lock, read and repair a folder, for as long as the block lasts.
+
+    Yields the folder and its contents. For errors see `SegmentStore.opened`.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            await disk.make_folder(path)
+            # A killed process may have made it without syncing its name.
+            await disk.sync_folder(path.parent)
+            await stack.enter_async_context(disk.hold(path / LOCK))
+            scans, names = await _read(disk, path, identity)
+            contents = contents_of(scans, names)
+            await _settle(disk, path, scans, contents)
+        except BlockingIOError:
+            raise ConfigError(f"{path} is that of a server that is running; give this one another") from None
+        except OSError as error:
+            raise ConfigError(
+                f"{path} cannot be used: {error.strerror or error}; give the server a folder that it can "
+                "write to"
+            ) from error
+        folder = Folder(
+            disk, entries_disk, path, identity, contents, notice=notice, segment_bytes=segment_bytes
+        )
+        if contents.damages:
+            contents = await _repaired(disk, path, folder, contents)
+            notice(f"in {path}, {contents.recovery().damage_text()}")
+        yield folder, contents
+
+
+async def read_identity(disk: Disk, path: Path) -> Identity | None:
+    """Return the owner of a folder of segment files; None if it has none. Changes nothing.
+
+    Raises:
+        NewerFormat: The files are of a newer release.
+        OSError: The folder cannot be read.
+    """
+    for name in _segments(await disk.names(path)):
+        start = await _start(disk, path / str(name))
+        if start is not None:
+            return start.identity
+    return None
+
+
+async def _start(disk: Disk, path: Path) -> Start | None:
+    data = await disk.read_part(path, 0, START_BYTES)
+    frame = frame_at(data, 0)
+    try:
+        return None if frame is None else decode_start(memoryview(data)[frame.begin : frame.end])
+    except UnknownRecordError as error:
+        raise _newer(path, str(error)) from None
+
+
+def _segments(names: list[str]) -> list[SegmentName]:
+    """Return the names of segment files that are not in quarantine, as they were made."""
+    found = [each for each in map(segment_name, names) if each is not None]
+    return sorted([each for each in found if not each.is_quarantined])
+
+
+def _newer(path: Path, what: str) -> NewerFormat:
+    return NewerFormat(
+        f"{path} is of a newer release: {what}; start that release again, or give the server another folder"
+    )
+
+
+async def _read(disk: Disk, path: Path, identity: Identity) -> tuple[list[Scan], list[SegmentName]]:
+    """Read all files. Raises OtherRun, OtherContents or NewerFormat before anything is changed."""
+    names = await disk.names(path)
+    scans = []
+    for name in _segments(names):
+        data = await disk.read_bytes(path / str(name))
+        found = await disk.run(scan, str(name), data, identity.run)
+        _check(path / str(name), found, identity)
+        scans.append(found)
+    return scans, [each for each in map(segment_name, names) if each is not None]
+
+
+def _check(path: Path, found: Scan, identity: Identity) -> None:
+    start = found.start
+    if start is not None and start.run != identity.run:
+        raise OtherRun(
+            f"{path} has states of {start.run!r}, not of {identity.run!r}; go on with that run, or give the "
+            "server another folder"
+        )
+    if found.unknown:
+        raise _newer(path, found.unknown)
+    if start is not None and start.contents != identity.contents:
+        raise OtherContents(
+            f"{path} has states in encoding {start.contents}, and this release reads {identity.contents}; "
+            "start the release that wrote them, or give the server another folder"
+        )
+
+
+async def _settle(disk: Disk, path: Path, scans: list[Scan], contents: Contents) -> None:
+    """Cut off torn tails, and make all files durable that have no damage."""
+    torn = {each.segment for each in contents.torn}
+    for each in scans:
+        file = path / each.segment
+        if each.segment in contents.files:
+            if each.segment in torn:
+                await disk.truncate_durably(file, each.end)
+            else:
+                await disk.sync_file(file)
+        elif each.segment in torn:  # a crash tore its start
+            await disk.remove_file(file)
+    await disk.sync_folder(path)
+
+
+async def _repaired(disk: Disk, path: Path, folder: Folder, contents: Contents) -> Contents:
+    """Save states and entries out of damaged files, and put these into quarantine."""
+    try:
+        await _save_states(folder, contents)
+        entries = await _save_entries(folder, contents)
+        await folder.append_states([folder.losses(contents.lost, contents.damages)])
+        await folder.states.sync()
+        for damage in contents.damages:
+            if damage.quarantined_as:
+                await disk.rename(path / damage.segment, path / damage.quarantined_as)
+        await folder.append_states([folder.directory(contents.lost)])
+        await folder.states.sync()
+    except DiskFull:
+        raise ConfigError(
+            f"the disk of {path} is full, and a damaged file must be copied; make room on it"
+        ) from None
+    except OSError as error:
+        raise disk_failed(path, error) from error
+    return replace(contents, entries=entries)
+
+
+async def _save_states(folder: Folder, contents: Contents) -> None:
+    for key, location in contents.states.values():
+        if location.segment not in contents.files:
+            content = await folder.read(location)
+            payload = payload_of(StateRecord(folder.next_number(), key, location.sizes), content)
+            (new,) = await folder.append_states([payload])
+            folder.put(payload, new)
+
+
+async def _save_entries(folder: Folder, contents: Contents) -> Mapping[EntryKey, Location]:
+    entries = dict(contents.entries)
+    for key, location in contents.entries.items():
+        if location.segment not in contents.files:
+            content = await folder.read(location)
+            payload = payload_of(EntryRecord(folder.next_number(), key, location.sizes), content)
+            (entries[key],) = await folder.append_entries([payload])
+            folder.put(payload, entries[key])
+    if folder.entries.segment:
+        await folder.entries.sync()
+    return entries

@@ -1,0 +1,160 @@
+"""Pure: the payloads of frames in segment files.
+
+The first frame of a file is its *start*: magic text, number of the format, and then, as MessagePack, the kind
+and number of the file and its owner. The payload of each later frame begins with the size of its *record*,
+4 bytes, and the record, as MessagePack. The content of a state or an entry follows, whose meaning only the
+owner knows.
+
+    StateRecord     one state of a shard
+    EntryRecord     one entry of a bundle's log
+    RoundRecord     end of a round of states: the states in it, and the files that belong to the folder
+    SyncedRecord    nothing; its head is the proof that the file was on disk up to it
+"""
+
+from collections.abc import Sequence
+from struct import Struct, error
+
+import msgspec
+
+from adam_async.persistence.frames import Frame
+from adam_async.persistence.identity import FORMAT, Identity
+from adam_async.persistence.keys import EntryKey, Home, Number, Part, StateKey
+
+_START = Struct("<8sI")
+_START_MAGIC = b"segments"
+_SIZE = Struct("<I")
+
+STATES = "states"
+"""Kind of the files with states and rounds."""
+
+ENTRIES = "entries"
+"""Kind of the files with entries."""
+
+
+class UnknownRecordError(ValueError):
+    """A whole frame has a payload that this release cannot read."""
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """The first record of a file."""
+
+    kind: str
+    number: Number
+    run: str
+    contents: Number
+
+    @property
+    def identity(self) -> Identity:
+        """Owner of the file."""
+        return Identity(run=self.run, contents=self.contents)
+
+
+class StateRecord(msgspec.Struct, frozen=True, array_like=True, tag="state"):
+    """A state."""
+
+    number: Number
+    """Number of the record in the folder, from 1, over all kinds."""
+    key: StateKey
+    sizes: tuple[Number, ...]
+    """Sizes of the parts of the content, in bytes."""
+
+
+class EntryRecord(msgspec.Struct, frozen=True, array_like=True, tag="entry"):
+    """An entry of a log."""
+
+    number: Number
+    key: EntryKey
+    sizes: tuple[Number, ...]
+
+
+class RoundRecord(msgspec.Struct, frozen=True, array_like=True, tag="round"):
+    """End of a round of states, or with `is_directory` the list of all states, in a new file.
+
+    The last record in the last file has the facts of the whole folder.
+    """
+
+    number: Number
+    as_of: float | None
+    """Wall-clock time whose updates are all in the files, in seconds since 1970; None if it is unknown."""
+    states: tuple[StateKey, ...]
+    """Keys of the states since the last round; in a directory the newest key of every state."""
+    floors: dict[Home, Number]
+    """By home: position up to which the files need no entries, because the states have them."""
+    forgotten: dict[Home, Number]
+    """By home that the owner forgot: its records up to this number do not count."""
+    files: dict[str, Number]
+    """Size that each file of the folder has on disk at least, by name; other files are superfluous."""
+    is_directory: bool = False
+
+
+class SyncedRecord(msgspec.Struct, frozen=True, array_like=True, tag="synced"):
+    """Nothing."""
+
+
+SegmentRecord = StateRecord | EntryRecord | RoundRecord | SyncedRecord
+
+_encoder = msgspec.msgpack.Encoder()
+_start_decoder = msgspec.msgpack.Decoder(Start)
+_decoder: msgspec.msgpack.Decoder[SegmentRecord] = msgspec.msgpack.Decoder(SegmentRecord)
+
+
+def encode_start(kind: str, number: int, identity: Identity) -> bytes:
+    """Return the payload of the first frame of a file."""
+    start = Start(kind=kind, number=number, run=identity.run, contents=identity.contents)
+    return _START.pack(_START_MAGIC, FORMAT) + _encoder.encode(start)
+
+
+def decode_start(payload: Part) -> Start | None:
+    """Return the first record of a file; None if the payload is that of no segment file.
+
+    Raises:
+        UnknownRecordError: The format is newer than this release's.
+    """
+    try:
+        magic, number = _START.unpack_from(payload)
+        if magic != _START_MAGIC:
+            return None
+        if number > FORMAT:
+            raise UnknownRecordError(f"its format is {number}, and this release reads up to {FORMAT}")
+        return _start_decoder.decode(memoryview(payload)[_START.size :])
+    except (error, msgspec.DecodeError):
+        return None
+
+
+def encode_record(record: SegmentRecord, content: Sequence[Part] = ()) -> list[Part]:
+    """Return the parts of a payload; they share the memory of the content."""
+    encoded = _encoder.encode(record)
+    return [_SIZE.pack(len(encoded)) + encoded, *content]
+
+
+def decode_record(data: bytes, frame: Frame) -> tuple[SegmentRecord, int]:
+    """Return the record of a frame, and the position of its content in the file.
+
+    Raises:
+        UnknownRecordError: This release does not know the record, or it does not fit its frame.
+    """
+    view = memoryview(data)
+    begin = frame.begin + _SIZE.size
+    if frame.size < _SIZE.size:
+        raise UnknownRecordError(f"its payload has {frame.size} bytes")
+    (size,) = _SIZE.unpack_from(data, frame.begin)
+    content = begin + size
+    if content > frame.end:
+        raise UnknownRecordError(f"its record has {size} bytes, and its payload {frame.size}")
+    try:
+        record = _decoder.decode(view[begin:content])
+    except msgspec.DecodeError as problem:
+        raise UnknownRecordError(f"its record: {problem}") from None
+    nbytes = sum(record.sizes) if isinstance(record, StateRecord | EntryRecord) else 0
+    if nbytes != frame.end - content:
+        raise UnknownRecordError(f"its content has {frame.end - content} bytes instead of {nbytes}")
+    return record, content
+
+
+def split_content(data: bytes, sizes: Sequence[int]) -> list[memoryview]:
+    """Return the parts of a content, which is all of `data`."""
+    view, parts, begin = memoryview(data), [], 0
+    for size in sizes:
+        parts.append(view[begin : begin + size])
+        begin += size
+    return parts

@@ -1,0 +1,369 @@
+"""Rounds: the newest state of each dirty shard, written once, and all of them synced together.
+
+Theory of operation
+-------------------
+An update only marks its shard. After `flush_s` a round takes the marks: it copies one shard after the other
+on the loop, hands batches of them to the disk's thread, and syncs once at the end (*folding*: many updates,
+one write). So a shard is written at most once per round and at most once per update, and the loop never
+waits for the disk.
+
+A round ends with a record of the states in it, and of the files that belong to the folder. After its sync the
+older states of these shards are superseded, and files without any other state are removed. The record comes
+first, so a file that is missing later is damage, and never an unfinished removal. After the sync an empty
+record follows without one of its own: its head proves that the round was on disk.
+
+If shards that seldom change keep old files in use, the files of states grow beyond twice the size of the
+states, plus one file. Then the round appends these states again (*compaction*). Compaction never writes more
+bytes than the updates before it, so the disk writes at most two bytes per byte folded, heads and records
+apart.
+
+A round that takes longer than half of `flush_s` lengthens the pause before the next one, so the disk is busy
+for at most half of the time. The store reports this, because a crash may lose the updates of that time.
+A full disk ends a round early: its last batch is cut off, and the shards in it stay dirty.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from adam_async.persistence.contents import Location
+from adam_async.persistence.dirty_states import DirtyStates, Mark
+from adam_async.persistence.folder import DamagedState, Folder
+from adam_async.persistence.keys import State, StateKey, StateName
+from adam_async.persistence.records import STATES, StateRecord, SyncedRecord
+from adam_async.persistence.segment_writer import DiskFull, Payload, payload_of
+from adam_async.persistence.settings import FlushSettings
+from adam_async.runtime.clock import Clock
+
+Take = Callable[[StateName], Awaitable[State | None]]
+"""Copies the newest state of a shard, on the loop, between two entries. None means: not now (an update comes
+first, or the owner has not loaded the recovered state yet); the state on disk stays, and a dirty shard stays
+dirty. The store awaits one call at a time, so that the owner may let other work pass in between."""
+
+TURN_BYTES = 1 << 20
+"""Size of copied states after which other work of the loop comes first, in bytes."""
+
+PATIENCE = 0.5
+"""Share of `flush_s` that a round may take before the time between rounds grows."""
+
+
+@dataclass(slots=True)
+class RoundCounts:
+    """Counts of rounds."""
+
+    rounds: int = 0
+    updates: int = 0
+    writes: int = 0
+    state_bytes: int = 0
+    compaction_writes: int = 0
+    compaction_bytes: int = 0
+    round_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Round:
+    """A round in progress."""
+
+    begin: float
+    as_of: float
+    floors: dict[str, int]
+    is_complete: bool = True
+    is_compaction: bool = False
+    keys: list[StateKey] = field(default_factory=list)
+    """States written."""
+    batch: list[tuple[StateKey, Payload, Mark | None]] = field(default_factory=list)
+    """States copied and not yet written, with their marks."""
+    batch_bytes: int = 0
+
+
+class Rounds:
+    """The rounds of one folder."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        take: Take,
+        settings: FlushSettings,
+        *,
+        clock: Clock,
+        wall_clock: Clock,
+        notice: Callable[[str], None],
+    ) -> None:
+        self._folder = folder
+        self._take = take
+        self._settings = settings
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._notice = notice
+        self._dirty = DirtyStates()
+        self._applied: dict[str, int] = {}
+        self._flushes: list[asyncio.Future[None]] = []
+        self._wake = asyncio.Event()
+        self._error: Exception | None = None
+        self._has_forgotten = False
+        self._rotten: set[StateName] = set()
+        """Names whose states on disk could not be read for compaction."""
+        self._current: _Round | None = None
+        """Round in progress."""
+        self._last_began = clock() - settings.flush_s
+        self.period_s = settings.flush_s
+        self._is_slow = False
+        """Whether a notice has reported rounds that take too long."""
+        self.counts = RoundCounts()
+        folder.states.beginning = lambda: [folder.directory()]
+
+    # --- the owner's side --------------------------------------------------------------------
+
+    def mark(self, name: StateName, nbytes: int, updates: int) -> None:
+        """See `SegmentStore.mark`."""
+        self.counts.updates += updates
+        was_large = self._dirty.nbytes >= self._settings.dirty_bytes
+        self._dirty.add(name, Mark(self._clock(), nbytes))
+        if len(self._dirty) == 1 or (not was_large and self._dirty.nbytes >= self._settings.dirty_bytes):
+            self._wake.set()
+
+    def applied(self, home: str, position: int) -> None:
+        """See `SegmentStore.applied`."""
+        self._applied[home] = position
+
+    def forget(self, home: str) -> None:
+        """See `SegmentStore.forget`."""
+        self._dirty.forget(home)
+        self._applied.pop(home, None)
+        if self._current is not None:
+            self._current.floors.pop(home, None)
+        self._folder.forget(home)
+        self._has_forgotten = True
+
+    async def flush(self) -> None:
+        """See `SegmentStore.flush`."""
+        if self._error is not None:
+            raise self._error
+        done = asyncio.get_running_loop().create_future()
+        self._flushes.append(done)
+        self._wake.set()
+        await done
+
+    def fail(self, error: Exception) -> None:
+        """Fail all calls of `flush`, those that wait and later ones."""
+        self._error = self._error or error
+        self._resolve(self._flushes, error)
+
+    @property
+    def dirty(self) -> DirtyStates:
+        """The dirty shards."""
+        return self._dirty
+
+    @property
+    def dirty_age_s(self) -> float:
+        """Age of the oldest update that is not on disk, in seconds; 0 if there is none."""
+        oldest = self._dirty.oldest()
+        return 0.0 if oldest is None else self._clock() - oldest
+
+    @property
+    def current_s(self) -> float:
+        """Time since the begin of the round in progress, in seconds; 0 between rounds."""
+        return 0.0 if self._current is None else self._clock() - self._current.begin
+
+    # --- the timing of rounds ----------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Write rounds until cancelled. Raises DiskFailed."""
+        while True:
+            due = self._due()
+            if due is None or due > self._clock():
+                await self._wait(due)
+                continue
+            flushes, self._flushes = self._flushes, []
+            try:
+                await self._timed_round()
+            except BaseException:
+                self._flushes += flushes  # `fail` follows
+                raise
+            self._resolve(flushes, None)
+
+    def _due(self) -> float | None:
+        """Return the time of the next round; None if nothing waits for one."""
+        if self._flushes:
+            return self._clock()
+        oldest = self._dirty.oldest()
+        if oldest is None:
+            return None
+        due = max(oldest, self._last_began) + self.period_s
+        if self._dirty.nbytes >= self._settings.dirty_bytes and not self._folder.is_full:
+            return min(due, self._last_began + self.period_s / 2)
+        return due
+
+    async def _wait(self, due: float | None) -> None:
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(None if due is None else due - self._clock()):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    def _resolve(self, flushes: list[asyncio.Future[None]], error: Exception | None) -> None:
+        for done in flushes:
+            if not done.done():
+                if error is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(error)
+        flushes.clear()
+
+    async def _timed_round(self) -> None:
+        self._last_began = self._clock()
+        floors = {**self._folder.floors, **self._applied}
+        self._current = current = _Round(self._last_began, self._wall_clock(), floors)
+        try:
+            with self._folder.reporting_if_stuck("a round"):
+                await self._round(current)
+        finally:
+            self._current = None
+        self.counts.round_s = self._clock() - current.begin
+        self._set_period(self.counts.round_s)
+
+    def _set_period(self, round_s: float) -> None:
+        """Choose the time between rounds, and report if it becomes longer than `flush_s`, or no longer is."""
+        flush_s = self._settings.flush_s
+        self.period_s = max(flush_s, round_s / PATIENCE)
+        if self.period_s > flush_s and not self._is_slow:
+            self._is_slow = True
+            self._notice(
+                f"a round in {self._folder.path} took {round_s:.2f} s, so rounds come every "
+                f"{self.period_s:.2f} s now instead of {flush_s:g} s, and a crash may lose updates of that "
+                "time; a faster disk helps, or a longer --flush-s"
+            )
+        # Only a clear change back is reported, so rounds near the limit report nothing.
+        elif self._is_slow and round_s < PATIENCE / 2 * flush_s:
+            self._is_slow = False
+            self._notice(f"rounds in {self._folder.path} come every {flush_s:g} s again")
+
+    # --- one round ---------------------------------------------------------------------------
+
+    async def _round(self, current: _Round) -> None:
+        try:
+            for name in self._dirty.names():
+                await self._fold(current, name)
+            await self._write_batch(current)
+            await self._compact(current)
+        except DiskFull:
+            current.is_complete = False
+            self._folder.note_room(STATES, False)
+        except BaseException:
+            self._restore(current)
+            raise
+        await self._end(current)
+
+    async def _fold(self, current: _Round, name: StateName) -> None:
+        """Copy a dirty shard, and write the batch if it is large enough."""
+        mark = self._dirty.pop(name)
+        if mark is None:  # forgotten meanwhile
+            return
+        forgotten = self._folder.forgotten.get(name.home)
+        state = await self._take(name)
+        if self._folder.forgotten.get(name.home) != forgotten:
+            return
+        if state is None:
+            self._dirty.add(name, mark)
+            current.is_complete = False
+            return
+        await self._copied(current, state, mark)
+
+    async def _copied(self, current: _Round, state: State, mark: Mark | None) -> None:
+        self._folder.check_order(state.key)
+        sizes = tuple([memoryview(part).nbytes for part in state.parts])
+        payload = payload_of(StateRecord(self._folder.next_number(), state.key, sizes), state.parts)
+        turns = current.batch_bytes // TURN_BYTES
+        current.batch.append((state.key, payload, mark))
+        current.batch_bytes += payload.nbytes
+        if current.batch_bytes >= self._settings.batch_bytes:
+            await self._write_batch(current)
+        elif current.batch_bytes // TURN_BYTES > turns:
+            await asyncio.sleep(0)
+
+    async def _write_batch(self, current: _Round) -> None:
+        """Append the copied states; if the disk is full, they are dirty again."""
+        batch = current.batch
+        if not batch:
+            return
+        try:
+            locations = await self._folder.append_states([payload for _, payload, _ in batch])
+        except DiskFull:
+            self._restore(current)
+            raise
+        current.batch, current.batch_bytes = [], 0
+        for (key, payload, _), location in zip(batch, locations, strict=True):
+            self._folder.put(payload, location)
+            current.keys.append(key)
+            if current.is_compaction:
+                self.counts.compaction_writes += 1
+                self.counts.compaction_bytes += location.nbytes
+            else:
+                self.counts.writes += 1
+                self.counts.state_bytes += location.nbytes
+
+    def _restore(self, current: _Round) -> None:
+        for key, payload, mark in current.batch:
+            if mark is not None and self._folder.counts(payload):
+                self._dirty.add(key.name, mark)
+        current.batch, current.batch_bytes = [], 0
+
+    async def _compact(self, current: _Round) -> None:
+        """Append states again that keep mostly superfluous files in use."""
+        current.is_compaction = True
+        usage = self._folder.usage
+        for name in usage.victims(self._folder.growing, self._settings.segment_bytes):
+            if self.counts.compaction_bytes + current.batch_bytes >= self.counts.state_bytes:
+                break
+            known = usage.states.get(name)
+            if name in self._dirty or name in self._rotten or known is None:
+                continue
+            forgotten = self._folder.forgotten.get(name.home)
+            state = await self._taken_or_read(name, known)
+            if state is not None and self._folder.forgotten.get(name.home) == forgotten:
+                await self._copied(current, state, None)
+        await self._write_batch(current)
+
+    async def _taken_or_read(self, name: StateName, known: tuple[StateKey, Location]) -> State | None:
+        """Return a state of the owner's, or else the one on disk; None if that is damaged."""
+        state = await self._take(name)
+        if state is not None:
+            return state
+        try:
+            return State(known[0], await self._folder.read(known[1]))
+        except DamagedState as error:
+            self._rotten.add(name)
+            self._notice(str(error))
+            return None
+
+    async def _end(self, current: _Round) -> None:
+        """Write the record of the round, sync, and remove the files that it made superfluous."""
+        folder = self._folder
+        floors = current.floors if current.is_complete else folder.floors
+        superfluous = folder.superfluous(floors)
+        if not (current.keys or superfluous or self._has_forgotten or floors != folder.floors):
+            self._finish(current)
+            return
+        as_of = current.as_of if current.is_complete else folder.as_of
+        has_forgotten, self._has_forgotten = self._has_forgotten, False
+        try:
+            await folder.append_states([payload_of(folder.round_of(current.keys, floors, as_of))])
+        except DiskFull:
+            self._has_forgotten = has_forgotten
+            folder.note_room(STATES, False)
+            await folder.states.sync()
+            return
+        await folder.states.sync()
+        folder.floors = floors
+        self._finish(current)
+        await folder.remove(superfluous)
+        with suppress(DiskFull):
+            await folder.append_states([payload_of(SyncedRecord())])
+
+    def _finish(self, current: _Round) -> None:
+        if current.is_complete:
+            self._folder.as_of = current.as_of
+            self._folder.note_room(STATES, True)
+        self.counts.rounds += 1

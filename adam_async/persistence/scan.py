@@ -1,0 +1,136 @@
+"""Pure: one segment file, read: its whole frames, and what they prove about it."""
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from adam_async.persistence.frames import Frame, frame_at, frames_beyond, frames_from
+from adam_async.persistence.records import (
+    ENTRIES,
+    STATES,
+    SegmentRecord,
+    Start,
+    UnknownRecordError,
+    decode_record,
+    decode_start,
+)
+
+SUFFIX = ".segment"
+"""End of the name of a segment file."""
+
+DAMAGED = ".damaged"
+"""End of the name of a segment file in quarantine."""
+
+_NAME = re.compile(rf"({STATES}|{ENTRIES})-([0-9]{{8,18}})({re.escape(SUFFIX)}|{re.escape(DAMAGED)})")
+
+
+class SegmentName(NamedTuple):
+    """Name of a segment file. Names of one kind are ordered as the files were made."""
+
+    kind: str
+    number: int
+    is_quarantined: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.number:08d}{DAMAGED if self.is_quarantined else SUFFIX}"
+
+
+def segment_name(name: str) -> SegmentName | None:
+    """Read the name of a file; None if it is no segment file."""
+    found = _NAME.fullmatch(name)
+    return found and SegmentName(found[1], int(found[2]), found[3] == DAMAGED)
+
+
+def salt_of(run: str, name: str) -> bytes:
+    """Return the salt of the frames after the first one: a frame of another file or run is not read."""
+    return f"{run}/{name}".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A record in a file."""
+
+    segment: str
+    frame: Frame
+    record: SegmentRecord
+    content: int
+    """Position of the content in the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """One file, read.
+
+    Attributes:
+        start: The first record; None if it is not whole.
+        records: Records of the frames that follow one another from the first one on.
+        beyond: Records of the whole frames after the first bad one.
+        end: Position after the last frame of `records`.
+        nbytes: Size of the file.
+        durable: Position up to which whole frames prove that the file was on disk.
+        unknown: Text on a whole frame that this release cannot read; empty if there is none.
+    """
+
+    segment: str
+    start: Start | None
+    records: tuple[Found, ...] = ()
+    beyond: tuple[Found, ...] = ()
+    end: int
+    nbytes: int
+    durable: int
+    unknown: str = ""
+
+
+def scan(segment: str, data: bytes, run: str | None) -> Scan:
+    """Read the bytes of a file.
+
+    Args:
+        segment: Name of the file.
+        run: Run whose file it is if its start is damaged; None to read no further then.
+    """
+    unknown: list[str] = []
+    first = frame_at(data, 0)
+    start = None
+    if first is not None:
+        try:
+            start = decode_start(memoryview(data)[first.begin : first.end])
+        except UnknownRecordError as error:
+            unknown.append(str(error))
+    run = start.run if start is not None else run
+    if unknown or run is None:
+        return Scan(
+            segment=segment, start=start, end=0, nbytes=len(data), durable=0, unknown="".join(unknown)
+        )
+    salt = salt_of(run, segment)
+
+    def found(frame: Frame) -> list[Found]:
+        try:
+            record, content = decode_record(data, frame)
+        except UnknownRecordError as error:
+            unknown.append(f"at byte {frame.position}, {error}")
+            return []
+        return [Found(segment, frame, record, content)]
+
+    end = first.end if first is not None and start is not None else 0
+    records: list[Found] = []
+    # A file under another name has frames that are not read, and must not be cut off.
+    is_misnamed = start is not None and str(SegmentName(start.kind, start.number)) != segment
+    durable = len(data) if is_misnamed else 0
+    if end:
+        for frame in frames_from(data, end, salt):
+            records += found(frame)
+            end, durable = frame.end, max(durable, frame.durable)
+    beyond: list[Found] = []
+    for frame in frames_beyond(data, end, salt):
+        beyond += found(frame)
+        durable = max(durable, frame.durable)
+    return Scan(
+        segment=segment,
+        start=start,
+        records=tuple(records),
+        beyond=tuple(beyond),
+        end=end,
+        nbytes=len(data),
+        durable=durable,
+        unknown=unknown[0] if unknown else "",
+    )

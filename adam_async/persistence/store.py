@@ -1,0 +1,234 @@
+"""A write-back store of the states of shards, on disk behind a server.
+
+Theory of operation
+-------------------
+Updates are acknowledged from memory, and the disk follows (AD-50 to AD-54 of the paper: delayed persistence).
+Rounds write the newest state of each dirty shard into segment files, which only grow (`rounds.py`). A crash
+loses the updates since the last round, about `flush_s`; the copies on other servers have them.
+
+A server that must not lose an acknowledged update appends each log entry before it acknowledges it
+(`entry_log.py`). After a crash it takes its states from disk and applies the later entries again. Entries
+that the states cover are superfluous, so the files of entries stay short.
+
+Both kinds of files consist of checksummed frames (`frames.py`). Damaged bytes are never returned: recovery
+takes for each shard the newest whole state, names what the damage cost, and puts damaged files into
+quarantine (`contents.py`, `opening.py`). A full disk stops nothing. Any other failure of a write or a sync
+ends the process, because the fate of its bytes is unknown.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from adam_async.errors import DiskFailed, first_cause
+from adam_async.persistence import opening
+from adam_async.persistence.contents import Contents
+from adam_async.persistence.entry_log import EntryLog
+from adam_async.persistence.findings import Recovery
+from adam_async.persistence.folder import Folder
+from adam_async.persistence.identity import Identity
+from adam_async.persistence.keys import EntryKey, Part, StateKey, StateName
+from adam_async.persistence.rounds import Rounds, Take
+from adam_async.persistence.settings import FlushSettings
+from adam_async.persistence.statistics import SegmentStatistics
+from adam_async.runtime.clock import Clock
+from adam_async.runtime.disk import Disk
+
+
+class SegmentStore:
+    """The states of the shards of one store of arrays on one server, in a folder of its own.
+
+    Args:
+        disk: Disk of the states; a private one. The caller owns it.
+        entries_disk: Disk, with a thread of its own, of the log entries, so that a durable append does not
+            wait behind a round of states; `disk` itself works too.
+        path: Folder of this server and this store alone; it is made if absent.
+        identity: Owner of the folder.
+        take: Copies a state.
+        clock: The loop's clock.
+        wall_clock: Seconds since 1970.
+        notice: Reports a text to the operator: damage, a full disk and its end, rounds that take too long.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        entries_disk: Disk,
+        path: Path,
+        identity: Identity,
+        *,
+        take: Take,
+        clock: Clock,
+        wall_clock: Clock,
+        notice: Callable[[str], None],
+        settings: FlushSettings | None = None,
+    ) -> None:
+        self._disk = disk
+        self._entries_disk = entries_disk
+        self._path = path
+        self._identity = identity
+        self._take = take
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._notice = notice
+        self._settings = settings if settings is not None else FlushSettings()
+        self._contents = Contents()
+        self._recovery = Recovery()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator["SegmentStore"]:
+        """Lock, read and repair the folder, for as long as the block lasts; see `recovery` then.
+
+        All recovered states and entries are on disk again when the block begins. Run `run` in the block, as a
+        task. The end of the block writes nothing: call `flush` before it, for an orderly end.
+
+        Raises:
+            OtherRun, OtherContents, NewerFormat: The folder is another owner's; it stays untouched.
+            ConfigError: Another process has the folder, or it cannot be read, made or repaired.
+            DiskFailed: A write failed.
+        """
+        async with opening.opened(
+            self._disk,
+            self._entries_disk,
+            self._path,
+            self._identity,
+            notice=self._notice,
+            segment_bytes=self._settings.segment_bytes,
+        ) as (folder, contents):
+            self._folder: Folder = folder
+            self._contents = contents
+            self._recovery = contents.recovery()
+            self._rounds = Rounds(
+                folder,
+                self._take,
+                self._settings,
+                clock=self._clock,
+                wall_clock=self._wall_clock,
+                notice=self._notice,
+            )
+            self._log = EntryLog(
+                folder, batch_bytes=self._settings.batch_bytes, retry_s=self._settings.flush_s
+            )
+            yield self
+
+    @property
+    def recovery(self) -> Recovery:
+        """Contents of the folder at its opening."""
+        return self._recovery
+
+    async def read_state(self, name: StateName) -> tuple[StateKey, list[memoryview]]:
+        """Read the newest state of a name on disk; the parts have the borders of `State.parts`.
+
+        Raises:
+            KeyError: The folder has no state of this name.
+            DamagedState: The bytes are damaged by now.
+        """
+        key, location = self._folder.usage.states[name]
+        return key, await self._folder.read(location)
+
+    async def read_entry(self, key: EntryKey) -> list[memoryview]:
+        """Read an entry of `recovery`, before the first round after `applied` of its home.
+
+        Raises:
+            KeyError: The folder had no such entry.
+            DamagedState: The bytes are damaged by now.
+        """
+        return await self._folder.read(self._contents.entries[key])
+
+    def mark(self, name: StateName, nbytes: int, updates: int = 1) -> None:
+        """Mark a shard dirty: its state has changed. Cheap; call it for each shard of an applied entry.
+
+        Args:
+            nbytes: Size of the shard's state, in bytes.
+            updates: Number of updates, for the statistics.
+        """
+        self._rounds.mark(name, nbytes, updates)
+
+    def applied(self, home: str, position: int) -> None:
+        """Note that all entries of a bundle up to a position are applied, and their shards marked.
+
+        A complete round makes the entries up to this position superfluous on disk. Only a user of
+        `append_durably` needs it.
+        """
+        self._rounds.applied(home, position)
+
+    def forget(self, home: str) -> None:
+        """Forget a bundle: the server has left it. Its states and entries need no place on disk any more."""
+        self._rounds.forget(home)
+
+    async def append_durably(self, key: EntryKey, parts: Sequence[Part]) -> None:
+        """Append a log entry; it is on disk on return. One ``fdatasync`` serves all calls that wait.
+
+        Calls return in their order. On a full disk a call waits until there is room. Cancelling it drops the
+        answer only. The parts must not change before the return.
+
+        Raises:
+            DiskFailed: The fate of the entry is unknown; the process must acknowledge nothing any more.
+        """
+        await self._log.append_durably(key, parts)
+
+    async def flush(self) -> None:
+        """Write a round now: all shards marked before the call are on disk on return, if the disk has room.
+
+        `statistics().dirty` is 0 afterwards if all states could be taken and written, and none is new.
+
+        Raises:
+            DiskFailed: As for `run`.
+        """
+        await self._rounds.flush()
+
+    async def run(self) -> None:
+        """Write rounds and entries until cancelled. Its end fails all calls that wait, and later ones.
+
+        Raises:
+            DiskFailed: A write or sync failed for another reason than a full disk. The caller ends its
+                process: after a failed sync the fate of all unsynced bytes is unknown (I11).
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._rounds.run(), name="rounds of states")
+                group.create_task(self._log.run(), name="log of entries")
+        except BaseExceptionGroup as errors:
+            cause = first_cause(errors)
+            self._fail(cause if isinstance(cause, Exception) else self._closed())
+            raise cause from cause.__cause__
+        finally:
+            self._fail(self._closed())
+
+    def _closed(self) -> DiskFailed:
+        return DiskFailed(f"the store in {self._path} was closed before the write was on disk")
+
+    def _fail(self, error: Exception) -> None:
+        self._rounds.fail(error)
+        self._log.fail(error)
+
+    def statistics(self) -> SegmentStatistics:
+        """Return the counts and ages now."""
+        folder, rounds, counts = self._folder, self._rounds, self._rounds.counts
+        is_clean = not rounds.dirty and not rounds.current_s
+        return SegmentStatistics(
+            updates=counts.updates,
+            writes=counts.writes,
+            state_bytes=counts.state_bytes,
+            compaction_writes=counts.compaction_writes,
+            compaction_bytes=counts.compaction_bytes,
+            entries=self._log.entries,
+            entry_bytes=self._log.entry_bytes,
+            written_bytes=folder.states.written_bytes,
+            syncs=folder.states.syncs + folder.entries.syncs,
+            rounds=counts.rounds,
+            disk_bytes=sum(folder.usage.sizes.values()),
+            live_bytes=folder.usage.live_bytes,
+            segments=len(folder.usage.sizes),
+            dirty=len(rounds.dirty),
+            dirty_age_s=rounds.dirty_age_s,
+            round_s=counts.round_s,
+            current_round_s=rounds.current_s,
+            period_s=rounds.period_s,
+            on_disk_as_of=self._wall_clock() if is_clean else folder.as_of,
+            is_full=folder.is_full,
+        )
+
+    def __repr__(self) -> str:
+        return f"<SegmentStore {self._path}>"

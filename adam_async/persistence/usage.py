@@ -1,0 +1,135 @@
+"""Pure: which files of a folder are in use, by which states and entries.
+
+A state is in use until a newer one of its name is appended, an entry until a round of states covers it. A
+file that nothing uses is superfluous. A file that little uses is a victim of compaction: its states are
+appended again, so that it becomes superfluous. Victims are used by half at most, so compaction frees at
+least as many bytes as it writes.
+"""
+
+from collections.abc import Collection, Mapping
+
+from adam_async.persistence.contents import Contents, Location
+from adam_async.persistence.keys import EntryKey, StateKey, StateName
+from adam_async.persistence.records import STATES
+from adam_async.persistence.scan import segment_name
+
+MOST_UNUSED = 2
+"""Size of the files of states, per byte in use, above which compaction begins; one file may come on top."""
+
+
+class Usage:
+    """The states of a folder, and the use of its files.
+
+    Args:
+        contents: The contents at the opening.
+    """
+
+    def __init__(self, contents: Contents) -> None:
+        self.states: dict[StateName, tuple[StateKey, Location]] = {}
+        """Newest state of each name, and its place."""
+        self.sizes: dict[str, int] = {}
+        """Size of each file, in bytes."""
+        self.live_bytes = 0
+        """Bytes of the newest states."""
+        self._names: dict[str, set[StateName]] = {}
+        """Names of the states in use, by file."""
+        self._entries: dict[str, dict[str, tuple[int, int]]] = {}
+        """By file and home: greatest position and number of an entry."""
+        self._live: dict[str, int] = {}
+        for segment, size in contents.files.items():
+            self.grew(segment, size)
+        for key, location in contents.states.values():
+            if location.segment in contents.files:
+                self.put(key, location)
+        for entry, location in contents.entries.items():
+            if location.segment in contents.files:
+                self.put_entry(entry, contents.number, location.segment)
+
+    def grew(self, segment: str, size: int) -> None:
+        """Note the size of a file."""
+        self.sizes[segment] = size
+
+    def removed(self, segment: str) -> None:
+        """Note that a file is gone."""
+        self.sizes.pop(segment, None)
+        self._names.pop(segment, None)
+        self._live.pop(segment, None)
+        self._entries.pop(segment, None)
+
+    def put(self, key: StateKey, location: Location) -> None:
+        """Note a new state, which takes the place of the older one of its name."""
+        self._drop(key.name)
+        self.states[key.name] = key, location
+        self._names.setdefault(location.segment, set()).add(key.name)
+        self._live[location.segment] = self._live.get(location.segment, 0) + location.nbytes
+        self.live_bytes += location.nbytes
+
+    def put_entry(self, key: EntryKey, number: int, segment: str) -> None:
+        """Note a new entry."""
+        entries = self._entries.setdefault(segment, {})
+        position, known = entries.get(key.home, (0, 0))
+        entries[key.home] = max(position, key.position), max(known, number)
+
+    def forget(self, home: str) -> None:
+        """Note that the states of a bundle are no longer in use."""
+        for name in [name for name in self.states if name.home == home]:
+            self._drop(name)
+
+    def _drop(self, name: StateName) -> None:
+        if name in self.states:
+            _, location = self.states.pop(name)
+            self._names[location.segment].discard(name)
+            self._live[location.segment] -= location.nbytes
+            self.live_bytes -= location.nbytes
+
+    def superfluous(
+        self, current: Collection[str], floors: Mapping[str, int], forgotten: Mapping[str, int]
+    ) -> list[str]:
+        """Return the files that nothing uses, except those that still grow.
+
+        Args:
+            current: Files that still grow.
+            floors: By home: position up to which entries are not needed.
+            forgotten: By home: number up to which entries are not needed.
+        """
+        return [
+            segment
+            for segment in self.sizes
+            if segment not in current
+            and not self._names.get(segment)
+            and all(
+                position <= floors.get(home, -1) or number <= forgotten.get(home, 0)
+                for home, (position, number) in self._entries.get(segment, {}).items()
+            )
+        ]
+
+    @property
+    def state_files_bytes(self) -> int:
+        """Size of all files of states, in bytes."""
+        return sum([size for segment, size in self.sizes.items() if _has_states(segment)])
+
+    def victims(self, current: Collection[str], spare_bytes: int) -> list[StateName]:
+        """Return the states to append again; the first ones come first.
+
+        Args:
+            current: Files that still grow.
+            spare_bytes: Size of superseded states that may stay, on top of the proportion.
+        """
+        excess = self.state_files_bytes - MOST_UNUSED * self.live_bytes - spare_bytes
+        found: list[StateName] = []
+        by_use = sorted(
+            (self._live.get(segment, 0) / size, segment)
+            for segment, size in self.sizes.items()
+            if size and segment not in current and self._names.get(segment)
+        )
+        for share, segment in by_use:
+            if excess <= 0 or share > 1 / MOST_UNUSED:
+                break
+            found += sorted(self._names[segment])
+            excess -= self.sizes[segment] - self._live[segment]
+        return found
+
+
+def _has_states(segment: str) -> bool:
+    name = segment_name(segment)
+    return name is not None and name.kind == STATES

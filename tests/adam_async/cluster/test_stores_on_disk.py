@@ -1,0 +1,292 @@
+"""Runs and stores whose servers keep their shards on disk: they end, and go on from there."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from functools import partial
+
+import msgspec
+import numpy as np
+import pytest
+
+from adam_async import Adam, ParameterStore, Sgd
+from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.checkpoint.run_notes import NAME, RunNotes
+from adam_async.cluster.local import LocalCluster
+from adam_async.cluster.roles import parameter_server
+from adam_async.errors import ConfigError, StoreError
+from adam_async.model.named import digits
+from adam_async.parameter_server.piece_states import CATALOGUE
+from adam_async.parameter_server.server_disk import opened_disk
+from adam_async.run.config import Config
+from tests.adam_async.runs import SHARDED, entropy_of, tiny_dataset
+
+pytestmark = pytest.mark.thorough
+
+FLUSH_S = 0.02
+
+
+def config_of(**options):
+    return Config(
+        **{
+            "epochs": 3,
+            "schedule": "constant",
+            "kernels": "numpy",
+            "threads": 1,
+            "rate": 0.05,
+            "images_per_group": 4,
+            "flush_s": FLUSH_S,
+            **options,
+        }
+    )
+
+
+def cluster_in(folder, config, number=1, **options):
+    """The cluster of one start of a command; each start has identities of its own."""
+    return LocalCluster(
+        config,
+        dataset=tiny_dataset(),
+        spec=digits(),
+        entropy=entropy_of(f"start {number}"),
+        store=folder,
+        **options,
+    )
+
+
+def notes_in(folder):
+    file = folder / NAME
+    return msgspec.json.decode(file.read_bytes(), type=RunNotes) if file.exists() else None
+
+
+def place_on_disk(folder):
+    """Epoch and groups of the newest point that is on the disks."""
+    notes = notes_in(folder)
+    newest = notes.notes[0] if notes is not None else None
+    return (newest.manifest.epoch, newest.manifest.groups) if newest and newest.is_on_disk else (0, 0)
+
+
+async def stopped_at(folder, config, place, **options):
+    """Train until this place is on the disks, then end at once; returns the values at the end."""
+    config = msgspec.structs.replace(config, epochs=100_000)
+    async with cluster_in(folder, config, **options) as cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        while place_on_disk(folder) < place and not training.done():
+            if cluster.driver.progress.epoch:
+                await cluster.driver.look()
+            await asyncio.sleep(FLUSH_S)
+        assert not training.done(), "it was over before the place was on the disks"
+        training.cancel()
+    return values_of(cluster.servers)
+
+
+def values_of(servers):
+    """Values of all shards in memory, by number."""
+    shards = [shard for server in servers if server.state for shard in server.state.shards.values()]
+    return {int(shard.spec.id): shard.values.copy() for shard in shards}
+
+
+async def values_on_disk(folder, servers):
+    """Values of all shards in the folders of some servers, by number."""
+    found = {}
+    for number in range(servers):
+        async with opened_disk(folder / f"ps-{number}", flush_s=1.0) as disk:
+            for store in disk:
+                table = store.catalogue.record, store.catalogue.arrays
+                assert table
+                for name in store._segments.recovery.states:
+                    if name == CATALOGUE or not name.shard:
+                        continue
+                    for shard in store.specs_of(name.home, name.shard):
+                        _, tensors = await store.read(name.home, name.shard, [int(shard.id)])
+                        found[int(shard.id)] = tensors[2]
+    return found
+
+
+MODES = {
+    "in place": {},
+    "copies of the weights": {"weights": "copy", "servers": 2, "shard_bytes": 4 << 10},
+    "adam": {"rule": "adam", "rate": 0.001, **SHARDED},
+    "momentum": {"momentum": 0.9, "rate": 0.01, "weights": "copy"},
+    "ssp": {"consistency": "ssp:2", "replicas": 2, **SHARDED},
+    "bsp": {"consistency": "bsp", "replicas": 2, **SHARDED},
+    "several copies": {"controllers": 3, "servers": 3, "copies": 2, "shard_bytes": 16 << 10},
+    "durable": {"ack": "durable", "servers": 2, "shard_bytes": 4 << 10},
+    "durable copies": {"ack": "durable", "controllers": 3, "servers": 2, "copies": 2},
+    "durable bsp": {"ack": "durable", "consistency": "bsp", "replicas": 2},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_run_goes_on_from_the_disks_of_its_servers(mode, tmp_path):
+    config = config_of(**MODES[mode])
+    await stopped_at(tmp_path, config, (2, 1))
+    epoch, _ = place_on_disk(tmp_path)
+    config = msgspec.structs.replace(config, epochs=epoch + 1)
+    async with cluster_in(tmp_path, config, number=2) as cluster:
+        result = await cluster.train()
+    assert [each.epoch for each in result.epochs] == list(range(1, epoch + 2))
+    assert {each.images for each in result.epochs} == {60}
+    events = [event["event"] for event in result.events]
+    assert any("goes on from the disks of its servers" in event for event in events), events
+    assert place_on_disk(tmp_path) == (epoch + 2, 0)
+
+
+async def test_an_orderly_end_leaves_the_last_values_on_the_disks(tmp_path):
+    config = config_of(**SHARDED, weights="copy")
+    values = await stopped_at(tmp_path, config, (2, 1))
+    found = await values_on_disk(tmp_path, servers=3)
+    assert found.keys() == values.keys()
+    for number, array in values.items():
+        np.testing.assert_array_equal(found[number], array)
+
+
+async def test_a_finished_run_asks_for_more_epochs(tmp_path):
+    config = config_of()
+    async with cluster_in(tmp_path, config) as cluster:
+        await cluster.train()
+    with pytest.raises(CheckpointError, match="has all of epochs=3 behind it"):
+        async with cluster_in(tmp_path, config, number=2):
+            pass
+    async with cluster_in(tmp_path, msgspec.structs.replace(config, epochs=4), number=3) as cluster:
+        result = await cluster.train()
+    assert [each.epoch for each in result.epochs] == [1, 2, 3, 4]
+
+
+async def test_a_run_goes_on_with_more_servers_and_not_with_fewer(tmp_path, monkeypatch):
+    monkeypatch.setattr("adam_async.driver.saved_run.SEARCH_S", 0.0)
+    config = config_of(weights="copy", servers=2, shard_bytes=4 << 10)
+    await stopped_at(tmp_path, config, (1, 5))
+    one = msgspec.structs.replace(config, servers=1, epochs=100_000)
+    async with cluster_in(tmp_path, one, number=2) as cluster:
+        with pytest.raises(
+            CheckpointError, match=r"the shards of ps-1 of run \S+ are not on the disks of ps-0"
+        ):
+            await cluster.train()
+    epoch, _ = place_on_disk(tmp_path)
+    three = msgspec.structs.replace(config, servers=3, epochs=epoch + 1)
+    async with cluster_in(tmp_path, three, number=3) as cluster:
+        result = await cluster.train()
+    assert [each.epoch for each in result.epochs] == list(range(1, epoch + 2))
+
+
+async def test_a_run_that_goes_on_keeps_its_checkpoints(tmp_path):
+    store, folder = tmp_path / "store", tmp_path / "checkpoints"
+    config = config_of()
+    await stopped_at(store, config, (2, 1), checkpoint=folder)
+    epoch, _ = place_on_disk(store)
+    config = msgspec.structs.replace(config, epochs=epoch + 1)
+    async with cluster_in(store, config, number=2, checkpoint=folder) as cluster:
+        await cluster.train()
+    assert (folder / "latest").read_text() == f"checkpoint-{epoch + 1:04}-000015"
+
+
+async def test_only_the_newest_run_stays_on_the_disks(tmp_path):
+    config = config_of()
+    await stopped_at(tmp_path, config, (1, 5))
+    epoch, _ = place_on_disk(tmp_path)
+    config = msgspec.structs.replace(config, epochs=epoch + 1)
+    async with cluster_in(tmp_path, config, number=2) as cluster:
+        await cluster.train()
+    async with opened_disk(tmp_path / "ps-0", flush_s=1.0) as disk:
+        runs = [store.id for store in disk]
+    assert runs == [notes_in(tmp_path).notes[0].manifest.run]
+
+
+async def test_two_clusters_cannot_share_a_folder(tmp_path):
+    async with cluster_in(tmp_path, config_of()):
+        with pytest.raises(ConfigError, match="in progress"):
+            async with cluster_in(tmp_path, config_of(), number=2):
+                pass
+
+
+# --- stores by name ------------------------------------------------------------------------------
+
+
+ARRAYS = {"w": np.zeros((40, 3), np.float32), "b": np.zeros(5)}
+RULES = {"w": Sgd(rate=1.0, momentum=0.5), "b": Adam(rate=0.1)}
+
+
+def gradients(seed):
+    dice = np.random.default_rng(seed)
+    return {name: dice.standard_normal(array.shape).astype(array.dtype) for name, array in ARRAYS.items()}
+
+
+async def pushed(store, seeds):
+    for seed in seeds:
+        await store.push(gradients(seed))
+        await store.tick()
+    return dict(await store.pull())
+
+
+async def test_a_store_comes_back_by_its_name_with_the_state_of_its_rules(tmp_path):
+    async with ParameterStore.open("local", ARRAYS, rule=RULES) as whole:
+        expected = await pushed(whole, range(10))
+    async with ParameterStore.open("local", ARRAYS, rule=RULES, name="mine", dir=tmp_path) as store:
+        await pushed(store, range(5))
+    async with ParameterStore.open("local", ARRAYS, rule=RULES, name="mine", dir=tmp_path) as store:
+        values = await pushed(store, range(5, 10))
+    for name, array in expected.items():
+        np.testing.assert_array_equal(values[name], array)
+
+
+@pytest.mark.parametrize("consistency", ["asp", "bsp"])
+async def test_acknowledged_pushes_of_a_durable_store_come_back_without_a_round(
+    consistency, tmp_path, monkeypatch
+):
+    """The disk gets one round of pieces, and all pushes after it as entries."""
+    options = {"rule": RULES, "consistency": consistency, "replicas": 1}
+    async with ParameterStore.open("local", ARRAYS, **options) as whole:
+        expected = await pushed(whole, range(10))
+    with monkeypatch.context() as without_rounds:
+        slow = partial(parameter_server, flush_s=1e3)
+        without_rounds.setattr("adam_async.store.local_servers.parameter_server", slow)
+        without_rounds.setattr("adam_async.parameter_server.store_disk.StoreDisk._flush", nothing)
+        async with ParameterStore.open("local", ARRAYS, durable=True, dir=tmp_path, **options) as store:
+            await pushed(store, range(7))
+    async with ParameterStore.open("local", ARRAYS, durable=True, dir=tmp_path, **options) as store:
+        values = await pushed(store, range(7, 10))
+    for name, array in expected.items():
+        np.testing.assert_array_equal(values[name], array)
+
+
+async def nothing(_):
+    """Write nothing at the end."""
+
+
+async def test_a_store_comes_back_without_arrays(tmp_path):
+    async with ParameterStore.open("local", ARRAYS, rule=RULES, dir=tmp_path) as store:
+        expected = await pushed(store, range(3))
+    async with ParameterStore.open("local", dir=tmp_path) as store:
+        values = await store.pull()
+        assert store.rules["w"] == RULES["w"]
+    for name, array in expected.items():
+        np.testing.assert_array_equal(values[name], array)
+
+
+async def test_create_new_gives_the_values_on_disk_up(tmp_path):
+    for _ in range(2):
+        async with ParameterStore.open("local", ARRAYS, rule=RULES, create="new", dir=tmp_path) as store:
+            assert not (await store.pull())["w"].any()
+            await pushed(store, range(3))
+
+
+async def test_a_deleted_store_does_not_come_back(tmp_path):
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(ParameterStore.open("local", ARRAYS, name="other", dir=tmp_path))
+        store = await ParameterStore.open("local", ARRAYS, rule=RULES, dir=tmp_path)
+        await pushed(store, range(3))
+        await store.delete()
+    async with ParameterStore.open("local", ARRAYS, rule=RULES, dir=tmp_path) as store:
+        assert not (await store.pull())["w"].any()
+
+
+async def test_a_store_with_other_arrays_is_refused_by_name(tmp_path):
+    async with ParameterStore.open("local", ARRAYS, rule=RULES, dir=tmp_path) as store:
+        await pushed(store, range(3))
+    other = {**ARRAYS, "w": np.zeros((41, 3), np.float32)}
+    with pytest.raises(StoreError, match=r"array 'w' is float32\(40, 3\) in store 'default'"):
+        await ParameterStore.open("local", other, rule=RULES, dir=tmp_path)
+
+
+async def test_a_folder_is_for_local_servers_only(tmp_path):
+    with pytest.raises(ConfigError, match="adam-async ps --dir"):
+        ParameterStore.open("tcp://127.0.0.1:1", ARRAYS, dir=tmp_path)
