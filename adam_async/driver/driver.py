@@ -374,7 +374,7 @@ class Driver:
         self._inputs = replace(self._inputs, resume=resumed)
         last_try = loop.time() + self._waits.prepare_s
         lost = ""
-        transforms = transforms_of(
+        transforms = await transforms_of(
             self.config,
             resumed.manifest if resumed is not None else None,
             self._inputs.transforms,
