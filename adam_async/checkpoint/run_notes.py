@@ -1,4 +1,4 @@
-"""The notes of a run whose servers keep their shards on disks: from which point of the run it can go on.
+"""The notes of a run whose servers keep their shards on disks: the points from which the run can go on.
 
 The shards are on the disks of the servers, and the notes in a file of the driver. A note is a manifest
 without tensors: the options and the model of the run, and its trained groups at one moment. The driver writes
@@ -33,7 +33,7 @@ NAME = "run.json"
 """Name of the file."""
 
 MOST_RUNS = 64
-"""Number of runs, the newest ones, of which a note knows that its run continues them."""
+"""Maximum number of runs in a note that its run continues; the oldest are dropped."""
 
 
 class RunNote(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,9 +55,9 @@ class RunNotes(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[RunNote, ...]
     """Points from which the run can go on, the newest first."""
     seen: ProgressNote
-    """Progress of training at the last look."""
+    """Progress of training at the last poll."""
     seen_at: float
-    """Time of the last look, in seconds since 1970."""
+    """Time of the last poll, in seconds since 1970."""
     checksum: str = ""
     """SHA-256 of the notes with an empty checksum, as compact JSON."""
 
@@ -68,7 +68,7 @@ class SavedRun:
 
     Attributes:
         notes: Its notes.
-        problems: Nothing; a checkpoint has damage here.
+        problems: Always empty; a checkpoint names its damage here.
     """
 
     notes: RunNotes

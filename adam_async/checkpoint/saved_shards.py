@@ -13,6 +13,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.errors import ConfigError
 from adam_async.messages import (
     ListSaved,
     ReadSaved,
@@ -31,7 +32,8 @@ from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import ShardSpec, ShardTable, shard_table
-from adam_async.run.store_record import ArrayRecord, StoreRecord, check_arrays
+from adam_async.run.store_checks import check_placed_store
+from adam_async.run.store_record import ArrayRecord, StoreRecord
 from adam_async.runtime.channel import Endpoint
 from transport import Link, RemoteProtocolError, TransportError
 
@@ -220,8 +222,8 @@ def _merge(found: dict[str, FoundStore], node: str, saved: SavedStore, name: str
     try:
         record = msgspec.json.decode(saved.record, type=StoreRecord)
         arrays = msgspec.json.decode(saved.arrays, type=tuple[ArrayRecord, ...])
-        check_arrays(arrays, rules=len(record.rules))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+        check_placed_store(record, arrays)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError):
         return
     if saved.name != name or record.id != saved.id:
         return

@@ -26,11 +26,11 @@ from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.clock import time_of_day, wall_clock
 
 SEARCH_S = 10.0
-"""Time for which a driver looks for shards that no server has, once as many servers are there as the run
-wants, in seconds: others may still start."""
+"""Maximum time of the search for shards that no server has, in seconds. It begins with as many servers as the
+run wants, and further ones may start meanwhile."""
 
 PAUSE_S = 0.5
-"""Pause between two looks, in seconds."""
+"""Pause between two surveys of the disks, in seconds."""
 
 
 class SavedRunReader:

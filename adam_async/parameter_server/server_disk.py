@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -17,8 +18,10 @@ from adam_async.runtime.disk import Disk
 
 logger = logging.getLogger(__name__)
 
+_NAME = re.compile(re.escape(PREFIX) + "[0-9a-f]{24}")
+
 SAVED = "saved"
-"""Fact of a server in the cluster map: the placements of stores that are whole on its disk, as words."""
+"""Key of a server's `NodeRecord.info`: the placements of stores that are whole on its disk, each as text."""
 
 
 class ServerDisk:
@@ -45,7 +48,7 @@ class ServerDisk:
         states = self.ports.states
         try:
             await states.make_folder(self.folder)
-            names = [name for name in await states.names(self.folder) if name.startswith(PREFIX)]
+            names = [name for name in await states.names(self.folder) if _NAME.fullmatch(name)]
         except OSError as error:
             raise ConfigError(
                 f"{self.folder} cannot be used: {error.strerror or error}; give the server a folder that it "
@@ -67,10 +70,20 @@ class ServerDisk:
                     await each.aclose()
 
     async def _open(self, folder: Path) -> None:
-        identity = await read_identity(self.ports.states, folder)
+        try:
+            identity = await read_identity(self.ports.states, folder)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} cannot be read: {error.strerror or error}; move it out of {self.folder}"
+            ) from error
         if identity is None:  # its server ended before the first write
             await self.ports.states.remove_folder(folder)
             return
+        if folder != folder_of(self.folder, identity.run):
+            raise ConfigError(
+                f"{folder} has the states of store {identity.run}, whose folder has another name: move it "
+                f"out of {self.folder}"
+            )
         store = StoreDisk(identity.run, folder, self.ports)
         self._stores[identity.run] = store
         await store.reopen()

@@ -55,7 +55,7 @@ PREFIX = "store-"
 """Prefix of the names of the folders of stores."""
 
 FIRST_S = 0.02
-"""Pause between two looks at the first writing of a store with durable pushes, in seconds."""
+"""Pause between two checks of the first writing of a store with durable pushes, in seconds."""
 
 FLUSH_END_S = 5.0
 """Maximum time for the last write of a store that leaves its server, in seconds."""
@@ -153,7 +153,7 @@ class StoreDisk:
 
     @property
     def catalogue(self) -> Catalogue | None:
-        """The store; None if the disk had not got so far."""
+        """The record of the store; None if it is not on the disk yet."""
         return self._catalogue
 
     @property
@@ -233,7 +233,7 @@ class StoreDisk:
 
         Args:
             of_primary: Whether this server orders the entries. The disk then has all pieces before the first
-                one: without them the entries are worth nothing.
+                one: entries alone restore no state.
 
         Raises:
             DiskFailed: See `SegmentStore.append_durably`.
@@ -369,6 +369,7 @@ class StoreDisk:
             ConfigError, DataError: See `SegmentStore.opened`; or a catalogue cannot be read.
         """
         async with self._changing:
+            self._catalogue = None  # after an error nothing can be read
             self._catalogue = await self._open()
             for home, keys in self._segments.recovery.entries.items():
                 if self._catalogue is not None and keys:
@@ -378,11 +379,11 @@ class StoreDisk:
         """Apply the entries on the disk to the pieces of a bundle that lack them."""
         catalogue, segments = self._catalogue, self._segments
         assert catalogue is not None
-        self.specs_of(home, 0)
         origin = f"bundle {home} in {self.folder}"
         found = {}
         for name in segments.recovery.states:
             if name.home == home:
+                self.specs_of(home, name.shard)  # raises for a piece that the store does not have
                 key, parts = await segments.read_state(name)
                 # A complete round drops entries, and each piece that one of them changes is in it.
                 position = max(key.position, keys[0].position - 1)
@@ -467,6 +468,12 @@ class StoreDisk:
         if not 0 <= piece < len(pieces):
             raise DataError(f"bundle {home} of store {self.id} has no piece {piece}")
         return pieces[piece]
+
+    def bytes_of(self, home: str, piece: int) -> int:
+        """Return the size of a piece in memory, in bytes. Raises DataError: see `specs_of`."""
+        specs = self.specs_of(home, piece)
+        assert self._catalogue is not None
+        return sum([spec.nbytes for spec in specs]) * (1 + self._catalogue.record.state_arrays)
 
     async def read(
         self, home: str, piece: int, numbers: Sequence[int]

@@ -129,7 +129,7 @@ def _number(found: Found) -> int:
 
 
 def _readable(each: Scan) -> tuple[Found, ...]:
-    """Return the records that count, as far as the file's own frames tell."""
+    """Return the records that count, by the file's own frames."""
     return (*each.records, *each.beyond) if each.durable > each.end else each.records
 
 
