@@ -1,7 +1,7 @@
 """Pure: the contents of a folder of segment files, from the scans of its files.
 
 Of each name the state with the greatest generation and position counts, wherever it is: no file is newer
-than another. The newest `RoundRecord` has the facts of the folder: how far the files were on disk, the
+than another. The last `RoundRecord` has the facts of the folder: how far the files were on disk, the
 positions up to which no entries are needed, and the homes that the owner forgot.
 
 A file is *damaged* if whole frames of its own, or the newest round, prove that bytes after its last good
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from adam_async.persistence.findings import Damage, LostState, Recovery, TornTail
 from adam_async.persistence.keys import EntryKey, StateKey, StateName
-from adam_async.persistence.records import EntryRecord, RoundRecord, StateRecord
+from adam_async.persistence.records import EntryRecord, RoundRecord, StateRecord, SyncedRecord
 from adam_async.persistence.scan import Found, Scan, SegmentName, segment_name
 
 
@@ -83,7 +83,7 @@ def contents_of(scans: Sequence[Scan], names: Sequence[SegmentName]) -> Contents
     """Return the contents of a folder.
 
     Args:
-        scans: The files that are not in quarantine.
+        scans: The files that are not in quarantine, those of each kind as they were made.
         names: The names of all segment files, those in quarantine too.
     """
     newest = _newest_round(scans)
@@ -119,13 +119,13 @@ def contents_of(scans: Sequence[Scan], names: Sequence[SegmentName]) -> Contents
         floors=floors,
         forgotten=forgotten,
         as_of=newest.as_of if newest is not None else None,
-        number=max([found.record.number for found in readable if not _is_synced(found)], default=0),
+        number=max([_number(found) for found in readable], default=0),
         next_files=_next_files(names),
     )
 
 
-def _is_synced(found: Found) -> bool:
-    return not isinstance(found.record, StateRecord | EntryRecord | RoundRecord)
+def _number(found: Found) -> int:
+    return 0 if isinstance(found.record, SyncedRecord) else found.record.number
 
 
 def _readable(each: Scan) -> tuple[Found, ...]:
@@ -134,10 +134,11 @@ def _readable(each: Scan) -> tuple[Found, ...]:
 
 
 def _newest_round(scans: Sequence[Scan]) -> RoundRecord | None:
+    """Return the last round, in the order of files: a new file's list has a greater number than its round."""
     rounds = [
         found.record for each in scans for found in _readable(each) if isinstance(found.record, RoundRecord)
     ]
-    return max(rounds, key=lambda record: record.number, default=None)
+    return rounds[-1] if rounds else None
 
 
 def _durable(each: Scan, on_disk: Mapping[str, int]) -> int:
@@ -217,7 +218,7 @@ def _expected(
                 if isinstance(found.record, RoundRecord) and found.frame.position < _durable(each, on_disk)
             ]
     expected: dict[StateName, tuple[int, int]] = {}
-    for record in sorted(rounds, key=lambda record: record.number):
+    for record in rounds:
         if record.is_directory:
             expected.clear()
         for key in record.states:

@@ -98,7 +98,8 @@ class EntryLog:
 
     def _group(self) -> list[_Waiting]:
         """Return the first entries that wait; they stay in the queue until they are on disk."""
-        group, size = [], 0
+        group: list[_Waiting] = []
+        size = 0
         for each in self._waiting:
             if group and size >= self._batch_bytes:
                 break

@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from adam_async.persistence.keys import EntryKey, StateKey, StateName
+from adam_async.errors import listed
+from adam_async.persistence.keys import BUNDLE, EntryKey, StateKey, StateName
+from adam_async.persistence.records import ENTRIES
+
+MOST_SHOWN = 5
+"""Maximum number of lost states that a text names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +33,11 @@ class Damage:
     """Its name now; empty if the whole file is missing."""
     position: int
     """First damaged byte."""
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether it is a file of log entries."""
+        return self.segment.startswith(ENTRIES)
 
     def __str__(self) -> str:
         if not self.quarantined_as:
@@ -70,7 +80,22 @@ class Recovery:
     damages: tuple[Damage, ...] = ()
     lost: tuple[LostState, ...] = ()
 
+    def damage_text(self) -> str:
+        """Return a text on damage and losses, for the operator; empty without damage."""
+        if not self.damages:
+            return ""
+        shown = [_state_text(each.name) for each in self.lost[:MOST_SHOWN]]
+        if len(self.lost) > MOST_SHOWN:
+            shown.append(f"{len(self.lost) - MOST_SHOWN} more")
+        losses = f"the newest state is lost of {listed(shown)}" if shown else "no state is lost"
+        entries = ", and log entries may be missing" if any(each.has_entries for each in self.damages) else ""
+        return f"{'; '.join(map(str, self.damages))}; {losses}{entries}; other copies have to fill in"
+
     @property
     def is_empty(self) -> bool:
         """Whether the folder has neither states nor entries."""
         return not self.states and not any(self.entries.values())
+
+
+def _state_text(name: StateName) -> str:
+    return f"the bundle of {name.home}" if name.shard == BUNDLE else f"shard {name.shard} of {name.home}"

@@ -7,6 +7,7 @@ import msgspec
 
 from adam_async.errors import DataError
 from adam_async.persistence.contents import Contents, Location
+from adam_async.persistence.findings import Damage, LostState
 from adam_async.persistence.frames import frame_at
 from adam_async.persistence.identity import Identity
 from adam_async.persistence.keys import StateKey
@@ -114,11 +115,17 @@ class Folder:
                 f"state {key} is older than {known[0]} on disk; forget the bundle before it begins anew"
             )
 
+    def counts(self, payload: Payload) -> bool:
+        """Whether the bundle of a state or an entry has not been forgotten since."""
+        record = payload.record
+        assert isinstance(record, StateRecord | EntryRecord)
+        return record.number > self.forgotten.get(record.key.home, 0)
+
     def put(self, payload: Payload, location: Location) -> None:
         """Note that a state or an entry is in a file."""
         record = payload.record
         assert isinstance(record, StateRecord | EntryRecord)
-        if record.number <= self.forgotten.get(record.key.home, 0):
+        if not self.counts(payload):
             return
         if isinstance(record, StateRecord):
             self.usage.put(record.key, location)
@@ -142,10 +149,21 @@ class Folder:
             files=self._files_without(self.superfluous(floors)),
         )
 
-    def directory(self) -> Payload:
-        """Return the list of all states, for the begin of a new file."""
-        keys = [key for key, _ in self.usage.states.values()]
-        record = self.round_of(keys, self.floors, self.as_of)
+    def losses(self, lost: Sequence[LostState], damages: Sequence[Damage]) -> Payload:
+        """Return a record of damage, by which later openings find it again, under any names of the files."""
+        record = self.round_of(_keys_of(lost), self.floors, self.as_of)
+        damaged = {each.segment: each.position + 1 for each in damages}
+        return payload_of(msgspec.structs.replace(record, files={**record.files, **damaged}))
+
+    def directory(self, lost: Sequence[LostState] = ()) -> Payload:
+        """Return the list of all states, for the begin of a new file.
+
+        Args:
+            lost: States that damage has cost. The list has them, so a later opening names them again.
+        """
+        keys = {name: key for name, (key, _) in self.usage.states.items()}
+        keys.update({key.name: key for key in _keys_of(lost)})
+        record = self.round_of(list(keys.values()), self.floors, self.as_of)
         return payload_of(msgspec.structs.replace(record, is_directory=True))
 
     @property
@@ -212,3 +230,7 @@ class Folder:
 
     def __repr__(self) -> str:
         return f"<Folder {self._path} {len(self.usage.sizes)} files>"
+
+
+def _keys_of(lost: Sequence[LostState]) -> list[StateKey]:
+    return [StateKey(*each.name, *each.order, 0) for each in lost]

@@ -4,9 +4,11 @@ Repairs, in this order, so that a crash in between loses nothing and the next op
 
 1. Torn tails are cut off, and all files synced, because a killed process may have left bytes in the page
    cache alone that its successor relies on.
-2. States and entries that only damaged files have are appended to new files, and synced.
+2. States and entries that only damaged files have are appended to new files, with a record of the damage and
+   the losses, and synced.
 3. Damaged files are renamed. No later opening reads them.
-4. A new list of all states is appended, and synced. Until then each opening reports the damage.
+4. A new list of all states is appended, and synced. Until then each opening reports the damage. The list has
+   the lost states too, so later openings name them until newer ones, or another list, are on disk.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -73,8 +75,7 @@ async def opened(
         )
         if contents.damages:
             contents = await _repaired(disk, path, folder, contents)
-            for damage in contents.damages:
-                notice(f"in {path}, {damage}; states in it may be lost, and other copies fill in")
+            notice(f"in {path}, {contents.recovery().damage_text()}")
         yield folder, contents
 
 
@@ -161,10 +162,12 @@ async def _repaired(disk: Disk, path: Path, folder: Folder, contents: Contents) 
     try:
         await _save_states(folder, contents)
         entries = await _save_entries(folder, contents)
+        await folder.append_states([folder.losses(contents.lost, contents.damages)])
+        await folder.states.sync()
         for damage in contents.damages:
             if damage.quarantined_as:
                 await disk.rename(path / damage.segment, path / damage.quarantined_as)
-        await folder.append_states([folder.directory()])
+        await folder.append_states([folder.directory(contents.lost)])
         await folder.states.sync()
     except DiskFull:
         raise ConfigError(
@@ -182,8 +185,6 @@ async def _save_states(folder: Folder, contents: Contents) -> None:
             payload = payload_of(StateRecord(folder.next_number(), key, location.sizes), content)
             (new,) = await folder.append_states([payload])
             folder.put(payload, new)
-    if folder.states.segment:
-        await folder.states.sync()
 
 
 async def _save_entries(folder: Folder, contents: Contents) -> Mapping[EntryKey, Location]:

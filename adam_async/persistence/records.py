@@ -70,7 +70,7 @@ class EntryRecord(msgspec.Struct, frozen=True, array_like=True, tag="entry"):
 class RoundRecord(msgspec.Struct, frozen=True, array_like=True, tag="round"):
     """End of a round of states, or with `is_directory` the list of all states, in a new file.
 
-    The record with the greatest number has the facts of the whole folder.
+    The last record in the last file has the facts of the whole folder.
     """
 
     number: Number
@@ -91,11 +91,11 @@ class SyncedRecord(msgspec.Struct, frozen=True, array_like=True, tag="synced"):
     """Nothing."""
 
 
-Record = StateRecord | EntryRecord | RoundRecord | SyncedRecord
+SegmentRecord = StateRecord | EntryRecord | RoundRecord | SyncedRecord
 
 _encoder = msgspec.msgpack.Encoder()
 _start_decoder = msgspec.msgpack.Decoder(Start)
-_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+_decoder: msgspec.msgpack.Decoder[SegmentRecord] = msgspec.msgpack.Decoder(SegmentRecord)
 
 
 def encode_start(kind: str, number: int, identity: Identity) -> bytes:
@@ -121,13 +121,13 @@ def decode_start(payload: Part) -> Start | None:
         return None
 
 
-def encode_record(record: Record, content: Sequence[Part] = ()) -> list[Part]:
+def encode_record(record: SegmentRecord, content: Sequence[Part] = ()) -> list[Part]:
     """Return the parts of a payload; they share the memory of the content."""
     encoded = _encoder.encode(record)
     return [_SIZE.pack(len(encoded)) + encoded, *content]
 
 
-def decode_record(data: bytes, frame: Frame) -> tuple[Record, int]:
+def decode_record(data: bytes, frame: Frame) -> tuple[SegmentRecord, int]:
     """Return the record of a frame, and the position of its content in the file.
 
     Raises:

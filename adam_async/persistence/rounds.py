@@ -27,6 +27,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from adam_async.persistence.contents import Location
 from adam_async.persistence.dirty_states import DirtyStates, Mark
 from adam_async.persistence.folder import DamagedState, Folder
 from adam_async.persistence.keys import State, StateKey, StateName
@@ -110,6 +111,8 @@ class Rounds:
         """Round in progress."""
         self._last_began = clock() - settings.flush_s
         self.period_s = settings.flush_s
+        self._is_slow = False
+        """Whether a notice has reported rounds that take too long."""
         self.counts = RoundCounts()
         folder.states.beginning = lambda: [folder.directory()]
 
@@ -232,14 +235,17 @@ class Rounds:
     def _set_period(self, round_s: float) -> None:
         """Choose the time between rounds, and report if it becomes longer than `flush_s`, or no longer is."""
         flush_s = self._settings.flush_s
-        was_longer, self.period_s = self.period_s > flush_s, max(flush_s, round_s / PATIENCE)
-        if self.period_s > flush_s and not was_longer:
+        self.period_s = max(flush_s, round_s / PATIENCE)
+        if self.period_s > flush_s and not self._is_slow:
+            self._is_slow = True
             self._notice(
                 f"a round in {self._folder.path} took {round_s:.2f} s, so rounds come every "
                 f"{self.period_s:.2f} s now instead of {flush_s:g} s, and a crash may lose updates of that "
                 "time; a faster disk helps, or a longer --flush-s"
             )
-        elif was_longer and self.period_s == flush_s:
+        # Only a clear change back is reported, so rounds near the limit report nothing.
+        elif self._is_slow and round_s < PATIENCE / 2 * flush_s:
+            self._is_slow = False
             self._notice(f"rounds in {self._folder.path} come every {flush_s:g} s again")
 
     # --- one round ---------------------------------------------------------------------------
@@ -263,11 +269,10 @@ class Rounds:
         mark = self._dirty.pop(name)
         if mark is None:  # forgotten meanwhile
             return
-        try:
-            state = await self._take(name)
-        except BaseException:
-            self._dirty.add(name, mark)
-            raise
+        forgotten = self._folder.forgotten.get(name.home)
+        state = await self._take(name)
+        if self._folder.forgotten.get(name.home) != forgotten:
+            return
         if state is None:
             self._dirty.add(name, mark)
             current.is_complete = False
@@ -308,8 +313,8 @@ class Rounds:
                 self.counts.state_bytes += location.nbytes
 
     def _restore(self, current: _Round) -> None:
-        for key, _, mark in current.batch:
-            if mark is not None:
+        for key, payload, mark in current.batch:
+            if mark is not None and self._folder.counts(payload):
                 self._dirty.add(key.name, mark)
         current.batch, current.batch_bytes = [], 0
 
@@ -323,16 +328,23 @@ class Rounds:
             known = usage.states.get(name)
             if name in self._dirty or name in self._rotten or known is None:
                 continue
-            state = await self._take(name)
-            if state is None:
-                try:
-                    state = State(known[0], await self._folder.read(known[1]))
-                except DamagedState as error:
-                    self._rotten.add(name)
-                    self._notice(str(error))
-                    continue
-            await self._copied(current, state, None)
+            forgotten = self._folder.forgotten.get(name.home)
+            state = await self._taken_or_read(name, known)
+            if state is not None and self._folder.forgotten.get(name.home) == forgotten:
+                await self._copied(current, state, None)
         await self._write_batch(current)
+
+    async def _taken_or_read(self, name: StateName, known: tuple[StateKey, Location]) -> State | None:
+        """Return a state of the owner's, or else the one on disk; None if that is damaged."""
+        state = await self._take(name)
+        if state is not None:
+            return state
+        try:
+            return State(known[0], await self._folder.read(known[1]))
+        except DamagedState as error:
+            self._rotten.add(name)
+            self._notice(str(error))
+            return None
 
     async def _end(self, current: _Round) -> None:
         """Write the record of the round, sync, and remove the files that it made superfluous."""

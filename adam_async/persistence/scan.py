@@ -8,7 +8,7 @@ from adam_async.persistence.frames import Frame, frame_at, frames_beyond, frames
 from adam_async.persistence.records import (
     ENTRIES,
     STATES,
-    Record,
+    SegmentRecord,
     Start,
     UnknownRecordError,
     decode_record,
@@ -52,7 +52,7 @@ class Found:
 
     segment: str
     frame: Frame
-    record: Record
+    record: SegmentRecord
     content: int
     """Position of the content in the file."""
 

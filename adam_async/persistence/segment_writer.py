@@ -20,7 +20,7 @@ from adam_async.persistence.identity import Identity
 from adam_async.persistence.keys import Part
 from adam_async.persistence.records import (
     EntryRecord,
-    Record,
+    SegmentRecord,
     StateRecord,
     encode_record,
     encode_start,
@@ -48,7 +48,7 @@ def disk_failed(path: Path, error: OSError) -> DiskFailed:
 class Payload:
     """A record and its content, to be appended."""
 
-    record: Record
+    record: SegmentRecord
     parts: Sequence[Part]
 
     @property
@@ -57,7 +57,7 @@ class Payload:
         return sum([memoryview(part).nbytes for part in self.parts])
 
 
-def payload_of(record: Record, content: Sequence[Part] = ()) -> Payload:
+def payload_of(record: SegmentRecord, content: Sequence[Part] = ()) -> Payload:
     """Return the payload of a record."""
     return Payload(record, encode_record(record, content))
 
@@ -191,11 +191,13 @@ class SegmentWriter:
         self._durable_sizes[path.name] = self._durable
 
     async def sync(self) -> None:
-        """Make all appends durable.
+        """Make all appends durable, if any is not.
 
         Raises:
             DiskFailed: The sync failed, so it is unknown which appends are on disk.
         """
+        if self.is_synced:  # also if there is no file, after a full disk
+            return
         path, position = self._folder / self.segment, self._position
         try:
             await self._disk.sync_file(path)

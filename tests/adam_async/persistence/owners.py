@@ -7,13 +7,13 @@ and a position. So each recovered state can be checked without the code that wro
 import asyncio
 import random
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from adam_async.persistence.contents import Contents, contents_of
 from adam_async.persistence.identity import Identity
 from adam_async.persistence.keys import BUNDLE, EntryKey, State, StateKey, StateName
-from adam_async.persistence.scan import scan, segment_name
+from adam_async.persistence.scan import Scan, scan, segment_name
 from adam_async.persistence.settings import FlushSettings
 from adam_async.persistence.store import SegmentStore
 
@@ -42,6 +42,7 @@ class OwnedBundle:
     history: list[tuple[int, ...]] = field(default_factory=list)
     """By entry: the shards that it changes."""
     applied: int = 0
+    versions: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def grow(self, dice: random.Random) -> int:
         """Add an entry; return its position. Shard 0 changes only at the beginning."""
@@ -52,7 +53,10 @@ class OwnedBundle:
 
     def version(self, shard: int, position: int) -> int:
         """Return the number of entries up to a position that change a shard."""
-        return sum(shard in entry for entry in self.history[:position])
+        known = self.versions.get((shard, position))
+        if known is None:
+            known = self.versions[shard, position] = sum(shard in entry for entry in self.history[:position])
+        return known
 
     def names(self) -> list[StateName]:
         """Return the names of its states."""
@@ -126,12 +130,16 @@ def files_of(disk_model, folder: Path = HOME) -> dict[str, bytes]:
     return {name: bytes(names[name].data) for name in sorted(names) if segment_name(name)}
 
 
+@lru_cache(maxsize=512)
+def known_scan(name: str, data: bytes) -> Scan:
+    """Read a file; crashes leave most files as they were."""
+    return scan(name, data, IDENTITY.run)
+
+
 def contents_in(files: dict[str, bytes]) -> Contents:
     """Read files without a store."""
     names = [segment_name(each) for each in files]
-    scans = [
-        scan(str(name), files[str(name)], IDENTITY.run) for name in sorted(names) if not name.is_quarantined
-    ]
+    scans = [known_scan(str(name), files[str(name)]) for name in sorted(names) if not name.is_quarantined]
     assert not any(each.unknown for each in scans)
     return contents_of(scans, names)
 

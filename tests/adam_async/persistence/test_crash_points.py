@@ -35,7 +35,7 @@ DURABLE, REPLICATED, LEFT = "durable", "replicated", "left"
 
 @dataclass(frozen=True)
 class Noted:
-    """What may be recovered at a moment."""
+    """The states that may be recovered at a moment."""
 
     confirmed: dict[StateName, int]
     """Position that each state on disk has at least."""
@@ -47,13 +47,13 @@ class Noted:
 
 @dataclass
 class Account:
-    """What a server has promised."""
+    """The promises of a server."""
 
     owner: Owner
+    operations: int
     confirmed: dict[StateName, int] = field(default_factory=dict)
     acknowledged: int = 0
     compactions: int = 0
-    removed: int = 0
 
     def note(self) -> Noted:
         applied = {home: bundle.applied for home, bundle in self.owner.bundles.items()}
@@ -74,7 +74,7 @@ async def serve(node, account: Account, dice: random.Random) -> None:
                 known = store.recovery.states.get(name)
                 if known is None or known.version < bundle.version(name.shard, bundle.applied):
                     store.mark(name, 1000)
-        while len(owner.bundles[DURABLE].history) < OPERATIONS:
+        while len(owner.bundles[DURABLE].history) < account.operations:
             await step(store, account, dice)
             await asyncio.sleep(dice.uniform(0.0, 0.05))
         await flush(store, account)
@@ -128,7 +128,7 @@ async def flush(store, account: Account) -> None:
 
 def traced(seed: int, *, operations: int = OPERATIONS):
     """Run a server, and keep images of its disk."""
-    account = Account(Owner(DURABLE, REPLICATED, LEFT))
+    account = Account(Owner(DURABLE, REPLICATED, LEFT), operations)
     disk_model = TracedDiskModel(account.note)
 
     async def scenario(world):
@@ -213,7 +213,8 @@ def test_the_trace_has_all_that_matters(trace):
 
 
 @pytest.mark.thorough
-def test_a_crash_at_any_point_loses_nothing_confirmed_and_leaves_whole_states(trace, record_property):
+@pytest.mark.timeout(300)
+def test_a_crash_at_any_point_loses_nothing_confirmed_and_leaves_whole_states(trace):
     images, account = trace
     dice = random.Random(1)
     points = torn = 0
@@ -233,10 +234,9 @@ def test_a_crash_at_any_point_loses_nothing_confirmed_and_leaves_whole_states(tr
                 assert contents_in(after).torn == ()
                 check(after, image.noted, account.owner)
 
-    assert points > 10 * OPERATIONS
+    assert points > 8000
     assert torn > OPERATIONS
     assert len(opened) > 50
-    record_property("crash points", points)
 
 
 def damaged(image, dice: random.Random):
@@ -255,12 +255,12 @@ def damaged(image, dice: random.Random):
 
 
 @pytest.mark.thorough
-def test_a_crash_at_any_point_of_a_repair_changes_no_state_and_hides_no_loss(trace, record_property):
+@pytest.mark.timeout(300)
+def test_a_crash_at_any_point_of_a_repair_changes_no_state_and_hides_no_loss(trace):
     images, account = trace
     dice = random.Random(2)
-    quiet = [image for image in images[len(images) // 3 :] if not image.unsynced]
     points = 0
-    for image in dice.sample(quiet, 12):
+    for image in dice.sample(images[len(images) // 3 :], 12):
         before = damaged(image, dice)
         contents = contents_in(files_of(before))
         states = {name: key for name, (key, _) in contents.states.items()}
@@ -273,18 +273,14 @@ def test_a_crash_at_any_point_of_a_repair_changes_no_state_and_hides_no_loss(tra
                 check_states(files, found, account.owner)
                 assert {name: key for name, (key, _) in found.states.items()} == states
                 assert found.entries.keys() == contents.entries.keys()
-                if not repair.noted:
-                    assert found.damages
-                    assert {each.name for each in found.lost} == lost
+                assert {each.name for each in found.lost} == lost
 
-    assert points > 200
-    record_property("crash points", points)
+    assert points > 500
 
 
 def images_of_repair(disk_model):
-    """Open a store on a disk with damage; return images, each with whether the store was open."""
-    is_open = [False]
-    traced_model = TracedDiskModel(lambda: is_open[0])
+    """Open a store on a disk with damage; return images."""
+    traced_model = TracedDiskModel(lambda: None)
     own, root = traced_model.find(Path("/")), disk_model.find(Path("/"))
     own.names, own.kept_names, own.pending = root.names, root.kept_names, root.pending
 
@@ -292,7 +288,6 @@ def images_of_repair(disk_model):
         node.disk_model = traced_model
         store = store_of(node.open_disk(), Owner(DURABLE))
         async with store.opened():
-            is_open[0] = True
             traced_model.look()
 
     async def scenario(world):

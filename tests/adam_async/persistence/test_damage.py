@@ -25,7 +25,7 @@ ENTRIES = "entries-00000001.segment"
 
 def small_store(*, rounds: int = 3) -> tuple[DiskModel, Owner]:
     """Return a disk with a store of few states and entries, and their owner."""
-    owner = Owner("a")
+    owner = Owner("a", "b")
 
     async def use(node):
         store = store_of(node.open_disk(), owner)
@@ -34,7 +34,7 @@ def small_store(*, rounds: int = 3) -> tuple[DiskModel, Owner]:
                 for shard in (1, 2):
                     owner.update(store, "a", shard)
                 await store.flush()
-            for position in range(7, 10):
+            for position in range(2 * rounds + 1, 2 * rounds + 4):
                 owner.bundles["a"].history.append((1,))
                 await store.append_durably(*owner.bundles["a"].entry(position))
             await asyncio.sleep(0.1)
@@ -83,14 +83,14 @@ def test_a_file_cut_short_anywhere_is_reported_once_a_later_round_has_its_size()
     async def use(node):
         store = store_of(node.open_disk(), owner)
         async with Running(store):
-            owner.update(store, "a", 1)
+            owner.update(store, "b", 1)
             await store.flush()
 
     on_a_node(use, disk_model=disk_model)
     files = files_of(disk_model)
     assert len(files) == 3
     for name in (STATES, ENTRIES):
-        for size in range(0, len(files[name]), 3):
+        for size in range(0, len(files[name]), 13):
             after = {**files, name: files[name][:size]}
             found = contents_in(after)
             assert [damage.segment for damage in found.damages] == [name]
@@ -117,12 +117,11 @@ def test_a_missing_file_is_reported_with_the_states_that_it_had():
             (lost,) = store.recovery.lost
             assert (lost.name, lost.found) == (StateName("a", 2), None)
             assert StateName("a", 1) in store.recovery.states
-        assert notices == [
-            f"in {HOME}, {STATES} is missing; states in it may be lost, and other copies fill in"
-        ]
+        text = "is missing; the newest state is lost of shard 2 of a; other copies have to fill in"
+        assert notices == [f"in {HOME}, {STATES} {text}"]
         store = store_of(node.open_disk(), owner)
         async with store.opened():
-            assert (store.recovery.damages, store.recovery.lost) == ((), ())
+            assert (store.recovery.damages, store.recovery.lost) == ((), (lost,))
 
     on_a_node(use, disk_model=disk_model)
 
@@ -151,6 +150,7 @@ def test_damage_names_the_lost_state_quarantines_the_file_and_keeps_all_others()
                 assert tuple(map(bytes, parts)) == content(name, version)
         (notice,) = notices
         assert f"{STATES} is damaged at byte {newest.position}, and is states-00000001.damaged now" in notice
+        assert notice.endswith("; the newest state is lost of shard 2 of a; other copies have to fill in")
         names = await node.open_disk().names(HOME)
         assert "states-00000001.damaged" in names
         assert STATES not in names
@@ -158,7 +158,49 @@ def test_damage_names_the_lost_state_quarantines_the_file_and_keeps_all_others()
         async with store.opened():
             assert store.recovery.states == recovery.states
             assert store.recovery.entries == recovery.entries
-            assert (store.recovery.damages, store.recovery.lost) == ((), ())
+            assert (store.recovery.damages, store.recovery.lost) == ((), recovery.lost)
+
+    on_a_node(use, disk_model=disk_model)
+
+
+def test_a_lost_state_is_named_until_a_newer_one_is_on_disk():
+    disk_model, owner = small_store()
+    location = contents_in(files_of(disk_model)).states[StateName("a", 2)][1]
+    flip(disk_model, HOME / STATES, location.content)
+
+    async def use(node):
+        for _ in range(2):
+            store = store_of(node.open_disk(), owner)
+            async with store.opened():
+                assert [each.name for each in store.recovery.lost] == [StateName("a", 2)]
+        store = store_of(node.open_disk(), owner)
+        async with Running(store):
+            owner.update(store, "a", 2)
+            await store.flush()
+        store = store_of(node.open_disk(), owner)
+        async with store.opened():
+            assert store.recovery.lost == ()
+
+    on_a_node(use, disk_model=disk_model)
+
+
+def test_states_of_a_damaged_file_hide_no_newer_ones():
+    disk_model, owner = small_store()
+
+    async def use(node):
+        store = store_of(node.open_disk(), owner)
+        async with Running(store):
+            owner.bundles["a"].applied = len(owner.bundles["a"].history)
+            owner.update(store, "a", 1)
+            await store.flush()
+        newest = contents_in(files_of(disk_model)).states
+        assert newest[StateName("a", 1)][1].segment == "states-00000002.segment"
+        flip(disk_model, HOME / STATES, 300)
+        store = store_of(node.open_disk(), owner)
+        async with store.opened():
+            assert [damage.segment for damage in store.recovery.damages] == [STATES]
+            assert store.recovery.states == {name: key for name, (key, _) in newest.items()}
+            assert store.recovery.lost == ()
 
     on_a_node(use, disk_model=disk_model)
 
@@ -169,8 +211,12 @@ def test_whole_entries_behind_damage_are_kept():
     flip(disk_model, HOME / ENTRIES, first.content)
 
     async def use(node):
-        store = store_of(node.open_disk(), owner)
+        notices = []
+        store = store_of(node.open_disk(), owner, notice=notices.append)
         async with store.opened():
+            assert notices[0].endswith(
+                "no state is lost, and log entries may be missing; other copies have to fill in"
+            )
             assert [damage.segment for damage in store.recovery.damages] == [ENTRIES]
             assert [key.position for key in store.recovery.entries["a"]] == [8, 9]
             for key in store.recovery.entries["a"]:

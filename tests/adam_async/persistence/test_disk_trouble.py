@@ -25,11 +25,13 @@ def fill(node, room: int) -> None:
     node.disk_model.capacity_bytes = node.disk_model.used_bytes + room
 
 
-@pytest.mark.parametrize("room", [0, 10, 700, 1500, 3000])
-def test_a_full_disk_costs_no_state_on_it_and_rounds_go_on_once_there_is_room(room):
+@pytest.mark.parametrize("segment_bytes", [600, 8192])
+@pytest.mark.parametrize("room", [0, 10, 120, 700, 1500])
+def test_a_full_disk_costs_no_state_on_it_and_rounds_go_on_once_there_is_room(room, segment_bytes):
     async def use(node):
         owner, notices = Owner("a"), []
-        store = store_of(node.open_disk(), owner, notice=notices.append)
+        settings = FlushSettings(segment_bytes=segment_bytes, batch_bytes=300)
+        store = store_of(node.open_disk(), owner, notice=notices.append, settings=settings)
         async with Running(store):
             for shard in range(6):
                 owner.update(store, "a", shard)
@@ -252,12 +254,12 @@ def test_a_stuck_disk_is_reported_and_the_round_ends_once_it_works_again():
         store = store_of(node.open_disk(), owner, notice=notices.append)
         async with Running(store):
             owner.update(store, "a", 1)
-            node.disk_conditions.stuck = True
+            node.disk_conditions.step_s, node.disk_conditions.stuck = 0.1, True
             await asyncio.sleep(15.0)
             assert notices == ["a round in /home/ps-0 takes more than 10 s; no round is on it yet"]
             assert store.statistics().current_round_s > 13.0
             node.disk_conditions.stuck = False
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(2.0)
             assert store.statistics().dirty == 0
 
     on_a_node(use)

@@ -211,6 +211,24 @@ def test_an_entry_of_a_newer_generation_ends_older_ones_behind_it():
     on_a_node(use)
 
 
+def test_a_newer_generation_is_newer_at_any_position():
+    async def use(node):
+        owner = Owner("a")
+        store = store_of(node.open_disk(), owner)
+        async with Running(store):
+            owner.update(store, "a", 1, updates=5)
+            await store.flush()
+            owner.bundles["a"].generation = 2
+            owner.bundles["a"].history = [(1,), (1,)]
+            owner.bundles["a"].versions.clear()
+            owner.apply(store, "a", 2)
+            await store.flush()
+        recovery, _ = await reopened(node)
+        assert recovery.states[StateName("a", 1)].order == (2, 2)
+
+    on_a_node(use)
+
+
 def test_a_state_that_cannot_be_taken_stays_dirty_and_on_disk():
     async def use(node):
         owner = Owner("a")
@@ -258,6 +276,57 @@ def test_a_forgotten_bundle_does_not_come_back_and_needs_no_room():
         assert {name.home for name in states} == {"b"}
         assert recovery.entries.keys() == {"b"}
         assert (recovery.damages, recovery.lost) == ((), ())
+
+    on_a_node(use)
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_a_bundle_that_is_forgotten_while_a_state_is_copied_stays_forgotten(is_ready):
+    async def use(node):
+        owner = Owner("a", "b")
+        store = store_of(node.open_disk(), owner)
+        copied, go_on = asyncio.Event(), asyncio.Event()
+        take = owner.take
+
+        async def take_slowly(name):
+            state = await take(name)
+            if name.home == "a":
+                copied.set()
+                await go_on.wait()
+            return state if is_ready else None
+
+        owner.take = take_slowly
+        store = store_of(node.open_disk(), owner)
+        async with Running(store):
+            owner.update(store, "a", 1)
+            flushed = asyncio.ensure_future(store.flush())
+            await copied.wait()
+            store.forget("a")
+            go_on.set()
+            await flushed
+            assert store.statistics().dirty == 0
+        recovery, _ = await reopened(node)
+        assert recovery.states == {}
+
+    on_a_node(use)
+
+
+def test_states_of_a_forgotten_bundle_are_not_dirty_after_a_full_disk():
+    async def use(node):
+        owner = Owner("a", "b")
+        store = store_of(node.open_disk(), owner)
+        async with Running(store):
+            owner.update(store, "b", 1)
+            await store.flush()
+            owner.update(store, "a", 1)
+            owner.update(store, "b", 1)
+            node.disk_model.capacity_bytes = node.disk_model.used_bytes + 20
+            node.disk_conditions.step_s = 0.1
+            flushed = asyncio.ensure_future(store.flush())
+            await asyncio.sleep(0.05)
+            store.forget("a")
+            await flushed
+            assert store.statistics().dirty == 1
 
     on_a_node(use)
 

@@ -116,7 +116,7 @@ async def test_parts_are_made_on_the_disks_thread_and_appended_one_after_the_oth
 
     def make() -> list[bytes | memoryview]:
         threads.append(threading.current_thread().name)
-        return [b"head", memoryview(np.arange(3, dtype=np.float32)).cast("B"), b""] * 600
+        return [b"head", np.arange(3, dtype=np.float32).data.cast("B"), b""] * 600
 
     async with Disk(name="made", private=True) as disk:
         size = await disk.append_made(path, 0, make)
