@@ -104,7 +104,7 @@ class ServerDisk:
         found = []
         for name, record in cluster.stores.items():
             mine = self._stores.get(record.id)
-            if mine is None or mine.catalogue is None or not _is_saved(cluster, record):
+            if mine is None or mine.catalogue is None or not is_saved(cluster, record):
                 continue
             for each in self:
                 old = each.catalogue
@@ -124,8 +124,8 @@ class ServerDisk:
         return f"<ServerDisk {self.folder} {len(self._stores)} stores>"
 
 
-def _is_saved(cluster: ClusterMap, store: StoreRecord) -> bool:
-    """Whether the primaries of all bundles of a store have it on their disks."""
+def is_saved(cluster: ClusterMap, store: StoreRecord) -> bool:
+    """Whether the primaries of all bundles of a store have reported it to be on their disks."""
     word = served_word(store)
     for home in set(store.buckets):
         primary = cluster.primary(store.id, home)

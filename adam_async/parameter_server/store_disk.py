@@ -39,6 +39,7 @@ from adam_async.parameter_server.piece_states import (
 )
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.parameter_server.shard_transfer import read_states
+from adam_async.persistence.findings import Recovery
 from adam_async.persistence.identity import Identity
 from adam_async.persistence.keys import EntryKey, State, StateKey, StateName
 from adam_async.persistence.settings import FlushSettings
@@ -76,6 +77,7 @@ class DiskPorts:
         wall_clock: Seconds since 1970.
         notice: Reports a text to the operator.
         settings: Times and sizes.
+        observe: Follows the states that go to the disk, with the id of their store.
     """
 
     def __init__(
@@ -86,10 +88,12 @@ class DiskPorts:
         clock: Clock,
         wall_clock: Clock,
         settings: FlushSettings,
+        observe: Callable[[State, str], None] | None = None,
     ) -> None:
         self.states, self.entries = states, entries
         self.clock, self.wall_clock = clock, wall_clock
         self.settings = settings
+        self.observe = observe
         self.notice: Callable[[str], None] = lambda text: logger.warning("%s", text)
 
 
@@ -282,6 +286,12 @@ class StoreDisk:
             self._segments.mark(StateName(home, piece), nbytes, updates)
 
     async def _take(self, name: StateName) -> State | None:
+        state = await self._copy_of(name)
+        if state is not None and self._ports.observe is not None:
+            self._ports.observe(state, self.id)
+        return state
+
+    async def _copy_of(self, name: StateName) -> State | None:
         if name == CATALOGUE:
             return catalogue_state(self._catalogue) if self._catalogue is not None else None
         saver = self._savers.get(name.home)
@@ -345,6 +355,15 @@ class StoreDisk:
         return max(self._ports.wall_clock() - counts.on_disk_as_of, counts.dirty_age_s)
 
     # --- reading -----------------------------------------------------------------------------
+
+    @property
+    def recovery(self) -> Recovery:
+        """Contents of the folder when it was last opened."""
+        return self._segments.recovery
+
+    async def read_saved(self, name: StateName) -> tuple[StateKey, list[memoryview]]:
+        """Read a state of `recovery`; see `SegmentStore.read_state`."""
+        return await self._segments.read_state(name)
 
     async def open(self) -> None:
         """Open the folder, and read its catalogue.

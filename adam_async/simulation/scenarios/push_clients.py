@@ -147,7 +147,7 @@ class PushClients:
                 task.cancel()
 
     def _wish(self) -> StoreWish:
-        values: InitialArrays = {name: np.zeros((ROWS, COLUMNS), np.float32) for name in _names()}
+        values: InitialArrays = {name: np.zeros((ROWS, COLUMNS), np.float32) for name in array_names()}
         records, rules = records_of(values, Sgd(rate=1.0, momentum=self._momentum))
         return StoreWish(
             name=NAME,
@@ -169,13 +169,16 @@ class PushClients:
     def _pushes_to(self, link: StoreLink) -> _Store:
         store = self._stores.get(link.store.id)
         if store is None:
-            summed = self._slack == 0
-            arrays = {
-                name: StorePushes(f"{link.store.id}/{name}", rows=ROWS, columns=COLUMNS, summed=summed)
-                for name in _names()
-            }
-            store = self._stores[link.store.id] = _Store(arrays)
+            store = self._stores[link.store.id] = _Store(self._new_pushes(link.store.id))
         return store
+
+    def _new_pushes(self, id: str) -> dict[str, StorePushes]:
+        """Return the pushes to each array of a new store."""
+        summed = self._slack == 0
+        return {
+            name: StorePushes(f"{id}/{name}", rows=ROWS, columns=COLUMNS, summed=summed)
+            for name in array_names()
+        }
 
     # --- steps -------------------------------------------------------------------------------
 
@@ -231,7 +234,7 @@ class PushClients:
         rows: NDArray[np.float64] = values[array].astype(np.float64)
         if self._momentum:
             rows = np.where((rows >= 1) & (rows < MOST_MOMENTUM), 1.0, rows)
-        versions = values.read.of_shards.reshape(ARRAYS, ROWS)[_names().index(array)]
+        versions = values.read.of_shards.reshape(ARRAYS, ROWS)[array_names().index(array)]
         pushes.pulled(name, before, Pulled(rows=rows, versions=versions.tolist(), bound=bound))
 
     # --- the end -----------------------------------------------------------------------------
@@ -269,14 +272,15 @@ class PushClients:
             await link.start()
             if link.store.id not in self._stores:
                 raise Violation("I1", f"the store is {link.store.id}, to which no client pushed")
-            for array in _names():
+            for array in array_names():
                 await self._pull(node.name, link, array)
             await link.leave()
             for task in link.tasks:
                 task.cancel()
 
 
-def _names() -> list[str]:
+def array_names() -> list[str]:
+    """Return the names of the arrays of a store."""
     return [f"array-{number:02}" for number in range(ARRAYS)]
 
 
