@@ -44,6 +44,10 @@ class Losses:
         """Note the loss of a store's servers; the first one counts."""
         self._ends.setdefault(store, self._troubled_s if self._troubled_s is not None else self.now())
 
+    def has_ended(self, store: str) -> bool:
+        """Whether the servers of a store were lost."""
+        return store in self._ends
+
     def troubled(self) -> None:
         """Note that disks do not keep up from now on: the permitted time ends here."""
         if self._troubled_s is None:

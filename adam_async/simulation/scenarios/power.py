@@ -95,7 +95,7 @@ def _draw_fault(dice: RandomStream, kind: str) -> Fault:
     amount = 0.0
     if kind == SLOW_DISKS:
         amount = dice.choose([0.05, 0.2, 0.5])
-    elif kind == "split":
+    elif kind == "split" or kind in ALL_KINDS:
         amount = float(dice.below(2))
     lasts_s = dice.between(0.3, 2.0 if kind != FULL_DISKS else 4.0)
     at_s = dice.between(BEGUN_S, STRIKE_S)

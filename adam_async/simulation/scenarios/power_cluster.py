@@ -93,12 +93,11 @@ class PowerCluster(PushCluster):
             self.states.opened(name, store.id, states)
         counts[READ_BACK] = self.states.compared
 
-    @property
-    def is_saved(self) -> bool:
-        """Whether the primaries of all bundles of an open store have reported it to be on their disks."""
+    def is_saved(self, losses: Losses) -> bool:
+        """Whether the primaries of an open store have reported it to be on their disks, after all losses."""
         cluster = self.bundles.map
         stores = [store for store in cluster.stores.values() if store.phase == "open"]
-        return any(is_saved(cluster, store) for store in stores)
+        return any(is_saved(cluster, store) and not losses.has_ended(store.id) for store in stores)
 
     def lost(self, losses: Losses) -> None:
         """Note that the open stores have lost servers that they cannot spare."""

@@ -40,8 +40,14 @@ DISK_ENDS_S = 5.0
 MOST_SECTORS = 3
 """Maximum number of sectors that rot at once."""
 
-STEP_S = 0.05
-"""Interval between two checks of a condition, in seconds."""
+STEP_S, SHORT_STEP_S = 0.05, 0.0005
+"""Interval between two checks of a condition, and of a condition that lasts for milliseconds, in seconds."""
+
+WRITING_S = 1.5
+"""Time limit of the wait for a write, in seconds."""
+
+SETTLE_S = 0.5
+"""Time until the rounds of a disk with room again have caught up, beside two of its intervals, in seconds."""
 
 
 class PowerFaults:
@@ -102,7 +108,7 @@ class PowerFaults:
     async def _until_saved(self) -> None:
         """Wait until the open store is on the disks. Raises Missed: the workload has ended."""
         until = self._world.now + SAVED_S
-        while not self._cluster.is_saved:
+        while not self._cluster.is_saved(self._losses):
             check_noticed(self._clients.are_going_on)
             if self._world.now > until:
                 problem = self._cluster.bundles.lacking() or "its servers have not reported that"
@@ -113,7 +119,12 @@ class PowerFaults:
     # --- losses ------------------------------------------------------------------------------
 
     async def _end_all(self, world: World, fault: Fault) -> None:
-        """End all servers at once, in a blackout the controllers too, and start them again with their disks."""
+        """End all servers at once, in a blackout the controllers too, and start them again with their disks.
+
+        With `amount` 1 a disk is being written in this moment, if it comes soon.
+        """
+        if fault.amount:
+            await self._until_writing()
         rots = fault.kind == ROT and self._copies > 1 and not self._cluster.bundles.lacking()
         self._cluster.lost(self._losses)
         self._losses.healed()
@@ -132,6 +143,13 @@ class PowerFaults:
         check_noticed(bool(ended) and (bool(rotten) or not rots))
         await self._until_saved()
         self._cluster.failing.clear()
+
+    async def _until_writing(self) -> None:
+        """Wait until a server's disk has bytes that a crash may lose, for `WRITING_S` at most."""
+        node = self._world.node(self._dice.choose(list(SERVERS)))
+        until = self._world.now + WRITING_S
+        while not node.disk_model.has_unsynced(SHARDS) and self._world.now < until:
+            await asyncio.sleep(SHORT_STEP_S)
 
     def _rot(self, node: Node) -> int:
         """Flip a bit in some sectors of a server's disk; returns their number."""
@@ -217,6 +235,3 @@ class PowerFaults:
         await asyncio.sleep(2 * self._flush_s + SETTLE_S + 4 * slow_s)
         self._losses.healed()
 
-
-SETTLE_S = 0.5
-"""Time until the rounds of a disk with room again have caught up, beside two of its intervals, in seconds."""
