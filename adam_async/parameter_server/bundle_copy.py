@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from adam_async.controller.client import Confirmation
 from adam_async.messages import Body
-from adam_async.messages.replication import Copy, PieceCopy
+from adam_async.messages.replication import Begin, Committed, Copy, PieceCopy
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_saver import BundleSaver
 from adam_async.parameter_server.bundle_shards import BundleShards
@@ -315,7 +315,7 @@ class BundleCopy:
         if self._core.is_ordering and position == self._core.log.last + 1:
             self._core.propose(content, entry_bytes(content.parts))
         else:
-            self._unproposed.extendleft(reversed([content.entry, *self._appends.clear()]))
+            self._unproposed.extendleft(reversed([content.entry, *self._appends.drop_own()]))
         self._run()
 
     def received(self, sender: Member, message: Message, tensors: Sequence[NDArray[Any]]) -> None:
@@ -330,7 +330,9 @@ class BundleCopy:
             parts = self._parts.add(sender, message, list(tensors), keeps=is_member)
             if parts is None:
                 return
-        if self._appends is None or (not self._appends and not isinstance(message, Copy)):
+        # Messages of a primary follow one another; answers to this one do not wait.
+        is_ordered = isinstance(message, Begin | Copy | Committed | PieceCopy)
+        if self._appends is None or not is_ordered or not (self._appends or isinstance(message, Copy)):
             self._take(sender, message, parts)
             return
         take = partial(self._take_later, sender, message, parts)
@@ -489,7 +491,7 @@ class BundleCopy:
                 self._asked.clear()
                 self._unproposed.clear()
                 if self._appends is not None:
-                    self._appends.clear()
+                    self._appends.drop_own()
                 self._stuck_ticks = 0
                 self._shards.follow()
             case Removed():
@@ -573,8 +575,7 @@ class BundleCopy:
         if self._host.observe is not None:
             self._host.observe(self, logged, content.parts)
         if self._appends is not None and self._saver is not None:
-            # A complete round drops entries on the disk, so each piece that one changes has to be in it.
-            self._saver.entered(content.entry)
+            self._saver.entered(content.entry)  # a complete round drops the entry on the disk
         self._shards.committed(without_shards(content.entry, absent) if absent else content.entry)
 
     def _skip(self) -> None:

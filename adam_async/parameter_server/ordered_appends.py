@@ -47,7 +47,7 @@ class OrderedAppends:
         """Append an entry to the log on the disk, and then call a function.
 
         Args:
-            item: The entry, if this server orders it; returned by `clear`.
+            item: The entry, if this server orders it; returned by `drop_own`.
         """
         step = _Step(item, action, is_done=False)
         self._steps.append(step)
@@ -62,8 +62,9 @@ class OrderedAppends:
         while self._steps and self._steps[0].is_done:
             self._steps.popleft().action()
 
-    def clear(self) -> list[Any]:
-        """Drop all steps; returns the items of those with an entry. The disk may get the entries still."""
+    def drop_own(self) -> list[Any]:
+        """Drop the steps with an entry that this server orders and return these."""
         items = [step.item for step in self._steps if step.item is not None]
-        self._steps.clear()
+        self._steps = deque([step for step in self._steps if step.item is None])
+        self._advance()
         return items

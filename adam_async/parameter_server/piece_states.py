@@ -198,11 +198,17 @@ def read_entry(parts: Sequence[memoryview], origin: str) -> list[Part]:
 
 
 def chunks_of(shards: Sequence[ShardSpec], arrays: int) -> list[tuple[int, ...]]:
-    """Cut the shards of a piece into the numbers of one message each, whose meta names all tensors.
+    """Cut the shards of a piece into the numbers of one message each, of one rule.
 
     Args:
         arrays: Number of arrays of a rule.
     """
     most = max(MOST_IN_A_META // 16 // (1 + arrays), 1)
-    numbers = [int(spec.id) for spec in shards]
-    return [tuple(numbers[start : start + most]) for start in range(0, len(numbers), most)]
+    of_rules: dict[int, list[int]] = {}
+    for spec in shards:
+        of_rules.setdefault(spec.rule, []).append(int(spec.id))
+    return [
+        tuple(numbers[start : start + most])
+        for numbers in of_rules.values()
+        for start in range(0, len(numbers), most)
+    ]

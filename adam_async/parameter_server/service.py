@@ -138,8 +138,9 @@ class ParameterServer(Role):
         }
 
     async def _goodbye(self) -> None:
-        await super()._goodbye()
+        # The stores fail with the departure of this server, and leave it.
         await self._saved.end()
+        await super()._goodbye()
 
     def unready(self) -> str:
         """Return the reason why the server does not serve; empty if it also has all its copies in sync."""

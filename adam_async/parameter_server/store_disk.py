@@ -113,6 +113,8 @@ class StoreDisk:
         self._stack = AsyncExitStack()
         self._segments = self._new_segments()
         self._savers: dict[str, BundleSaver] = {}
+        self._left: set[BundleSaver] = set()
+        """Bundles that have left the server, whose last changes are not written."""
         self._catalogue: Catalogue | None = None
         self._is_serving = False
         """Whether states are written."""
@@ -198,12 +200,9 @@ class StoreDisk:
         return saver
 
     def left(self, saver: BundleSaver) -> bool:
-        """Forget a bundle that left the server. Returns whether it was the last one."""
-        saver.drop()
-        if self._savers.get(saver.home) is saver:
-            del self._savers[saver.home]
-            return not self._savers
-        return False
+        """Note that a bundle left the server. Returns whether it was the last one: `retire` has to follow."""
+        self._left.add(saver)
+        return self._left.issuperset(self._savers.values())
 
     async def _serve(self) -> None:
         """Write the store until cancelled. Raises DiskFailed: see `SegmentStore.run`."""
@@ -338,6 +337,10 @@ class StoreDisk:
             serving.cancel()
             await asyncio.wait([serving])
             self._serving = None
+            for saver in self._left:
+                saver.drop()
+            self._savers = {home: each for home, each in self._savers.items() if each not in self._left}
+            self._left.clear()
             return True
 
     def statistics(self) -> SegmentStatistics:
@@ -490,6 +493,8 @@ class StoreDisk:
         if missing or not numbers:
             raise DataError(f"{origin} has no shards {missing[:8]}")
         shards = [bundle.shards[ShardId(number)] for number in numbers]
+        if len({shard.spec.rule for shard in shards}) > 1:
+            raise DataError(f"shards {tuple(numbers[:8])} of {origin} have several rules: ask for each apart")
         return read_states(shards, self._rules[shards[0].spec.rule])
 
     async def _bundle_of(
