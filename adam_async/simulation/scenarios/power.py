@@ -49,7 +49,10 @@ ACKS = ("single", "replicated", "durable")
 FLUSH_S = (0.2, 0.5, 1.0)
 """Times between two rounds of writing to draw from, in seconds."""
 
-BEGUN_S, STRIKE_S = 1.5, 14.0
+PACES_S = (0.08, 0.2, 0.4)
+"""Mean pauses of a client between two steps to draw from, in seconds."""
+
+BEGUN_S, STRIKE_S = 1.5, 9.0
 """Earliest and latest start of a fault, in seconds."""
 
 WHOLE_S = 60.0
@@ -79,6 +82,7 @@ def _draw_store(dice: RandomStream) -> dict[str, Setting]:
         "consistency": consistency,
         "momentum": dice.chance(0.2),
         "flush_s": dice.choose(FLUSH_S),
+        "pace_s": dice.choose(PACES_S),
         "segment_bytes": dice.choose(SEGMENT_BYTES),
     }
 

@@ -57,7 +57,7 @@ MOMENTUM, MOST_MOMENTUM = 0.5, 2.25
 powers of 0.5 is at most 2, and a push that is applied twice gives at least 2.5."""
 
 PACE_S = 0.08
-"""Mean pause of a client between two steps, in seconds."""
+"""Mean pause of a client between two steps, in seconds, if the plan does not say otherwise."""
 
 OPEN_AGAIN_S = 0.2
 """Pause between the failure of a store and the next attempt to open it, in seconds."""
@@ -108,6 +108,7 @@ class PushClients:
         self._copies = int(settings["copies"])
         self._min_in_sync = int(settings["min_in_sync"])
         self._momentum = MOMENTUM if settings["momentum"] else 0.0
+        self._pace_s = float(settings.get("pace_s", PACE_S))
         self._stores: dict[str, _Store] = {}
         """Pushes by the id of the store."""
         self.pending = PendingPushes(world, cluster.bundles)
@@ -196,7 +197,7 @@ class PushClients:
                     )
             await link.tick()
             await self._pull(name, link, dice.choose(list(store.arrays)))
-            await asyncio.sleep(dice.around(PACE_S))
+            await asyncio.sleep(dice.around(self._pace_s))
         self.are_going_on = self.are_going_on and not store.full
 
     async def _push(self, name: str, link: StoreLink, array: str, dice: RandomStream) -> None:
