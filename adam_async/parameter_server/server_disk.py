@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from adam_async.errors import ConfigError
-from adam_async.parameter_server.store_disk import PREFIX, DiskPorts, StoreDisk, folder_of
+from adam_async.parameter_server.store_disk import PREFIX, REMOVED, DiskPorts, StoreDisk, folder_of
 from adam_async.persistence.opening import read_identity
 from adam_async.persistence.settings import FlushSettings
 from adam_async.run.cluster_map import ClusterMap
@@ -45,7 +45,7 @@ class ServerDisk:
         states = self.ports.states
         try:
             await states.make_folder(self.folder)
-            names = [name for name in await states.names(self.folder) if name.startswith(PREFIX)]
+            names = await states.names(self.folder)
         except OSError as error:
             raise ConfigError(
                 f"{self.folder} cannot be used: {error.strerror or error}; give the server a folder that it "
@@ -60,7 +60,10 @@ class ServerDisk:
                 ) from None
             try:
                 for name in names:
-                    await self._open(self.folder / name)
+                    if name.startswith(REMOVED):  # a crash came before the end of the removal
+                        await states.remove_folder(self.folder / name)
+                    elif name.startswith(PREFIX):
+                        await self._open(self.folder / name)
                 yield self
             finally:
                 for each in self._stores.values():

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -52,8 +52,8 @@ from adam_async.runtime.disk import Disk
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "store-"
-"""Prefix of the names of the folders of stores."""
+PREFIX, REMOVED = "store-", "removed-"
+"""Prefix of the names of the folders of stores, and of folders that are being removed."""
 
 FIRST_S = 0.02
 """Pause between two looks at the first writing of a store with durable pushes, in seconds."""
@@ -430,7 +430,12 @@ class StoreDisk:
         async with self._changing:
             await self._close()
             self._catalogue = None
-            await self._ports.states.remove_folder(self.folder)
+            disk, aside = self._ports.states, self.folder.with_name(REMOVED + self.folder.name)
+            await disk.remove_folder(aside)
+            with suppress(FileNotFoundError):  # its server ended before the first write
+                # After a crash in the middle of a removal the rest would look like damage.
+                await disk.rename(self.folder, aside)
+            await disk.remove_folder(aside)
 
     def saved(self) -> SavedStore:
         """Return the list of the readable states."""

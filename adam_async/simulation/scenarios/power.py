@@ -34,6 +34,7 @@ from adam_async.simulation.scenarios.power_cluster import (
 )
 from adam_async.simulation.scenarios.power_faults import (
     ALL_KINDS,
+    DISK_ERROR,
     DISK_KINDS,
     FULL_DISKS,
     ONE_KINDS,
@@ -99,7 +100,7 @@ def _draw_fault(dice: RandomStream, kind: str) -> Fault:
     amount = 0.0
     if kind == SLOW_DISKS:
         amount = dice.choose([0.05, 0.2, 0.5])
-    elif kind == "split" or kind in ALL_KINDS:
+    elif kind in (*ALL_KINDS, DISK_ERROR, "split"):
         amount = float(dice.below(2))
     lasts_s = dice.between(0.3, 2.0 if kind != FULL_DISKS else 4.0)
     at_s = dice.between(BEGUN_S, STRIKE_S)

@@ -76,6 +76,7 @@ class PowerFaults:
         self._dice = world.dice.fork("power")
         self._one = asyncio.Lock()
         """Held by the one fault in progress."""
+        self._was_saved = False
         self._servers = ServerFaults(
             world,
             cluster.bundles,
@@ -96,11 +97,13 @@ class PowerFaults:
         self.strikes: dict[str, Strike] = {kind: self._alone(strike) for kind, strike in own.items()}
 
     def _alone(self, strike: Strike) -> Strike:
-        """Let a fault wait for the end of the others, and until a store is on the disks."""
+        """Let a fault wait for the end of the others, and until the first store is on the disks."""
 
         async def strike_alone(world: World, fault: Fault) -> None:
             async with self._one:
-                await self._until_saved()
+                if not self._was_saved:
+                    await self._until_saved()
+                check_noticed(self._clients.are_going_on)
                 await strike(world, fault)
 
         return strike_alone
@@ -114,7 +117,7 @@ class PowerFaults:
                 problem = self._cluster.bundles.lacking() or "its servers have not reported that"
                 raise Violation("a store comes back", f"it is not on the disks: {problem}")
             await asyncio.sleep(STEP_S)
-        check_noticed(self._clients.are_going_on)
+        self._was_saved = True
 
     # --- losses ------------------------------------------------------------------------------
 
@@ -141,8 +144,9 @@ class PowerFaults:
             mend_disk(world.node(name))
             world.node(name).restart()
         check_noticed(bool(ended) and (bool(rotten) or not rots))
-        await self._until_saved()
-        self._cluster.failing.clear()
+        if rots:  # a disk reports its damage until it is repaired
+            await self._until_saved()
+            self._cluster.failing.clear()
 
     async def _until_writing(self) -> None:
         """Wait until a server's disk has bytes that a crash may lose, for `WRITING_S` at most."""
@@ -183,7 +187,7 @@ class PowerFaults:
     # --- disks -------------------------------------------------------------------------------
 
     async def _disk_error(self, world: World, fault: Fault) -> None:
-        """Let a disk fail; its server has to end, and comes back with the disk."""
+        """Let a disk fail, with `amount` 1 its syncs alone; its server has to end, and comes back with it."""
         if self._copies > 1:
             async with self._servers.victim(fault) as name:
                 await self._fail_disk(world.node(name), fault)
@@ -195,7 +199,10 @@ class PowerFaults:
     async def _fail_disk(self, node: Node, fault: Fault) -> None:
         assert node.task is not None
         self._cluster.failing.add(node.name)
-        node.disk_conditions.fail = 1.0
+        if fault.amount:
+            node.disk_conditions.fail_syncs = 1.0
+        else:
+            node.disk_conditions.fail = 1.0
         await asyncio.wait([node.task], timeout=DISK_ENDS_S)
         ended = node.task.done()
         if not ended and self._clients.are_going_on:
