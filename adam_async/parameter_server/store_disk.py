@@ -386,12 +386,15 @@ class StoreDisk:
         assert catalogue is not None
         self.specs_of(home, 0)
         origin = f"bundle {home} in {self.folder}"
-        found = {}
-        for name in segments.recovery.states:
+        found, recovery = {}, segments.recovery
+        lost = {each.name for each in recovery.lost}
+        for name in recovery.states:
             if name.home == home:
                 key, parts = await segments.read_state(name)
-                # A complete round drops entries, and each piece that one of them changes is in it.
-                position = max(key.position, keys[0].position - 1)
+                # A complete round drops entries, and each piece that one of them changes is in it, unless it is
+                # damaged and an older one has come back.
+                floor = recovery.floors.get(home, 0) if name not in lost else 0
+                position = max(key.position, floor)
                 found[name.shard] = (position, tensors_of(parts, origin))
         if not found or keys[-1].position <= min(at for at, _ in found.values()):
             return

@@ -72,6 +72,7 @@ class Contents:
         return Recovery(
             states={name: key for name, (key, _) in self.states.items()},
             entries=entries,
+            floors=self.floors,
             as_of=self.as_of,
             torn=self.torn,
             damages=self.damages,

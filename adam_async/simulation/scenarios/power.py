@@ -15,6 +15,7 @@ contributions of a step in progress end with it unless they are durable.
 """
 
 import asyncio
+from functools import partial
 
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.checkers.saved_pushes import Losses
@@ -40,6 +41,7 @@ from adam_async.simulation.scenarios.power_faults import (
     ONE_KINDS,
     SLOW_DISKS,
     SPARING_KINDS,
+    STRAND,
     PowerFaults,
 )
 from adam_async.simulation.scenarios.push_cluster import SERVERS
@@ -58,6 +60,9 @@ BEGUN_S, STRIKE_S = 1.5, 9.0
 
 WHOLE_S = 60.0
 """Time limit until all bundles have all copies in sync, after the last fault, in seconds."""
+
+LEAST_PUSHES = 40
+"""Number of acknowledged pushes until clients end."""
 
 RECOVERED = "arrays recovered with pushes"
 LOST = "acknowledged pushes lost"
@@ -102,7 +107,8 @@ def _draw_fault(dice: RandomStream, kind: str) -> Fault:
         amount = dice.choose([0.05, 0.2, 0.5])
     elif kind in (*ALL_KINDS, DISK_ERROR, "split"):
         amount = float(dice.below(2))
-    lasts_s = dice.between(0.3, 2.0 if kind != FULL_DISKS else 4.0)
+    least_s, most_s = {FULL_DISKS: (0.3, 4.0), STRAND: (0.05, 0.6)}.get(kind, (0.3, 2.0))
+    lasts_s = dice.between(least_s, most_s)
     at_s = dice.between(BEGUN_S, STRIKE_S)
     return Fault(at_s=round(at_s, 3), kind=kind, targets=targets, lasts_s=round(lasts_s, 3), amount=amount)
 
@@ -121,6 +127,7 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
         await strike_all(world, plan.faults, ledger, own=faults.strikes)
         await clients.pending.answered()
         await settle(world, cluster.bundles.lacking, within_s=WHOLE_S, invariant="all copies return")
+        await settle(world, partial(_lacks_pushes, ledger, clients), within_s=WHOLE_S, invariant="pushes go on")
         await clients.stop()
         reader = world.node("last-reader")
         reader.start(clients.read_all)
@@ -131,11 +138,16 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     ledger.counts[RECOVERED], ledger.counts[LOST] = losses.recovered, losses.lost
 
 
+def _lacks_pushes(ledger: Ledger, clients: PowerClients) -> str:
+    lacks = clients.are_going_on and ledger.operations < LEAST_PUSHES
+    return f"only {ledger.operations} pushes are acknowledged" if lacks else ""
+
+
 POWER_CUTS = Scenario(
     name="power",
     about="servers with disks lose their power, all at once or one by one, and their store comes back",
     kinds=(),
-    least_operations=20,
+    least_operations=LEAST_PUSHES,
     events=(RECOVERED,),
     limit_s=600.0,
     marks=(RECOVERED, LOST, TORN, QUARANTINE, REPLAYED, READ_BACK, FAILOVERS),

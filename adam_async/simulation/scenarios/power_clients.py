@@ -48,3 +48,6 @@ class PowerClients(PushClients):
             for name in array_names()
         }
         return {**self._newest}
+
+    def _check_known(self, id: str) -> None:
+        """Take a store that no client has pushed to: it comes back from the disks for the last reader."""

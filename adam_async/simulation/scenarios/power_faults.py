@@ -1,7 +1,7 @@
 """Faults of servers with disks: power lost by all at once or by one, and disks in trouble."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from adam_async.simulation.checkers.saved_pushes import Losses
 from adam_async.simulation.faults import Strike, check_noticed, is_running
@@ -16,7 +16,7 @@ from adam_async.simulation.scenarios.push_faults import POWER
 from adam_async.simulation.scenarios.server_faults import ServerFaults
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS
 
-KILL_ALL, BLACKOUT, ROT = "kill-all", "blackout", "rot"
+KILL_ALL, BLACKOUT, ROT, STRAND = "kill-all", "blackout", "rot", "strand"
 SLOW_DISKS, FULL_DISKS, DISK_ERROR = "slow-disks", "full-disks", "disk-error"
 
 ALL_KINDS = (POWER, POWER, KILL_ALL, BLACKOUT, ROT)
@@ -25,8 +25,8 @@ ALL_KINDS = (POWER, POWER, KILL_ALL, BLACKOUT, ROT)
 ONE_KINDS = ("kill", "crash", DISK_ERROR)
 """Faults that end one server."""
 
-SPARING_KINDS = ("isolate", "split", "freeze")
-"""Faults of one server with copies that may leave states or entries of their own on its disk."""
+SPARING_KINDS = (STRAND, "isolate", "split", "freeze")
+"""Faults of one server with copies, which may leave states or entries on its disk that the others lack."""
 
 DISK_KINDS = (SLOW_DISKS, FULL_DISKS)
 """Faults of all disks that end no server."""
@@ -37,8 +37,14 @@ SAVED_S = 40.0
 DISK_ENDS_S = 5.0
 """Time limit for the end of a server after its disk has failed, in seconds."""
 
-MOST_SECTORS = 3
-"""Maximum number of sectors that rot at once."""
+TAKEN_OVER_S = 6.0
+"""Time limit until another server has taken over, in seconds."""
+
+ROTTEN = 0.02
+"""Share of the sectors of segment files that rot."""
+
+MOST_TRIES = 50
+"""Maximum number of attempts to rot a sector of a small disk."""
 
 STEP_S, SHORT_STEP_S = 0.05, 0.0005
 """Interval between two checks of a condition, and of a condition that lasts for milliseconds, in seconds."""
@@ -88,6 +94,7 @@ class PowerFaults:
         own: dict[str, Strike] = {
             **dict.fromkeys(set(ALL_KINDS), self._end_all),
             **dict.fromkeys(SPARING_KINDS, self._spare),
+            STRAND: self._strand,
             "kill": self._end_one,
             "crash": self._end_one,
             DISK_ERROR: self._disk_error,
@@ -121,7 +128,9 @@ class PowerFaults:
 
     # --- losses ------------------------------------------------------------------------------
 
-    async def _end_all(self, world: World, fault: Fault) -> None:
+    async def _end_all(
+        self, world: World, fault: Fault, heal: Callable[[], object] = lambda: None
+    ) -> None:
         """End all servers at once, in a blackout the controllers too, and start them again with their disks.
 
         With `amount` 1 a disk is being written in this moment, if it comes soon.
@@ -140,6 +149,7 @@ class PowerFaults:
             node.kill() if fault.kind == KILL_ALL else node.crash()
         rotten = self._rot(world.node(self._dice.choose(list(SERVERS)))) if rots else 0
         await asyncio.sleep(fault.lasts_s)
+        heal()
         for name in ended:
             mend_disk(world.node(name))
             world.node(name).restart()
@@ -157,12 +167,14 @@ class PowerFaults:
 
     def _rot(self, node: Node) -> int:
         """Flip a bit in some sectors of a server's disk; returns their number."""
-        sectors = [self._dice.below(64) for _ in range(1 + self._dice.below(MOST_SECTORS))]
         self._cluster.failing.add(node.name)
         self._cluster.states.forget(node.name)
-        return node.disk_model.rot(
-            lambda path, sector: path.suffix == ".segment" and sector in sectors and SHARDS in path.parents
-        )
+        flipped = 0
+        for _ in range(MOST_TRIES):
+            flipped = flipped or node.disk_model.rot(
+                lambda path, _: path.suffix == ".segment" and self._dice.chance(ROTTEN)
+            )
+        return flipped
 
     async def _end_one(self, world: World, fault: Fault) -> None:
         """End one server, and start it again with its disk."""
@@ -178,6 +190,24 @@ class PowerFaults:
     async def _spare(self, world: World, fault: Fault) -> None:
         check_noticed(self._copies > 1)
         await self._servers.strikes[fault.kind](world, fault)
+
+    async def _strand(self, world: World, fault: Fault) -> None:
+        """Cut a primary off from servers and controllers, and end all servers after another one took over.
+
+        Clients still reach it, so its disk gets entries that are never committed.
+        """
+        check_noticed(self._copies > 1)
+        others = [*SERVERS, *CONTROLLERS]
+        async with self._servers.victim(fault, leads=True) as name:
+            others.remove(name)
+            led = self._cluster.bundles.led_by(name)
+            for other in others:
+                world.network.cut(name, other)
+            until = world.now + TAKEN_OVER_S
+            while set(led) & set(self._cluster.bundles.led_by(name)) and world.now < until:
+                await asyncio.sleep(STEP_S)
+            await asyncio.sleep(fault.lasts_s)
+            await self._end_all(world, fault, heal=lambda: [world.network.heal(name, each) for each in others])
 
     def _running(self, fault: Fault) -> Node:
         node = self._world.node(fault.targets[0] if fault.targets else self._dice.choose(list(SERVERS)))

@@ -252,6 +252,11 @@ class PushClients:
         await self.pending.answered()
         await settle(self._world, self._unfinished, within_s=LEAVE_S, invariant="clients are answered")
 
+    def _check_known(self, id: str) -> None:
+        """Check that a client has pushed to a store. Raises Violation."""
+        if id not in self._stores:
+            raise Violation("I1", f"the store is {id}, to which no client pushed")
+
     def _absent(self) -> str:
         away = sorted(set(PUSHERS) - self._working) if self.are_going_on else []
         return f"{', '.join(away)} did not open the store" if away else ""
@@ -271,8 +276,7 @@ class PushClients:
         async with asyncio.TaskGroup() as group:
             link = StoreLink(self._wish(), access, group)
             await link.start()
-            if link.store.id not in self._stores:
-                raise Violation("I1", f"the store is {link.store.id}, to which no client pushed")
+            self._check_known(link.store.id)
             for array in array_names():
                 await self._pull(node.name, link, array)
             await link.leave()
