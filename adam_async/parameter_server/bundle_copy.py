@@ -1,10 +1,10 @@
-"""One server's copy of a bundle that has several: its shell around the core of `replication`.
+"""One server's copy of a bundle that has a log: its shell around the core of `replication`.
 
 The core (`replication.BundleMember`) decides what is sent, committed and proposed to the controllers. This
 shell carries out its effects: it encodes entries, sends them over `ServerLinks`, applies committed ones
 through the state of the store, copies pieces for servers that join, and watches for silent members. The
-primary's own entries keep their objects, so that its front can answer their requests. The others decode an
-entry or a piece when it arrives, so that an invalid one costs its link and changes nothing.
+primary's own entries keep their objects, so that its front can answer their requests. The others decode each
+entry or piece first: an invalid one costs its link and changes nothing. Durable ones go to the disk before.
 """
 
 import asyncio
@@ -324,12 +324,12 @@ class BundleCopy:
         Raises:
             RemoteProtocolError: No correct member sends it.
         """
-        parts: list[Part] | None = []
+        parts: list[Part] = []
         if isinstance(message, Copy | PieceCopy):
-            is_member = sender in self._core.record.members
-            parts = self._parts.add(sender, message, list(tensors), keeps=is_member)
-            if parts is None:
+            keeps = sender in self._core.record.members
+            if (whole := self._parts.add(sender, message, list(tensors), keeps=keeps)) is None:
                 return
+            parts = whole
         # Messages of a primary follow one another; answers to this one do not wait.
         is_ordered = isinstance(message, Begin | Copy | Committed | PieceCopy)
         if self._appends is None or not is_ordered or not (self._appends or isinstance(message, Copy)):
@@ -594,8 +594,7 @@ class BundleCopy:
 
     def _copy_piece(self, asked: CopyPiece, bundle: Bundle) -> None:
         piece = copy_piece(bundle, self._pieces[asked.piece])
-        nbytes = entry_bytes([piece])
-        self._core.piece_copied(asked, self._core.log.applied, piece, nbytes)
+        self._core.piece_copied(asked, self._core.log.applied, piece, entry_bytes([piece]))
 
     def __repr__(self) -> str:
         return f"<BundleCopy {self._facts.home} {self._core!r}>"

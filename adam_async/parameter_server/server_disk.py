@@ -76,7 +76,7 @@ class ServerDisk:
             return
         store = StoreDisk(identity.run, folder, self.ports)
         self._stores[identity.run] = store
-        await store.open()
+        await store.reopen()
 
     def of(self, id: str) -> StoreDisk:
         """Return the disk of a store, by its id; an absent one begins with nothing."""
@@ -121,7 +121,7 @@ class ServerDisk:
         """Write the last changes of all stores, and follow them no more."""
         async with asyncio.TaskGroup() as group:
             for each in self:
-                group.create_task(each.end(), name=f"ends-{each.id}")
+                group.create_task(each.end(for_good=True), name=f"ends-{each.id}")
 
     def __repr__(self) -> str:
         return f"<ServerDisk {self.folder} {len(self._stores)} stores>"

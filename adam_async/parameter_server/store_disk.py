@@ -68,7 +68,7 @@ def folder_of(folder: Path, id: str) -> Path:
 
 
 class DiskPorts:
-    """What the disk of a store needs of its process.
+    """The services of a process that the disk of a store needs.
 
     Attributes:
         states: Disk of the states.
@@ -125,6 +125,8 @@ class StoreDisk:
         self._serving: asyncio.Task[None] | None = None
         self._appending: set[asyncio.Task[Any]] = set()
         """Tasks that append entries."""
+        self._has_ended = False
+        """Whether the server ends."""
         self._spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
         self._changing = asyncio.Lock()
         self._taken: set[StateName] = set()
@@ -244,7 +246,10 @@ class StoreDisk:
         assert task is not None
         self._appending.add(task)
         try:
-            await (self._completed if of_primary else self._served).wait()
+            if self._has_ended:
+                task.cancel()
+            while not self._served.is_set() or (of_primary and not self._completed.is_set()):
+                await (self._completed if self._served.is_set() else self._served).wait()
             await self._segments.append_durably(key, entry_parts(parts))
         finally:
             self._appending.discard(task)
@@ -273,8 +278,10 @@ class StoreDisk:
             if not names or not names <= self._taken:
                 rounds = None
                 continue
+            # A round in progress has taken states that are not on the disk, and a full disk ends it early.
+            is_clean = not counts.dirty and not counts.current_round_s
             rounds = counts.rounds if rounds is None else rounds
-            if counts.rounds > rounds or not counts.dirty:
+            if counts.rounds > rounds or is_clean:
                 self.is_complete = True
                 self._completed.set()
                 self.on_complete()
@@ -321,19 +328,27 @@ class StoreDisk:
         """
         if not await self.end():
             return
-        await self.open()
+        await self.reopen()
         if self._savers and not is_over:
             self._start()
 
-    async def end(self) -> bool:
-        """Write the last changes, and follow the store no more. Returns whether the disk has followed it."""
+    async def end(self, *, for_good: bool = False) -> bool:
+        """Write the last changes, and follow the store no more. Returns whether the disk has followed it.
+
+        Args:
+            for_good: Whether the server ends, too. Tasks that append an entry are cancelled from then on.
+        """
         async with self._changing:
+            self._has_ended = self._has_ended or for_good
             serving = self._serving
-            if serving is None:
-                return False
-            await self._flush()
+            if serving is not None:
+                await self._flush()
+            self._served.clear()  # so that no entry is appended from here on
+            self._completed.clear()
             for task in tuple(self._appending):  # their entries are not acknowledged
                 task.cancel()
+            if serving is None:
+                return False
             serving.cancel()
             await asyncio.wait([serving])
             self._serving = None
@@ -368,7 +383,7 @@ class StoreDisk:
         """Read a state of `recovery`; see `SegmentStore.read_state`."""
         return await self._segments.read_state(name)
 
-    async def open(self) -> None:
+    async def reopen(self) -> None:
         """Open the folder, and read its catalogue.
 
         Raises:
@@ -399,10 +414,10 @@ class StoreDisk:
         if not found or keys[-1].position <= min(at for at, _ in found.values()):
             return
         replay = EntryReplay(catalogue, self._pieces[home], self._table, self._rules, found, origin)
-        for key in keys:
-            parts = await segments.read_entry(key)
-            if not replay.take(key.position, read_entry(parts, origin)):
-                self._ports.notice(f"{origin} lacks entries before {key.position}; later ones do not count")
+        for entry in keys:
+            parts = await segments.read_entry(entry)
+            if not replay.take(entry.position, read_entry(parts, origin)):
+                self._ports.notice(f"{origin} lacks entries before {entry.position}; later ones do not count")
                 break
         self._replays[home] = replay
 

@@ -66,12 +66,12 @@ class Contents:
 
     def recovery(self) -> Recovery:
         """Return the contents as the owner sees them."""
-        entries: dict[str, tuple[EntryKey, ...]] = {}
+        entries: dict[str, list[EntryKey]] = {}
         for key in self.entries:
-            entries[key.home] = (*entries.get(key.home, ()), key)
+            entries.setdefault(key.home, []).append(key)
         return Recovery(
             states={name: key for name, (key, _) in self.states.items()},
-            entries=entries,
+            entries={home: tuple(keys) for home, keys in entries.items()},
             floors=self.floors,
             as_of=self.as_of,
             torn=self.torn,

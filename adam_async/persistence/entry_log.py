@@ -81,12 +81,14 @@ class EntryLog:
             for each in group
         ]
         try:
-            locations = await self._folder.append_entries(payloads)
+            with self._folder.reporting_if_stuck("a write of log entries"):
+                locations = await self._folder.append_entries(payloads)
         except DiskFull:
             self._folder.note_room(ENTRIES, False)
             await asyncio.sleep(self._retry_s)
             return
-        await self._folder.entries.sync()
+        with self._folder.reporting_if_stuck("a sync of log entries"):
+            await self._folder.entries.sync()
         self._folder.note_room(ENTRIES, True)
         for each, payload, location in zip(group, payloads, locations, strict=True):
             assert self._waiting.popleft() is each

@@ -1,6 +1,8 @@
 """Facts of one folder of segment files that its rounds of states and its log of entries share."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -24,6 +26,9 @@ from adam_async.persistence.segment_writer import Payload, SegmentWriter, disk_f
 from adam_async.persistence.usage import Usage
 from adam_async.runtime.clock import time_of_day
 from adam_async.runtime.disk import Disk
+
+STUCK_S = 10.0
+"""Duration of a write after which a notice reports it, in seconds."""
 
 
 class DamagedState(DataError):
@@ -200,6 +205,18 @@ class Folder:
             self._notice(f"the disk of {self._path} is full: {self.as_of_text()}; make room on it")
         elif was_full and not self.is_full:
             self._notice(f"the disk of {self._path} has room again: {self.as_of_text()}")
+
+    @contextmanager
+    def reporting_if_stuck(self, work: str) -> Iterator[None]:
+        """Report a block that takes longer than `STUCK_S`, once."""
+        alarm = asyncio.get_running_loop().call_later(STUCK_S, self._report_stuck, work)
+        try:
+            yield
+        finally:
+            alarm.cancel()
+
+    def _report_stuck(self, work: str) -> None:
+        self._notice(f"{work} in {self._path} takes more than {STUCK_S:g} s; {self.as_of_text()}")
 
     def as_of_text(self) -> str:
         """Return a text on the time whose updates are all on disk."""

@@ -44,9 +44,6 @@ dirty. The store awaits one call at a time, so that the owner may let other work
 TURN_BYTES = 1 << 20
 """Size of copied states after which other work of the loop comes first, in bytes."""
 
-STUCK_S = 10.0
-"""Duration of a round after which the operator hears of it, in seconds."""
-
 PATIENCE = 0.5
 """Share of `flush_s` that a round may take before the time between rounds grows."""
 
@@ -219,18 +216,13 @@ class Rounds:
         self._last_began = self._clock()
         floors = {**self._folder.floors, **self._applied}
         self._current = current = _Round(self._last_began, self._wall_clock(), floors)
-        alarm = asyncio.get_running_loop().call_later(STUCK_S, self._report_stuck)
         try:
-            await self._round(current)
+            with self._folder.reporting_if_stuck("a round"):
+                await self._round(current)
         finally:
-            alarm.cancel()
             self._current = None
         self.counts.round_s = self._clock() - current.begin
         self._set_period(self.counts.round_s)
-
-    def _report_stuck(self) -> None:
-        folder = self._folder
-        self._notice(f"a round in {folder.path} takes more than {STUCK_S:g} s; {folder.as_of_text()}")
 
     def _set_period(self, round_s: float) -> None:
         """Choose the time between rounds, and report if it becomes longer than `flush_s`, or no longer is."""
@@ -374,4 +366,4 @@ class Rounds:
         if current.is_complete:
             self._folder.as_of = current.as_of
             self._folder.note_room(STATES, True)
-        self.counts.rounds += 1
+            self.counts.rounds += 1

@@ -318,7 +318,7 @@ class Joining:
         """Load the values on the disks of the servers, if a store of this name is there.
 
         Raises:
-            StoreError: That store is there in part only, or has other arrays, rules or consistency.
+            StoreError: The store there is incomplete, or has other arrays, rules or consistency.
         """
         wish, membership = self._wish, self._membership
         if wish.create == "new":

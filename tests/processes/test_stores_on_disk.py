@@ -150,9 +150,8 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
 def test_a_full_disk_stops_no_training_and_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     with small_disk(folder / "ps-0", "256k"):
-        code, output = run(
-            *TRAIN, "--servers", "1", "--model", "mlp", "--store", str(folder), "--epochs", "2"
-        )
+        options = ("--processes", "--model", "mlp", "--store", str(folder), "--epochs", "2")
+        code, output = run("train", "--data", "digits", *options)
     assert code == 0, output
     assert "the end of the run was not on the disks for lack of space" in output
     assert re.search(r"the disk of \S+ is full: ", output), output

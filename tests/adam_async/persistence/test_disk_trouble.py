@@ -258,8 +258,14 @@ def test_a_stuck_disk_is_reported_and_the_round_ends_once_it_works_again():
             await asyncio.sleep(15.0)
             assert notices == ["a round in /home/ps-0 takes more than 10 s; no round is on it yet"]
             assert store.statistics().current_round_s > 13.0
+            append = asyncio.ensure_future(store.append_durably(EntryKey("a", 9, 1), [b"entry"]))
+            await asyncio.sleep(11.0)
+            assert notices[1:] == [
+                "a write of log entries in /home/ps-0 takes more than 10 s; no round is on it yet"
+            ]
             node.disk_conditions.stuck = False
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(3.0)
+            assert append.done()
             assert store.statistics().dirty == 0
 
     on_a_node(use)
