@@ -24,6 +24,7 @@ from adam_async.checkpoint.manifest import (
     ProgressNote,
     trained_again,
 )
+from adam_async.persistence.keys import WallTime
 from adam_async.runtime.disk import Disk
 
 FORMAT = "adam-async/run/1"
@@ -40,7 +41,7 @@ class RunNote(msgspec.Struct, frozen=True, kw_only=True):
     """A point from which a run can go on."""
 
     manifest: Manifest
-    at: float
+    at: WallTime
     """Time of this point, in seconds since 1970."""
     is_on_disk: bool
     """Whether all updates of this point were on the disks of the servers when the note was written."""
@@ -56,7 +57,7 @@ class RunNotes(msgspec.Struct, frozen=True, kw_only=True):
     """Points from which the run can go on, the newest first."""
     seen: ProgressNote
     """Progress of training at the last poll."""
-    seen_at: float
+    seen_at: WallTime
     """Time of the last poll, in seconds since 1970."""
     checksum: str = ""
     """SHA-256 of the notes with an empty checksum, as compact JSON."""

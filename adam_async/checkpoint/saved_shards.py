@@ -59,14 +59,15 @@ class FoundStore:
         name: Name of the store.
         record: Its record, as it was placed.
         arrays: Its arrays.
-        written: Number of its beginning: of two stores of a name the larger one is newer.
+        began_ms: Time of its beginning, in milliseconds since 1970: of two stores of a name the larger one is
+            newer.
         best: By home and piece: the position of the newest copy, its clock, and the server that has it.
     """
 
     name: str
     record: StoreRecord
     arrays: tuple[ArrayRecord, ...]
-    written: int
+    began_ms: int
     best: dict[tuple[str, int], tuple[int, int, str]] = field(default_factory=dict)
 
     @property
@@ -141,7 +142,7 @@ class SavedShards:
             for saved in answers[node][1]:
                 _merge(found, node, saved, name)
         return Survey(
-            stores=tuple(sorted(found.values(), key=lambda each: -each.written)),
+            stores=tuple(sorted(found.values(), key=lambda each: -each.began_ms)),
             servers=tuple(node for node in servers if node in answers and answers[node][0]),
             without=tuple(node for node in servers if node in answers and not answers[node][0]),
             silent=tuple(node for node in servers if node not in answers),
@@ -227,11 +228,11 @@ def _merge(found: dict[str, FoundStore], node: str, saved: SavedStore, name: str
         return
     if saved.name != name or record.id != saved.id:
         return
-    store = found.setdefault(saved.id, FoundStore(name, record, arrays, saved.written))
+    store = found.setdefault(saved.id, FoundStore(name, record, arrays, saved.began_ms))
     if (store.record.fixed, store.arrays, store.record.buckets) != (record.fixed, arrays, record.buckets):
         return
-    store.written = max(store.written, saved.written)
+    store.began_ms = max(store.began_ms, saved.began_ms)
     for piece in saved.pieces:
-        key, mine = (piece.home, piece.piece), (piece.place, piece.clock, node)
-        if key not in store.best or store.best[key][0] < piece.place:
+        key, mine = (piece.home, piece.piece), (piece.position, piece.clock, node)
+        if key not in store.best or store.best[key][0] < piece.position:
             store.best[key] = mine

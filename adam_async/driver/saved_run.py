@@ -173,7 +173,7 @@ class SavedRunReader:
         lost_s = max(run.notes.seen_at - note.at, 0.0)
         self._note(
             f"run {manifest.run} goes on from the disks of its servers, as of {time_of_day(note.at)}: the "
-            f"updates of its last {lost_s:.1f} s count no more, and "
+            f"updates of its last {lost_s:.1f} s are lost, and "
             f"{again - manifest.trained_again} groups or a few more are trained again"
         )
         return Checkpoint(

@@ -17,6 +17,7 @@ from adam_async.controller.client import Membership
 from adam_async.controller.role import reply_or_fail, reply_when_room
 from adam_async.errors import ConfigError, DataError, DeadlineExceeded, DiskFailed, RunFailed
 from adam_async.messages import ListSaved, ReadSaved, SavedList, pack, packed_tensor
+from adam_async.messages.saved_shards import MOST_SAVED_STORES
 from adam_async.parameter_server.piece_states import catalogue_of
 from adam_async.parameter_server.server_disk import SAVED, ServerDisk
 from adam_async.parameter_server.statistics import DiskCounts
@@ -167,7 +168,8 @@ class SavedStores:
         for each in found:
             if not each.is_saved and _is_over(cluster, each.id):
                 await self._retire(each)
-        tensor = packed_tensor(tuple(each.saved() for each in found if each.is_saved))
+        saved = sorted([each.saved() for each in found if each.is_saved], key=lambda each: -each.began_ms)
+        tensor = packed_tensor(tuple(saved[:MOST_SAVED_STORES]))
         message = pack(SavedList(keeps=self._disk is not None), [tensor])
         reply_when_room(request, tensor.nbytes, lambda: message)
 

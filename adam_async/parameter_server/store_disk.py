@@ -470,7 +470,7 @@ class StoreDisk:
                 for name, key in self._segments.recovery.states.items()
                 if name != CATALOGUE
             ),
-            written=int(catalogue.began * 1000),
+            began_ms=int(catalogue.began * 1000),
         )
 
     def _position_of(self, key: StateKey) -> int:

@@ -2,8 +2,7 @@
 
 The first frame of a file is its *start*: magic text, number of the format, and then, as MessagePack, the kind
 and number of the file and its owner. The payload of each later frame begins with the size of its *record*,
-4 bytes, and the record, as MessagePack. The content of a state or an entry follows, whose meaning only the
-owner knows.
+4 bytes, and the record, as MessagePack. The content of a state or an entry follows; only the owner reads it.
 
     StateRecord     one state of a shard
     EntryRecord     one entry of a bundle's log
