@@ -5,6 +5,7 @@
         RecordError        2    a record of a run cannot be made, read or replayed
         StoreError         2    a call on a store does not fit it: names the array, the value and the remedy
       DataError            3    a data source is missing, damaged or of the wrong kind
+        TransformFailed    3    a user's function on images raised, or returned a wrong image
         DiskFailed         3    a write to a server's folder of states failed, and its fate is unknown
       RoleDied             4    a needed role ended; names the role and the cause
         RoleUnreachable    4    a needed role was absent from the beginning
@@ -74,6 +75,13 @@ class DataError(AdamError):
     """A data source is missing, damaged or of another kind than its name."""
 
     exit_code = 3
+
+
+class TransformFailed(DataError):
+    """A user's function that transforms images raised, or returned a wrong image.
+
+    The message has the step and the function; `__cause__` is the function's own error, if it raised.
+    """
 
 
 class DiskFailed(DataError):

@@ -150,7 +150,7 @@ PORTS = (
     port("adam_async/runtime/clock.py", "clock dice system", "the monotonic clock, entropy of the system"),
     port("adam_async/model/keyed_random.py", "numpy.random", "the keyed dice, made of Philox"),
     port("adam_async/cli/*.py", "clock loops system", "loop, environment, signals, cores, times in logs"),
-    port("adam_async/cli/data.py", "threads", "a user's function makes a data set beside the loop"),
+    port("adam_async/runtime/user_thread.py", "threads", "code of the user runs beside the loop"),
     port(
         "adam_async/runtime/kernel_cache.py",
         "clock files system",

@@ -2,11 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import replace
 from inspect import isawaitable
 from pathlib import Path
-from threading import Thread
 from typing import Self
 
 from rich.console import Console
@@ -18,12 +16,13 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.datasets import load
 from adam_async.data_server.sources.downloads import Downloader
 from adam_async.data_server.sources.objects import from_object
-from adam_async.errors import AdamError, ConfigError, DataError, DeadlineExceeded
+from adam_async.errors import AdamError, ConfigError, DataError
 from adam_async.run.cache_size import CacheLimits, room_for_whole
 from adam_async.run.image_size import Size
 from adam_async.run.user_code import import_named
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes
+from adam_async.runtime.user_thread import on_user_thread
 
 IMPORTED_S = 3600.0
 """Maximum time of a user's function that makes a data set, in seconds; it may download the images."""
@@ -96,8 +95,7 @@ def check_data_named(source: str, origin: str, *, allowed: bool) -> None:
 async def imported_dataset(source: str, *, within_s: float = IMPORTED_S) -> Dataset:
     """Import a function of the user's, and return the data set that it makes.
 
-    The user's code runs on a thread with a loop of its own, so the loop of the command stays free. A function
-    that hangs leaves the thread behind, which ends with the process.
+    The user's code runs on a thread with a loop of its own, so the loop of the command stays free.
 
     Args:
         source: ``package.module:function``. The function returns a `Dataset`, an awaitable of one, or a
@@ -109,21 +107,9 @@ async def imported_dataset(source: str, *, within_s: float = IMPORTED_S) -> Data
         DataError: The result is no data set.
         DeadlineExceeded: The function took longer than `within_s`.
     """
-    made: Future[Dataset] = Future()
-    made.set_running_or_notify_cancel()  # so a cancelled wait leaves the thread its result
-
-    def work() -> None:
-        try:
-            made.set_result(asyncio.run(_imported(source)))
-        except BaseException as error:  # user code may raise anything
-            made.set_exception(error)
-
-    Thread(target=work, name="data", daemon=True).start()
-    try:
-        async with asyncio.timeout(within_s):
-            return await asyncio.wrap_future(made)
-    except TimeoutError:
-        raise DeadlineExceeded(f"{source} to make the images", within_s) from None
+    return await on_user_thread(
+        lambda: asyncio.run(_imported(source)), f"{source} to make the images", within_s=within_s
+    )
 
 
 async def _imported(source: str) -> Dataset:

@@ -33,7 +33,7 @@ from adam_async.run.option_sources import (
     from_toml,
     make_config,
 )
-from adam_async.run.user_code import transform_words
+from adam_async.run.user_code import allowed_words, transform_words
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import usable_cores
 
@@ -120,17 +120,19 @@ async def find_roles(options: FromEnvironmentOptions, environment: Mapping[str, 
             words = (*words, *functions)
         if role == "worker":
             words = (*words, "--in-flight", str(config.in_flight))
+            words = (*words, *allowed_words(options.allow_step, options.layers, options.step_path))
         arguments[node] = words
     return Found(config=config, assignment=assignment, arguments=arguments)
 
 
 async def _function_words(options: FromEnvironmentOptions, config: Config, disk: Disk) -> tuple[str, ...]:
-    """Return the words by which a data server allows the functions of the user's file of transforms."""
-    if not config.augment or not config.transforms:
-        return ()
-    folder = options.config.parent if options.config is not None else Path()
-    text = await read_file(folder / config.transforms, "transforms", disk)
-    return transform_words(read_steps(text, config.transforms), ())
+    """Return the words by which a data server allows the functions of the user's options and transforms."""
+    steps = None
+    if config.augment and config.transforms:
+        folder = options.config.parent if options.config is not None else Path()
+        text = await read_file(folder / config.transforms, "transforms", disk)
+        steps = read_steps(text, config.transforms)
+    return transform_words(steps, options.step_path, options.allow_transform)
 
 
 def show(found: Found) -> int:

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
+from cyclopts import Parameter
+
 from adam_async.cli.options import ONLY_ON, LoopName, options
 
 
@@ -35,5 +37,15 @@ class KubernetesOptions:
     """StorageClass of the volumes; by default that of the cluster."""
     data_claim: str = ""
     """PersistentVolumeClaim with the images, at /srv/adam/data in the data servers."""
+    step: str | None = None
+    """Train this step of yours in place of a network: package.module:factory, of a module that the image has.
+    The workers may import its module."""
+    step_args: str | None = None
+    """Arguments of the factory of --step, as a JSON object such as '{"hidden": 64}'."""
+    layers: Annotated[tuple[str, ...], Parameter(name="--layer", negative="")] = ()
+    """Layer of yours that the model may use: KIND=package.module:Class; repeatable."""
+    step_path: Annotated[tuple[str, ...], ONLY_ON] = ()
+    """Folder of the image with the modules of --step, --layer and transforms, added to sys.path;
+    repeatable."""
     loop: LoopName = "uvloop"
     """The event loop."""

@@ -9,7 +9,7 @@ from adam_async.cli.kubernetes_options import KubernetesOptions
 from adam_async.cli.printable import printable
 from adam_async.cli.token import new_root_token
 from adam_async.errors import ConfigError
-from adam_async.launch.kubernetes import KubernetesRun, Storage, check, files_of, read_resources
+from adam_async.launch.kubernetes import KubernetesRun, Storage, UserCode, check, files_of, read_resources
 from adam_async.launch.manifests import manifests, text_of
 from adam_async.messages.body import ROLES
 from adam_async.run.config import Config
@@ -41,6 +41,12 @@ async def write_manifests(file: Path, options: KubernetesOptions) -> int:
                 temporary=options.temporary,
                 storage_class=options.storage_class,
                 data_claim=options.data_claim,
+            ),
+            code=UserCode(
+                step=options.step or "",
+                step_args=options.step_args or "",
+                layers=options.layers,
+                folders=options.step_path,
             ),
             spread=options.spread,
         )

@@ -455,6 +455,15 @@ class FromEnvironmentOptions:
     """File with the cluster's token, or the keys of this role; by default ADAM_TOKEN."""
     wait: Wait = WAIT
     """Maximum wait of a process with one role for a controller, such as 60s or 5m."""
+    allow_step: Annotated[tuple[str, ...], ONLY_ON] = ()
+    """Module package.module whose steps the workers may train; repeatable, as for `worker`."""
+    layers: Annotated[tuple[str, ...], Parameter(name="--layer", negative="")] = ()
+    """Layer of yours that models may use: KIND=package.module:Class; repeatable, as for `worker`."""
+    allow_transform: Annotated[tuple[str, ...], ONLY_ON] = ()
+    """Function package.module:function that transforms may call, beside those of `transforms` in --config;
+    repeatable, as for `data`."""
+    step_path: Annotated[tuple[Path, ...], ONLY_ON] = ()
+    """Folder with the modules of --allow-step, --layer and transforms, added to sys.path; repeatable."""
     health: str | None = None
     """tcp://HOST:PORT for probes of the only role: GET /healthz and /readyz over HTTP."""
     print: Annotated[bool, ONLY_ON] = False

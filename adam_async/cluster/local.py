@@ -284,7 +284,7 @@ class LocalCluster:
 
     async def _open_data(self, stack: AsyncExitStack, network: Network, controller: str) -> None:
         assert self.dataset is not None, "the images are here or elsewhere"
-        functions = self._setup.functions()
+        functions = await self._setup.functions()
         for number in range(self.config.data_servers):
             server = DataServer(
                 self._settings("data", f"data-{number}", network, controller),

@@ -271,7 +271,7 @@ class ProcessCluster:
         """Serve the caller's data set, if any, from the memory of this process."""
         if self._setup.dataset is None:
             return
-        functions = self._setup.functions()
+        functions = await self._setup.functions()
         for number in range(self.config.data_servers):
             server = DataServer(
                 RoleSettings(

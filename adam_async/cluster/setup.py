@@ -18,7 +18,7 @@ from adam_async.run.config import Config
 from adam_async.run.image_size import Size
 from adam_async.run.model_selection import image_size
 from adam_async.run.stragglers import check_names
-from adam_async.run.user_code import functions_for
+from adam_async.run.user_code import imported_functions
 from adam_async.runtime.timeline import Timeline
 from transport import Identity
 
@@ -83,14 +83,15 @@ class ClusterSetup:
         init = inputs.init.network.spec if inputs.init is not None else None
         return image_size(config.size, config.model, text=inputs.model_text, spec=spec, init=init)
 
-    def functions(self) -> Mapping[str, Callable[..., Any]]:
+    async def functions(self) -> Mapping[str, Callable[..., Any]]:
         """Return the functions that the data servers of this process allow: those that the caller names.
 
         Raises:
             ConfigError: A function cannot be imported.
+            DeadlineExceeded: An import took too long.
         """
         steps = self.inputs.transforms if self.config.augment else None
-        return functions_for(steps or (), self.inputs.functions)
+        return await imported_functions(steps or (), self.inputs.functions)
 
     async def with_checkpoints(self, stack: AsyncExitStack) -> RunInputs:
         """Open the folders of checkpoints and notes until the stack ends; returns the inputs with them.

@@ -231,7 +231,7 @@ class Supervisor:
         A restart would not remove the error.
         """
         cluster = self._map
-        if cluster.run is None or node not in cluster.nodes:
+        if cluster.run is None or node not in cluster.nodes or cluster.nodes[node].role != "worker":
             return ""
         return failure_of(cluster.nodes[node], cluster.run.id)
 

@@ -20,6 +20,7 @@ from adam_async.data_server.group_cache import GroupCache, MemoryInUse, Pieces
 from adam_async.data_server.image_cache import SHARE_OF_BLOCKS, CachedImages, Images
 from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.order import EpochOrder
+from adam_async.data_server.run_memory import check_cache, check_run_memory
 from adam_async.data_server.statistics import CacheStatistics, TransformStatistics
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.data_server.validation_split import ValidationSplit, check_validation, sample_of
@@ -122,33 +123,24 @@ class GroupProducer:
                 self._cache.close()
 
     async def take_up(self, program: TrainingProgram) -> None:
-        """Prepare a run; compiling its transforms may take seconds.
+        """Prepare a run; compiling its transforms may take seconds. A refused run changes nothing.
 
         Raises:
             ConfigError: The record of the run asks for a function that this server does not allow, or has an
-                invalid transform, step or number of images.
+                invalid transform, step or number of images, or sizes that do not fit into the memory.
             DataError: Images cannot be read.
         """
-        recipe, config = None, program.config
-        check_allowed(program.transforms, self._functions)
-        await self._has_thread.wait()
-        assert self._pool is not None
-        if program.transforms:
-            make = partial(
-                Recipe.of,
-                program.transforms,
-                self._dataset.image_shape,
-                kernels=config.kernels,
-                functions=self._functions,
-            )
-            recipe = await self._pool.run(make, cost="compile")
+        config = program.config
+        recipe = await self._make_recipe(program)
+        limits = self._limits_of(config)
+        step = self._step_of(program)
+        check_validation(config.validation, self._dataset.info())
+        check_run_memory(config, step, recipe, self._dataset, available_bytes=self._available_bytes())
         self._forget_epoch()
         self._recipe, self._dice = recipe, Dice(config.seed)
         await self._hold_back(config)
-        await self._read_sample(program)
-        limits = self._dataset.cache
-        if limits is None:
-            limits = cache_limits(config.cache, config.spill, available_bytes=self._available_bytes())
+        await self._read_sample(step, config)
+        assert self._pool is not None
         if limits != self._limits:
             if self._cache is not None:
                 await self._pool.run(self._cache.close, cost="close")
@@ -156,13 +148,52 @@ class GroupProducer:
         # Events of the run before may have begun an epoch during the waits above.
         self._forget_epoch()
 
+    async def _make_recipe(self, program: TrainingProgram) -> Recipe | None:
+        """Make the recipe of a run; None without transforms."""
+        check_allowed(program.transforms, self._functions)
+        await self._has_thread.wait()
+        if not program.transforms:
+            return None
+        assert self._pool is not None
+        make = partial(
+            Recipe.of,
+            program.transforms,
+            self._dataset.image_shape,
+            kernels=program.config.kernels,
+            functions=self._functions,
+        )
+        recipe = await self._pool.run(make, cost="compile")
+        recipe.check_shape_kept()
+        return recipe
+
+    def _limits_of(self, config: Config) -> CacheLimits:
+        """Return the limits of the cache: the server's own, else those of the run."""
+        if self._dataset.cache is not None:
+            return self._dataset.cache
+        available = self._available_bytes()
+        limits = cache_limits(config.cache, config.spill, available_bytes=available)
+        if limits != self._limits:
+            held = self._held_bytes if self._cache is None else self._cache.reserved_bytes
+            check_cache(limits, available_bytes=available + held)
+        return limits
+
+    def _step_of(self, program: TrainingProgram) -> StepSpec | None:
+        """Return the record of the run's step; None without one."""
+        step, data = StepSpec.from_dict(program.spec), self._dataset
+        # The bound of the sample is for images of the step's shape.
+        if step is not None and step.sample and step.shape != data.image_shape:
+            raise ConfigError(
+                f"the record of step {step.name[:80]!r} is for images of {list(step.shape)}, and this data "
+                f"server has images of {list(data.image_shape)}: submit the run again"
+            )
+        return step
+
     async def _hold_back(self, config: Config) -> None:
         """Read the images that a run holds back from training; they stay in memory, like test images."""
         self._trained, self.validation = None, (_NO_IMAGES, _NO_LABELS)
         if not config.validation:
             return
         data = self._dataset
-        check_validation(config.validation, data.info())
         split = ValidationSplit.of(data.train_labels, count=config.validation, seed=config.seed)
         assert self._pool is not None
 
@@ -172,23 +203,14 @@ class GroupProducer:
         self.validation = (await self._pool.run(read, cost="validation"), data.train_labels[split.held_back])
         self._trained = split.trained
 
-    async def _read_sample(self, program: TrainingProgram) -> None:
-        """Read the sample of the run's step, which stays in memory.
-
-        Raises:
-            ConfigError: The record of the step is invalid.
-        """
+    async def _read_sample(self, step: StepSpec | None, config: Config) -> None:
+        """Read the sample of the run's step, which stays in memory."""
         self.sample = (_NO_IMAGES, _NO_LABELS)
-        step, data = StepSpec.from_dict(program.spec), self._dataset
         if step is None or not step.sample:
             return
-        if step.shape != data.image_shape:  # the bound of the sample is for images of this shape
-            raise ConfigError(
-                f"the record of step {step.name[:80]!r} is for images of {list(step.shape)}, and this data "
-                f"server has images of {list(data.image_shape)}: submit the run again"
-            )
+        data = self._dataset
         trained = np.arange(len(data.train_labels)) if self._trained is None else self._trained
-        chosen = sample_of(trained, step.sample, seed=program.config.seed)
+        chosen = sample_of(trained, step.sample, seed=config.seed)
         assert self._pool is not None
 
         def read() -> NDArray[np.uint8]:
@@ -248,12 +270,13 @@ class GroupProducer:
         )
 
     def _limit_bytes(self) -> int | None:
-        """Memory for blocks and answers: the rest beside the images, but at least its share."""
+        """Memory for blocks and answers: the rest beside images and transforms, but at least its share."""
         if self._limits is None:
             return None
         size = self._limits.size_bytes
         held = self._held_bytes if self._cache is None else self._cache.reserved_bytes
-        return max(size - held, size // SHARE_OF_BLOCKS)
+        work = self._recipe.work_bytes if self._recipe is not None else 0
+        return max(size - held - work, size // SHARE_OF_BLOCKS)
 
     @property
     def _held_bytes(self) -> int:

@@ -103,6 +103,11 @@ class Questions:
         self._open.clear()
         self._asking.clear()
 
+    def leave(self, why: str) -> None:
+        """Serve no run: refuse the open questions and all later ones, until the next run."""
+        self._run = ""
+        self.refuse_all("wrong-run", why)
+
     # --- in ----------------------------------------------------------------------------------
 
     def ask(self, request: Request, body: LeaseGroups | ReportGroups) -> bool:
@@ -141,7 +146,7 @@ class Questions:
     def _refusal(self, request: Request, body: LeaseGroups | ReportGroups) -> tuple[str, str] | None:
         """Code and text of the refusal of a question; None if the ledger accepts it."""
         if body.run != self._run:
-            return "wrong-run", f"this data server is on run {self._run}, not {body.run}"
+            return "wrong-run", f"this data server is on {self._run or 'no run'}, not on {body.run}"
         if not self._ledger.keeps:
             return "no-leases", f"{self._node} has no leases of run {self._run}"
         if text := taker_refusal(body, request.link.peer, self.takers):

@@ -44,7 +44,7 @@ from adam_async.data_server.state import (
     TimePassed,
 )
 from adam_async.data_server.statistics import DataStatistics
-from adam_async.errors import AdamError, ConfigError, DataError
+from adam_async.errors import AdamError, ConfigError, DataError, TransformFailed
 from adam_async.messages import (
     Body,
     CopyLedger,
@@ -56,7 +56,7 @@ from adam_async.messages import (
 )
 from adam_async.messages.bounds import MOST_INFO_BYTES
 from adam_async.model.keyed_random import Dice
-from adam_async.run.cluster_map import MOST_REASON, ClusterMap, EpochRecord, skipped_groups
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, failed_word, skipped_groups
 from adam_async.run.epoch_shares import warm_groups
 from adam_async.run.ids import Replica
 from adam_async.run.training_program import MOST_RANGES, TrainingProgram, read_training
@@ -148,14 +148,25 @@ class DataServer(Role):
         return self._ledger.state
 
     def _fail(self, error: BaseException) -> None:
-        """End the server with an error of the producer."""
-        self._spawn("images-failed", self._end_with(error))
+        """Refuse the run if its transforms failed or took all memory; end the server with any other error."""
+        if not isinstance(error, TransformFailed | MemoryError):
+            self._spawn("images-failed", self._end_with(error, self._run))
+            return
+        run = self._membership.map.run
+        if run is None or run.id != self._run or run.id == self._refused:
+            return  # the run is over, or refused already
+        why = (
+            str(error) if isinstance(error, TransformFailed) else f"no memory for a block of images: {error}"
+        )
+        self._refused = run.id
+        self._spawn("run-refused", self._refuse(run.id, why))
 
-    async def _end_with(self, error: BaseException) -> None:
-        """End the server with an error; report it to the cluster, within `GOODBYE_S`."""
+    async def _end_with(self, error: BaseException, run: str) -> None:
+        """End the server with an error in a run; report it to the cluster, within `GOODBYE_S`."""
         try:
             async with asyncio.timeout(GOODBYE_S):
-                await self._membership.set_node(failed=(str(error) or repr(error))[:MOST_REASON])
+                # Not ready: other data servers may go on with the run.
+                await self._membership.set_node(ready="", failed=failed_word(run, str(error) or repr(error)))
         except (TimeoutError, AdamError) as unreported:
             logger.info("%s ends without a report: %r", self._identity.node, unreported)
         except asyncio.CancelledError:
@@ -184,7 +195,7 @@ class DataServer(Role):
                     await self._refuse(run.id, str(error))
                     continue
                 except AdamError as error:
-                    await self._end_with(error)
+                    await self._end_with(error, run.id)
                 await self._membership.set_node(ready=run.id, failed="")
                 cluster = self._membership.map
             if cluster.ledger_leaders:
@@ -212,9 +223,9 @@ class DataServer(Role):
     async def _refuse(self, run: str, why: str) -> None:
         """Report in the cluster map that this server cannot serve a run."""
         self._refused = run
-        self._questions.refuse_all("wrong-run", f"this data server refuses run {run}")
+        self._questions.leave(f"this data server refuses run {run}")
         logger.warning("%s refuses run %s: %s", self._identity.node, run, why)
-        await self._membership.set_node(failed=why[:MOST_REASON])
+        await self._membership.set_node(failed=failed_word(run, why))
 
     async def _take_up(self, cluster: ClusterMap, run: str, program: TrainingProgram) -> None:
         self._questions.refuse_all("wrong-run", f"this data server has gone on to run {run}")
@@ -227,6 +238,11 @@ class DataServer(Role):
             num_images=len(self._dataset.train_labels) - self._config.validation,
             images_per_group=self._config.images_per_group,
         )
+        if program.carried and len(program.carried) != -(-self._orders.num_images // 8):
+            raise ConfigError(
+                f"the record of the run names its first images in {len(program.carried)} bytes; this data "
+                f"server has {self._orders.num_images:,} images to train on: give the data of the run"
+            )
         self._partitions = cluster.takers
         self._questions.take_up(run, self._config, partitions=self._partitions)
         self._ledger.take_up(run, partitions=self._partitions, orders=self._orders)

@@ -1,23 +1,22 @@
-"""Pure: the transforms of the training images of a run."""
+"""The transforms of the training images of a run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from adam_async.checkpoint.manifest import Manifest, resumed_transforms
 from adam_async.data_server.transforms.recipe import Recipe, default_steps
-from adam_async.errors import ConfigError
 from adam_async.run.config import Config
-from adam_async.run.user_code import functions_for
+from adam_async.run.user_code import functions_for, imported_functions
 
 
-def transforms_of(
+async def transforms_of(
     config: Config,
     resumed: Manifest | None,
     asked: Sequence[Mapping[str, Any]] | None,
     image_shape: Sequence[int],
     functions: Mapping[str, Callable[..., Any]] = {},
 ) -> tuple[dict[str, Any], ...]:
-    """Choose the transforms of a run that may continue another run.
+    """Choose the transforms of a run that may continue another run; imports run beside the event loop.
 
     Args:
         resumed: Manifest of the checkpoint that the run continues; None for a new run.
@@ -26,15 +25,16 @@ def transforms_of(
 
     Raises:
         ConfigError: See `steps_for` and `resumed_transforms`.
+        DeadlineExceeded: An import took too long.
     """
     if not config.augment:
         return ()
     if resumed is not None:
         steps = resumed_transforms(resumed, asked, functions)
         # Data servers import the functions: refuse here a function that this process cannot find.
-        functions_for(steps, functions)
+        await imported_functions(steps, functions)
         return steps
-    return steps_for(asked, image_shape, functions)
+    return steps_for(asked, image_shape, await imported_functions(asked or (), functions))
 
 
 def steps_for(
@@ -56,9 +56,5 @@ def steps_for(
     shape = (int(channels), int(rows), int(columns))
     steps = default_steps(shape) if asked is None else [dict(step) for step in asked]
     recipe = Recipe.of(steps, shape, kernels="numpy", functions=functions_for(steps, functions))
-    if recipe.output_shape != shape:
-        raise ConfigError(
-            f"the transforms make images of {recipe.output_shape} (channels, rows, columns) out of {shape}, "
-            "but test images stay as they are: pad before a crop, or crop to the same size"
-        )
+    recipe.check_shape_kept()
     return tuple(steps)

@@ -133,11 +133,9 @@ class Driver:
         self._poll = ProgressPoll(
             counts=self._counts, membership=self._membership, progress=self.progress, note=self.note
         )
+        saved = SavedShards(endpoint, waits=self._waits)
         self._saved_runs = SavedRunReader(
-            membership=self._membership,
-            saved=SavedShards(endpoint, waits=self._waits),
-            progress=self.progress,
-            note=self.note,
+            membership=self._membership, saved=saved, progress=self.progress, note=self.note
         )
         self._readiness = Readiness(
             config=self.config, membership=self._membership, queries=self._queries, progress=self.progress
@@ -373,7 +371,7 @@ class Driver:
         self._inputs = replace(self._inputs, resume=resumed)
         last_try = loop.time() + self._waits.prepare_s
         lost = ""
-        transforms = transforms_of(
+        transforms = await transforms_of(
             self.config,
             resumed.manifest if resumed is not None else None,
             self._inputs.transforms,

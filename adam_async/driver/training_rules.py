@@ -319,7 +319,7 @@ def _strike_out(cluster: ClusterMap) -> ClusterMap:
 
 
 def _fail_if_lost(cluster: ClusterMap) -> ClusterMap:
-    run, nodes, store = cluster.run, cluster.nodes, cluster.run_store
+    run, store = cluster.run, cluster.run_store
     if run is None or run.over:
         return cluster
     reason = lost = ""
@@ -327,12 +327,9 @@ def _fail_if_lost(cluster: ClusterMap) -> ClusterMap:
         reason = f"its driver {run.driver} was lost before training"
     if store is not None and store.phase == "failed":
         lost, reason = store.lost, store.reason
-    failures = [
-        f"{name}: {node.failed}" for name, node in nodes.items() if node.role == "data" and node.failed
-    ]
     live, ledger_leader = cluster.live("data"), "the data server"
-    if failures and all(nodes[name].failed for name in live):
-        lost, reason = ledger_leader, f"{ledger_leader} cannot serve the run: {failures[0]}"
+    if refusal := _data_refusal(cluster, run):
+        lost, reason = ledger_leader, f"{ledger_leader} cannot serve the run: {refusal}"
     elif cluster.epoch is not None and not cluster.ledger_leaders:
         others = "no other has all its leases" if live else "no other has joined"
         lost, reason = ledger_leader, f"{ledger_leader} died: {others}"
@@ -363,6 +360,21 @@ def _driver_lines(before: ClusterMap, after: ClusterMap, run: ProgramRecord) -> 
         )
     elif after.driven and not before.driven:
         yield f"run {run.id} goes on with driver {run.driver}"
+
+
+def _data_refusal(cluster: ClusterMap, run: ProgramRecord) -> str:
+    """Return a data server that cannot serve the run, and the reason; empty while others may serve it.
+
+    A server that refuses the run after it was ready has failed in the run's own transforms, which would fail
+    at all others.
+    """
+    data = {name: node for name, node in cluster.nodes.items() if node.role == "data"}
+    refusals = {name: why for name, node in data.items() if (why := failure_of(node, run.id))}
+    served = [name for name in refusals if data[name].live and data[name].ready == run.id]
+    if not refusals or (not served and any(name not in refusals for name in cluster.live("data"))):
+        return ""
+    name = (served or list(refusals))[0]
+    return f"{name}: {refusals[name]}"
 
 
 def _refusal(cluster: ClusterMap, run: ProgramRecord) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from decimal import Decimal
 from adam_async.data_server.sources.datasets import NAMES
 from adam_async.errors import ConfigError
 from adam_async.run.config import Config
+from adam_async.run.user_code import read_layers, read_step_args
 
 ROOT = "/srv/adam"
 CONFIG_FOLDER, DATA_FOLDER = f"{ROOT}/config", f"{ROOT}/data"
@@ -69,6 +70,38 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UserCode:
+    """Code of the user that the image has, as for the options of `train` of the same names.
+
+    Attributes:
+        step: Step to train, ``package.module:factory``; empty: a network.
+        step_args: Arguments of its factory, as JSON text; empty: none.
+        layers: Layers, each ``KIND=package.module:Class``.
+        folders: Folders of the image with the modules; absolute.
+    """
+
+    step: str = ""
+    step_args: str = ""
+    layers: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+
+    def words(self, role: str) -> list[str]:
+        """Return the options of the command of a role."""
+        if role not in ("data", "worker", "driver"):
+            return []
+        words = [word for folder in self.folders for word in ("--step-path", folder)]
+        if role != "data":
+            words += [word for layer in self.layers for word in ("--layer", layer)]
+        if self.step and role == "worker":
+            words += ["--allow-step", self.step.partition(":")[0]]
+        elif self.step and role == "driver":
+            words += ["--step", self.step]
+            words += ["--step-args", self.step_args] if self.step_args else []
+        # Kubernetes would put in the value of a variable for "$(NAME)".
+        return [word.replace("$(", "$$(") for word in words]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesRun:
     """A run on Kubernetes.
 
@@ -80,6 +113,7 @@ class KubernetesRun:
         secret: Existing Secret with the keys of each role; empty: the manifests have one.
         resources: Resources of each role.
         storage: Sizes and class of the volumes.
+        code: Code of the user that driver, workers and data servers import.
         spread: Whether pods of one role must be on different nodes, or need not if there are too few.
         wait: Maximum wait of a role for a controller, such as ``10m``.
     """
@@ -91,6 +125,7 @@ class KubernetesRun:
     secret: str = ""
     resources: Mapping[str, Resources] = field(default_factory=lambda: DEFAULTS)
     storage: Storage = field(default_factory=Storage)
+    code: UserCode = field(default_factory=UserCode)
     spread: bool = False
     wait: str = "10m"
 
@@ -212,6 +247,7 @@ def check(run: KubernetesRun) -> None:
         )
     for option in ("state", "results", "temporary"):
         check_quantity(getattr(storage, option), f"--{option}", "such as 10Gi")
+    _check_code(run.code)
     size = sum(len(text.encode()) for text in run.files.values())
     if size > MOST_CONFIG_BYTES:
         raise ConfigError(
@@ -244,3 +280,17 @@ def _check_config(run: KubernetesRun) -> None:
             f"data={config.data} is a path that no pod has: put the images on a volume, name its claim with "
             f"--data-claim, and set data to {DATA_FOLDER} or a path below"
         )
+
+
+def _check_code(code: UserCode) -> None:
+    """Check the form of the options; only the image has the modules."""
+    module, _, factory = code.step.partition(":")
+    if code.step and not all(part.isidentifier() for part in (*module.split("."), factory)):
+        raise ConfigError(f"--step {code.step[:80]!r} is no step: give package.module:factory")
+    if code.step_args and not code.step:
+        raise ConfigError("--step-args are for the factory of --step, which is not given")
+    read_step_args(code.step_args or None)
+    read_layers(code.layers)
+    for folder in code.folders:
+        if not folder.startswith("/"):
+            raise ConfigError(f"--step-path {folder[:80]!r} is no folder of the image: give its whole path")

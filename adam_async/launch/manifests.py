@@ -259,8 +259,8 @@ def command(run: KubernetesRun, role: str) -> list[str]:
     if role == "driver":
         results = ["--resume", f"{RESULTS_FOLDER}/checkpoints", "--out", f"{RESULTS_FOLDER}/model"]
         words = ["adam-async", "train", "--controller", controllers(run), "--attach", "--no-processes"]
-        return [*words, *options, *results]
-    words = ["adam-async", "role", "--from-env", *options]
+        return [*words, *options, *results, *run.code.words(role)]
+    words = ["adam-async", "role", "--from-env", *options, *run.code.words(role)]
     return [*words, "--dir", STATE_FOLDER] if role == "controller" else words
 
 

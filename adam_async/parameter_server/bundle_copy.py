@@ -1,10 +1,10 @@
-"""One server's copy of a bundle that has several: its shell around the core of `replication`.
+"""One server's copy of a bundle that has a log: its shell around the core of `replication`.
 
 The core (`replication.BundleMember`) decides what is sent, committed and proposed to the controllers. This
 shell carries out its effects: it encodes entries, sends them over `ServerLinks`, applies committed ones
 through the state of the store, copies pieces for servers that join, and watches for silent members. The
-primary's own entries keep their objects, so that its front can answer their requests. The others decode an
-entry or a piece when it arrives, so that an invalid one costs its link and changes nothing.
+primary's own entries keep their objects, so that its front can answer their requests. The others decode each
+entry or piece first: an invalid one costs its link and changes nothing. Durable ones go to the disk before.
 """
 
 import asyncio
@@ -304,7 +304,7 @@ class BundleCopy:
             if self._appends is None:
                 core.propose(content, entry_bytes(content.parts))
                 continue
-            position = core.log.last + len(self._appends) + 1
+            position = core.log.last + self._appends.own + 1
             written = partial(self._propose_written, content, position)
             self._appends.append(position, core.record.generation, content.parts, written, entry)
 
@@ -326,9 +326,9 @@ class BundleCopy:
         parts: list[Part] = []
         if isinstance(message, Copy | PieceCopy):
             keeps = sender in self._core.record.members
-            if (complete := self._parts.add(sender, message, list(tensors), keeps=keeps)) is None:
+            if (whole := self._parts.add(sender, message, list(tensors), keeps=keeps)) is None:
                 return
-            parts = complete
+            parts = whole
         record = self._core.record
         # The core refuses all other entries, which must not reach the disk.
         expected = record.primary, record.generation
@@ -593,8 +593,7 @@ class BundleCopy:
 
     def _copy_piece(self, asked: CopyPiece, bundle: Bundle) -> None:
         piece = copy_piece(bundle, self._pieces[asked.piece])
-        nbytes = entry_bytes([piece])
-        self._core.piece_copied(asked, self._core.log.applied, piece, nbytes)
+        self._core.piece_copied(asked, self._core.log.applied, piece, entry_bytes([piece]))
 
     def __repr__(self) -> str:
         return f"<BundleCopy {self._facts.home} {self._core!r}>"

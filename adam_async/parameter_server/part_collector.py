@@ -26,6 +26,10 @@ class PartCollector:
     def __init__(self) -> None:
         self._parts: dict[tuple[Member, type[Copy | PieceCopy]], list[Part]] = {}
 
+    def __len__(self) -> int:
+        """Return the number of incomplete messages."""
+        return len(self._parts)
+
     def keep(self, members: Container[Member]) -> None:
         """Forget the parts of all other senders."""
         self._parts = {key: parts for key, parts in self._parts.items() if key[0] in members}

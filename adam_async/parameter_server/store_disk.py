@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -39,6 +39,7 @@ from adam_async.parameter_server.piece_states import (
 )
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.parameter_server.shard_transfer import read_states
+from adam_async.persistence.findings import Recovery
 from adam_async.persistence.identity import Identity
 from adam_async.persistence.keys import EntryKey, State, StateKey, StateName
 from adam_async.persistence.settings import FlushSettings
@@ -51,8 +52,8 @@ from adam_async.runtime.disk import Disk
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "store-"
-"""Prefix of the names of the folders of stores."""
+PREFIX, REMOVED = "store-", "removed-"
+"""Prefix of the names of the folders of stores, and of folders that are being removed."""
 
 FIRST_S = 0.02
 """Pause between two checks of the first writing of a store with durable pushes, in seconds."""
@@ -76,6 +77,7 @@ class DiskPorts:
         wall_clock: Seconds since 1970.
         notice: Reports a text to the operator.
         settings: Times and sizes.
+        observe: Follows the states that go to the disk, with the id of their store.
     """
 
     def __init__(
@@ -86,10 +88,12 @@ class DiskPorts:
         clock: Clock,
         wall_clock: Clock,
         settings: FlushSettings,
+        observe: Callable[[State, str], None] | None = None,
     ) -> None:
         self.states, self.entries = states, entries
         self.clock, self.wall_clock = clock, wall_clock
         self.settings = settings
+        self.observe = observe
         self.notice: Callable[[str], None] = lambda text: logger.warning("%s", text)
 
 
@@ -121,6 +125,8 @@ class StoreDisk:
         self._serving: asyncio.Task[None] | None = None
         self._appending: set[asyncio.Task[Any]] = set()
         """Tasks that append entries."""
+        self._has_ended = False
+        """Whether the server ends."""
         self._spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
         self._changing = asyncio.Lock()
         self._taken: set[StateName] = set()
@@ -240,7 +246,10 @@ class StoreDisk:
         assert task is not None
         self._appending.add(task)
         try:
-            await (self._completed if of_primary else self._served).wait()
+            if self._has_ended:
+                task.cancel()
+            while not self._served.is_set() or (of_primary and not self._completed.is_set()):
+                await (self._completed if self._served.is_set() else self._served).wait()
             await self._segments.append_durably(key, entry_parts(parts))
         finally:
             self._appending.discard(task)
@@ -269,8 +278,10 @@ class StoreDisk:
             if not names or not names <= self._taken:
                 rounds = None
                 continue
+            # A round in progress has taken states that are not on the disk, and a full disk ends it early.
+            is_clean = not counts.dirty and not counts.current_round_s
             rounds = counts.rounds if rounds is None else rounds
-            if counts.rounds > rounds or not counts.dirty:
+            if counts.rounds > rounds or is_clean:
                 self.is_complete = True
                 self._completed.set()
                 self.on_complete()
@@ -281,6 +292,12 @@ class StoreDisk:
             self._segments.mark(StateName(home, piece), nbytes, updates)
 
     async def _take(self, name: StateName) -> State | None:
+        state = await self._copy_of(name)
+        if state is not None and self._ports.observe is not None:
+            self._ports.observe(state, self.id)
+        return state
+
+    async def _copy_of(self, name: StateName) -> State | None:
         if name == CATALOGUE:
             return catalogue_state(self._catalogue) if self._catalogue is not None else None
         saver = self._savers.get(name.home)
@@ -315,15 +332,23 @@ class StoreDisk:
         if self._savers and not is_over:
             self._start()
 
-    async def end(self) -> bool:
-        """Write the last changes, and stop following the store. Returns whether the disk has followed it."""
+    async def end(self, *, for_good: bool = False) -> bool:
+        """Write the last changes, and stop following the store. Returns whether the disk has followed it.
+
+        Args:
+            for_good: Whether the server ends, too. Tasks that append an entry are cancelled from then on.
+        """
         async with self._changing:
+            self._has_ended = self._has_ended or for_good
             serving = self._serving
-            if serving is None:
-                return False
-            await self._flush()
+            if serving is not None:
+                await self._flush()
+            self._served.clear()  # so that no entry is appended from here on
+            self._completed.clear()
             for task in tuple(self._appending):  # their entries are not acknowledged
                 task.cancel()
+            if serving is None:
+                return False
             serving.cancel()
             await asyncio.wait([serving])
             self._serving = None
@@ -349,6 +374,15 @@ class StoreDisk:
 
     # --- reading -----------------------------------------------------------------------------
 
+    @property
+    def recovery(self) -> Recovery:
+        """Contents of the folder when it was last opened."""
+        return self._segments.recovery
+
+    async def read_saved(self, name: StateName) -> tuple[StateKey, list[memoryview]]:
+        """Read a state of `recovery`; see `SegmentStore.read_state`."""
+        return await self._segments.read_state(name)
+
     async def reopen(self) -> None:
         """Open the folder, and read its catalogue.
 
@@ -367,13 +401,16 @@ class StoreDisk:
         catalogue, segments = self._catalogue, self._segments
         assert catalogue is not None
         origin = f"bundle {home} in {self.folder}"
-        found = {}
-        for name in segments.recovery.states:
+        found, recovery = {}, segments.recovery
+        lost = {each.name for each in recovery.lost}
+        for name in recovery.states:
             if name.home == home:
                 self.specs_of(home, name.shard)  # raises for a piece that the store does not have
                 key, parts = await segments.read_state(name)
-                # A complete round drops entries, and each piece that one of them changes is in it.
-                position = max(key.position, keys[0].position - 1)
+                # A complete round drops entries, and each piece that one of them changes is in it, unless it is
+                # damaged and an older one has come back.
+                floor = recovery.floors.get(home, 0) if name not in lost else 0
+                position = max(key.position, floor)
                 found[name.shard] = (position, tensors_of(parts, origin))
         if not found or keys[-1].position <= min(at for at, _ in found.values()):
             return
@@ -412,7 +449,12 @@ class StoreDisk:
         async with self._changing:
             await self._close()
             self._catalogue = None
-            await self._ports.states.remove_folder(self.folder)
+            disk, aside = self._ports.states, self.folder.with_name(REMOVED + self.folder.name)
+            await disk.remove_folder(aside)
+            with suppress(FileNotFoundError):  # its server ended before the first write
+                # After a crash in the middle of a removal the rest would look like damage.
+                await disk.rename(self.folder, aside)
+            await disk.remove_folder(aside)
 
     def saved(self) -> SavedStore:
         """Return the list of the readable states."""

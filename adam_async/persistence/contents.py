@@ -72,6 +72,7 @@ class Contents:
         return Recovery(
             states={name: key for name, (key, _) in self.states.items()},
             entries={home: tuple(keys) for home, keys in entries.items()},
+            floors=self.floors,
             as_of=self.as_of,
             torn=self.torn,
             damages=self.damages,

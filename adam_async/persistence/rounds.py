@@ -366,4 +366,4 @@ class Rounds:
         if current.is_complete:
             self._folder.as_of = current.as_of
             self._folder.note_room(STATES, True)
-        self.counts.rounds += 1
+            self.counts.rounds += 1

@@ -51,7 +51,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     left: bool = False
     """Whether it left by itself; false for a lost one."""
     failed: str = ""
-    """Error that ends it, if it could still report one."""
+    """Run in which it cannot take part, and the error, as `failed_word` writes them."""
     replica: int = -1
     """For workers: replica that it trains; for clients: place in their store's clocks. The controller sets
     it; -1 for none."""
@@ -366,11 +366,11 @@ def ready_word(run: str, replica_generation: int) -> str:
 
 
 def failed_word(run: str, why: str) -> str:
-    """Return the text by which a worker reports that it cannot train a run."""
+    """Return the text by which a worker or a data server reports that it cannot take part in a run."""
     return f"{run}: {why}"[:MOST_REASON]
 
 
 def failure_of(node: NodeRecord, run: str) -> str:
-    """Return why a worker cannot train a run; empty if it reports nothing of this run."""
+    """Return why a node cannot take part in a run; empty if it reports nothing of this run."""
     before, _, why = node.failed.partition(": ")
     return why if before == run else ""

@@ -4,6 +4,7 @@ The driver makes both (`TrainingProgram.record`). Workers and data servers read 
 `read_training`, which checks it: a driver of another release may have written it.
 """
 
+from itertools import chain
 from typing import Annotated, Any
 
 import msgspec
@@ -154,6 +155,12 @@ class _Blob(msgspec.Struct, frozen=True, kw_only=True):
 _BLOBS = msgspec.msgpack.Decoder(_Blob)
 
 
+class _Skipped(msgspec.Struct, frozen=True):
+    """The field of an epoch's result from which data servers compute the order of the next epoch."""
+
+    skipped_groups: tuple[tuple[_Number, _Number], ...] = ()
+
+
 def read_training(run: ProgramRecord) -> TrainingProgram:
     """Read the blob of a training run.
 
@@ -188,6 +195,10 @@ def read_training(run: ProgramRecord) -> TrainingProgram:
     )
     try:
         expected = program.terms(together=terms.together)
+        for result in resumed.results if resumed is not None else ():
+            ends = [*chain.from_iterable(msgspec.convert(result, _Skipped).skipped_groups)]
+            if ends != sorted(ends):
+                raise ValueError("ranges of skipped groups overlap, or are not in order")
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the results that run {run.id} resumes cannot be read: {error}") from None
     if terms != expected:

@@ -23,6 +23,10 @@ from adam_async.errors import ConfigError
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.run.train_step import MOST_STEP_ARGS, MOST_STEP_NAME, StepSpec, TrainStep
+from adam_async.runtime.user_thread import on_user_thread
+
+IMPORTED_S = 600.0
+"""Maximum time for the imports of the functions of transforms, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +108,25 @@ def functions_for(
         if isinstance(kind, str) and ":" in kind and kind not in found:
             found[kind] = import_named(kind, f"step {at}")
     return found
+
+
+async def imported_functions(
+    steps: Sequence[object], functions: Mapping[str, Callable[..., Any]], *, within_s: float = IMPORTED_S
+) -> Mapping[str, Callable[..., Any]]:
+    """Return the functions for steps, as `functions_for`; imports run on a thread, beside the event loop.
+
+    Args:
+        within_s: Deadline of all imports together, in seconds.
+
+    Raises:
+        ConfigError: A module or function cannot be imported; the error has the step.
+        DeadlineExceeded: The imports took longer.
+    """
+    others = [name for name in named_functions(steps) if name not in functions]
+    if not others:
+        return functions
+    what = f"the import of {', '.join(others)}"
+    return await on_user_thread(lambda: functions_for(steps, functions), what, within_s=within_s)
 
 
 def named_functions(steps: Sequence[object] | None) -> tuple[str, ...]:
@@ -329,16 +352,27 @@ def read_layers(texts: Sequence[str]) -> dict[str, str]:
 
 def import_words(layers: Mapping[str, str], step: str | None, folders: Sequence[Path]) -> tuple[str, ...]:
     """Return the words of a worker's command line that let it import these layers and this step."""
+    modules = () if step is None else (step.partition(":")[0],)
+    return allowed_words(modules, [f"{kind}={path}" for kind, path in layers.items()], folders)
+
+
+def allowed_words(modules: Sequence[str], layers: Sequence[str], folders: Sequence[Path]) -> tuple[str, ...]:
+    """Return the words of a worker's command line for options `--allow-step`, `--layer` and `--step-path`."""
     words = [*_folder_words(folders)]
-    words += [word for kind, path in layers.items() for word in ("--layer", f"{kind}={path}")]
-    if step is not None:
-        words += ["--allow-step", step.partition(":")[0]]
+    words += [word for layer in layers for word in ("--layer", layer)]
+    words += [word for module in modules for word in ("--allow-step", module)]
     return tuple(words)
 
 
-def transform_words(steps: Sequence[object] | None, folders: Sequence[Path]) -> tuple[str, ...]:
-    """Return the words of a data server's command line that let it import the functions of these steps."""
-    functions = named_functions(steps)
+def transform_words(
+    steps: Sequence[object] | None, folders: Sequence[Path], besides: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the words of a data server's command line that let it import the functions of these steps.
+
+    Args:
+        besides: Further functions, ``package.module:function``.
+    """
+    functions = dict.fromkeys((*named_functions(steps), *besides))
     words = _folder_words(folders) if functions else []
     return (*words, *(word for name in functions for word in ("--allow-transform", name)))
 

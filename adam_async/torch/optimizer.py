@@ -15,11 +15,12 @@ An `Exchange` is one push, and the pull after it if one is due. `push_every` cal
 gradients into one push, and a pull follows each `pull_every`-th push.
 
 In blocking mode (`max_staleness=0`) `step()` waits for its exchange. The store reads gradients from `grad`
-and writes values into the parameters, if these are contiguous memory of the CPU. After a failed exchange the
-parameters get new memory, so that a late answer changes none. In all other cases gradients and values have
-`Staging` memory. Then up to `max_staleness` exchanges stay in flight during the next forward
-and backward passes, and a later `step()` copies values that have arrived into the parameters. Only `step()`,
-`pull()` and `flush()` change parameters, so these never change between a forward pass and its backward pass.
+and writes values into the parameters, if these are contiguous memory of the CPU. After a failed exchange both
+get new memory, so a late answer changes no parameter, and a late push has the gradients of its step. Factors
+share the memory of the program's batches, so pushes copy them. In all other cases gradients and values have
+`Staging` memory. Then up to `max_staleness` exchanges stay in flight during the next forward and backward
+passes, and a later `step()` copies values that have arrived into the parameters. Only `step()`, `pull()` and
+`flush()` change parameters, never between a forward pass and its backward pass.
 
 The rule's state (momentum, means) is on the servers. With `pull_every` above 1 each `step()` takes a local
 step, ``p -= rate * gradient``, in parameters with the rule `Sgd`, as the workers of this package do
@@ -312,8 +313,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         if self._factors is not None:
             for name, gradient in gradients.items():
                 if isinstance(gradient, LinearGradient):
-                    # The program may change a layer's inputs while a push is in flight.
-                    arrays[name] = gradient.factors() if staging is None else copied(gradient.factors())
+                    # The program may change a layer's inputs while a push, failed or not, is in flight.
+                    arrays[name] = copied(gradient.factors())
         exchange = Exchange(gradients=arrays, rate=self._rate(arrays, rates), read=self._read_now())
         if pulls:
             self._add_pull(exchange, arrays, rates, staging)

@@ -61,7 +61,7 @@ class Movement(ImagePass):
     """
 
     def __init__(self, steps: Sequence[Step], shape: Shape, kernels: Kernels) -> None:
-        self.shape = _new_shape(steps[0], shape)
+        self.shape = new_shape(steps[0], shape)
         self.words = [_WORDS.get(step.kind, 1) for step in steps]
         self._steps = steps
         self._centre = (shape[2] - 1) / 2, (shape[1] - 1) / 2
@@ -146,7 +146,12 @@ _WORDS = {"shift": 2, "crop": 2, "pad": 0}
 """Number of random words of a step; other kinds take one, an elastic step as many as its grid needs."""
 
 
-def _new_shape(step: Step, shape: Shape) -> Shape:
+def new_shape(step: Step, shape: Shape) -> Shape:
+    """Return the shape (C, H, W) of the images that a step makes.
+
+    Raises:
+        ConfigError: A crop is larger than the padded image.
+    """
     channels, *sizes = shape
     if step.kind == "pad":
         rows, columns = (size + 2 * step.options["pixels"] for size in sizes)

@@ -10,6 +10,7 @@ Noise is the sum of four random bytes, nearly normal and never beyond 3.5 standa
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from adam_async.data_server.transforms.pipeline import (
     uniform,
 )
 from adam_async.data_server.transforms.steps import Step
-from adam_async.errors import DataError
+from adam_async.errors import ConfigError, TransformFailed
 
 ONE = 1 << 16
 _STD_OF_FOUR_BYTES = (4 * (256**2 - 1) / 12) ** 0.5
@@ -121,6 +122,9 @@ class UserFunction(ImagePass):
         step: Step whose options, except `draws`, are arguments of the function by name.
         function: Takes an image, its own copy, and `draws` random values in [0, 1), float64, of shape
             (draws,). Returns an image of the same shape, uint8.
+
+    Raises:
+        ConfigError: The function does not take the options.
     """
 
     def __init__(self, step: Step, shape: Shape, function: Callable[..., Any]) -> None:
@@ -129,23 +133,37 @@ class UserFunction(ImagePass):
         self._step = step
         self._function = function
         self._options: Mapping[str, Any] = {k: v for k, v in step.options.items() if k != "draws"}
+        self._check_options()
+
+    def _check_options(self) -> None:
+        try:
+            taken = signature(self._function)
+        except (TypeError, ValueError):
+            return  # a function of C without a signature: its first call shows the error
+        try:
+            taken.bind(None, None, **self._options)
+        except TypeError as error:
+            raise ConfigError(
+                f"{self._step.where}: the function {self._step.kind!r} is called as f(image, draws, "
+                f"**options), and does not take the options {', '.join(self._options) or '(none)'}: {error}"
+            ) from error
 
     def apply(self, images: Pixels, words: Sequence[Words]) -> Pixels:
         """Call the function for each image.
 
         Raises:
-            DataError: The function failed, or returned something else than an image of this shape.
+            TransformFailed: The function failed, or returned something else than an image of this shape.
         """
         made = np.empty_like(images)
         for at, values in enumerate(uniform(words[0])):
             try:
                 image = np.asarray(self._function(images[at].copy(), values, **self._options))
-            except Exception as error:
-                raise DataError(
+            except (Exception, SystemExit) as error:  # user code may raise anything
+                raise TransformFailed(
                     f"{self._step.where}: the function {self._step.kind!r} failed: {error!r}"
                 ) from error
             if image.shape != self.shape or image.dtype != np.uint8:
-                raise DataError(
+                raise TransformFailed(
                     f"{self._step.where}: the function {self._step.kind!r} returned {image.dtype} of shape "
                     f"{image.shape}, expected uint8 of shape {self.shape}"
                 )

@@ -15,12 +15,14 @@ float64 from sums, products, quotients and square roots.
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.transforms import geometry, pixels
+from adam_async.data_server.transforms.bounds import MOST_STEPS, WORK_BYTES, RecipeBounds, work_bytes
 from adam_async.data_server.transforms.pipeline import ImagePass, Kernels, Shape, kernels_of
 from adam_async.data_server.transforms.steps import KINDS, Step, check_step
 from adam_async.errors import ConfigError
@@ -46,6 +48,12 @@ class Recipe:
         """(C', H', W') of the images that `apply` makes."""
         self._words = tuple(count for image_pass in passes for count in image_pass.words)
         self._blocks = tuple(-(-count // _WORDS_PER_BLOCK) for count in self._words)
+        image_bytes = work_bytes(
+            max([prod(image_shape), *(prod(image_pass.shape) for image_pass in passes)]), sum(self._words)
+        )
+        self._at_once = max(WORK_BYTES // image_bytes, 1)
+        self.work_bytes = self._at_once * image_bytes if passes else 0
+        """Upper bound of the memory of `apply` beside its arguments and its result, in bytes."""
         # For every block that an image draws: the number of blocks of its step, and its index among these.
         self._per_image = np.repeat(np.array(self._blocks, np.uint64), self._blocks)
         self._within = np.array([at for blocks in self._blocks for at in range(blocks)], np.uint64)
@@ -69,21 +77,40 @@ class Recipe:
                 none: `user_code.functions_for` imports those of the user's own steps.
 
         Raises:
-            ConfigError: A step is wrong (the error has its number, key and value), or the kernels are not
-                installed.
+            ConfigError: A step is wrong (the error has its number, key and value), the steps make too large
+                images or draw too many random values (`bounds`), or the kernels are not installed.
         """
+        if len(steps) > MOST_STEPS:
+            raise ConfigError(f"there are {len(steps):,} transforms, expected at most {MOST_STEPS}")
         for name in functions:
             if name in KINDS:
                 raise ConfigError(f"a function is named {name!r}, which is a kind of step; choose another")
         checked = [check_step(step, f"step {at}", functions) for at, step in enumerate(steps, 1)]
         chosen = kernels_of(kernels)
         shape: Shape = (int(image_shape[0]), int(image_shape[1]), int(image_shape[2]))
+        bounds = RecipeBounds.of(shape)
         passes: list[ImagePass] = []
-        last = shape
+        last, words = shape, 0
         for joined in _joined(checked):
+            bounds.check_shape(joined[0], geometry.new_shape(joined[0], last))
             passes.append(_image_pass(joined, last, chosen, functions))
             last = passes[-1].shape
+            words += sum(passes[-1].words)
+            bounds.check_words(joined[-1], words)
         return cls(passes, shape, chosen)
+
+    def check_shape_kept(self) -> None:
+        """Check that the steps keep the shape of the images, which must stay that of test images.
+
+        Raises:
+            ConfigError: The steps change it.
+        """
+        if self.output_shape != self.image_shape:
+            raise ConfigError(
+                f"the transforms make images of {self.output_shape} (channels, rows, columns) out of "
+                f"{self.image_shape}, but test images stay as they are: pad before a crop, or crop to the "
+                "same size"
+            )
 
     @property
     def kernels(self) -> str:
@@ -105,7 +132,8 @@ class Recipe:
 
         Raises:
             ValueError: Images or numbers of another shape or dtype, or a negative number.
-            DataError: A user's function returned something else than an image of the same shape.
+            TransformFailed: A user's function failed, or returned something else than an image of the same
+                shape.
         """
         numbers = np.asarray(numbers)
         if images.dtype != np.uint8 or images.shape != (len(numbers), *self.image_shape):
@@ -115,6 +143,17 @@ class Recipe:
             )
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or (len(numbers) and numbers.min() < 0):
             raise ValueError(f"numbers must be whole and not negative, in one row, not {numbers!r}")
+        if len(images) <= self._at_once:
+            return self._apply(images, numbers, dice, epoch)
+        out = np.empty((len(images), *self.output_shape), np.uint8)
+        for start in range(0, len(images), self._at_once):
+            part = slice(start, start + self._at_once)
+            out[part] = self._apply(images[part], numbers[part], dice, epoch)
+        return out
+
+    def _apply(
+        self, images: NDArray[np.uint8], numbers: NDArray[np.int64], dice: Dice, epoch: int
+    ) -> NDArray[np.uint8]:
         # Kernels are compiled for contiguous, writable arrays; for others they would be compiled now.
         made = np.require(images, requirements=["C", "W"])
         words = self._draw(numbers.astype(np.uint64), dice, epoch)

@@ -67,7 +67,7 @@ class RecordedWeights(WorkerWeights):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Bench:
+class _Firing:
     """The part of a firing that training uses."""
 
     context: Context | StepContext
@@ -111,7 +111,7 @@ class ReplayedWorker:
             if isinstance(network, StepModel)
             else network.context(config.images_per_group)
         )
-        self._bench: Any = _Bench(context, ThreadScratch(network))
+        self._firing: Any = _Firing(context, ThreadScratch(network))
         self._trainer = GroupTrainer(network, config, weights=self._weights, plan=plan, buffers=1)
         outbox: Any = _Outbox(reads.replica, pushes)
         self._stepper = Stepper(
@@ -149,7 +149,7 @@ class ReplayedWorker:
             self._weights.install_after_snapshot(self._changes(group + 1, stepped=True))
         images, labels = self._images(epoch, number)
         lease = Lease(epoch, number, 0, len(labels), float(reads.progress[group]))
-        trained = self._trainer.train(self._bench, ImageGroup(lease, images, labels))
+        trained = self._trainer.train(self._firing, ImageGroup(lease, images, labels))
         self._check_read(group, trained.read)
         self._stepper.clock = clock - 1
         self._stepper.add(trained, lambda: None)  # no pull waits for the end of a group

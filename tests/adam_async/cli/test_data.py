@@ -173,7 +173,7 @@ async def test_a_function_that_makes_data_runs_beside_the_loop_and_has_a_deadlin
     finally:
         RELEASE.set()
         for thread in threading.enumerate():
-            if thread.name == "data":
+            if thread.name == "user-code":
                 thread.join(20.0)
 
 

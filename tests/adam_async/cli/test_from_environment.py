@@ -1,6 +1,8 @@
 """A role of a batch job gets the options of its run."""
 
-from adam_async.cli.from_environment import Found
+from pathlib import Path
+
+from adam_async.cli.from_environment import Found, find_roles
 from adam_async.cli.options import FromEnvironmentOptions
 from adam_async.launch.environment import Assignment
 from adam_async.run.config import Config
@@ -19,3 +21,37 @@ def test_only_a_parameter_server_gets_an_address_for_other_servers() -> None:
     assert words[words.index("--copies-bind") + 1] == copies
     assert "--copies-bind" not in words_of("data", Config(copies_bind=copies))
     assert "--copies-bind" not in words_of("ps", Config())
+
+
+async def test_workers_and_data_servers_allow_the_code_that_the_command_names(tmp_path: Path) -> None:
+    (tmp_path / "steps.toml").write_text('[[transform]]\nkind = "mine:invert"\n')
+    (tmp_path / "adam.toml").write_text('data = "digits"\naugment = true\ntransforms = "steps.toml"\n')
+    options = FromEnvironmentOptions(
+        from_env=True,
+        config=tmp_path / "adam.toml",
+        allow_step=("mine.steps", "other"),
+        layers=("odd=mine:Odd",),
+        allow_transform=("mine:darker", "mine:invert"),
+        step_path=(tmp_path,),
+    )
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "7000"}
+    found = await find_roles(options, ranks)
+    path = ("--step-path", str(tmp_path))
+    steps = (*path, "--layer", "odd=mine:Odd", "--allow-step", "mine.steps", "--allow-step", "other")
+    transforms = (*path, "--allow-transform", "mine:invert", "--allow-transform", "mine:darker")
+    for role, node in found.assignment.roles:
+        wanted = {"worker": steps, "data": transforms}.get(role, ())
+        assert found.arguments[node][len(found.arguments[node]) - len(wanted) :] == wanted
+        assert ("--step-path" in found.arguments[node]) == bool(wanted)
+
+
+def test_the_command_of_the_only_role_has_the_code_that_it_allows() -> None:
+    assignment = Assignment(roles=(("worker", "w"),), controllers=("tcp://10.0.0.1:7070",))
+    found = Found(config=Config(), assignment=assignment, arguments={"w": ("--allow-step", "mine")})
+    assert found.command(FromEnvironmentOptions(from_env=True))[:5] == [
+        "worker",
+        "--id",
+        "w",
+        "--allow-step",
+        "mine",
+    ]

@@ -52,6 +52,11 @@ def test_files_that_the_options_name_travel_with_them(tmp_path: Path) -> None:
         ((), "controllers = 2\n", "controllers must be 1, 3 or 5"),
         ((), 'model = "missing.toml"\n', "cannot be read: No such file or directory"),
         ((), "serverz = 1\n", "unknown key 'serverz'"),
+        (("--step", "mine.py"), "", "--step 'mine.py' is no step: give package.module:factory"),
+        (("--step-args", "{}"), "", "--step-args are for the factory of --step"),
+        (("--step", "a:b", "--step-args", "{"), "", "--step-args must be a JSON object"),
+        (("--layer", "odd"), "", "--layer 'odd': give each kind of layer once"),
+        (("--step-path", "code"), "", "--step-path 'code' is no folder of the image"),
     ],
 )
 def test_a_mistake_is_named_and_nothing_is_written(
@@ -73,3 +78,12 @@ def test_a_folder_with_files_is_left_alone(tmp_path: Path, capsys: pytest.Captur
 def test_an_image_is_required(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch(tmp_path) == 2
     assert "--image" in capsys.readouterr().err
+
+
+def test_the_workers_may_import_the_step_that_the_command_names(tmp_path: Path) -> None:
+    words = ("--step", "mine.steps:make", "--step-args", '{"hidden": 8}', "--step-path", "/srv/code")
+    assert launch(tmp_path, *IMAGE, *words) == 0
+    workers = (tmp_path / "out" / "40-worker.json").read_text()
+    assert '"--allow-step",' in workers
+    assert '"mine.steps"' in workers
+    assert '"mine.steps:make"' in (tmp_path / "out" / "50-driver.json").read_text()

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from adam_async.driver.submission import submit
@@ -51,8 +52,10 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ([{"kind": "a_trap:spring"}], "does not allow: .*--allow-transform a_trap:spring"),
         ([{"kind": "nothing"}], "step 1 has the kind 'nothing'; known kinds"),
         ([{"kind": "shift", "pixels": -1}], "pixels = -1, expected"),
+        ([{"kind": "pad", "pixels": 30_000}], r"step 1 \(pad\) makes images of .*, expected at most"),
+        ([{"kind": "pad", "pixels": 1}], "the transforms make images of .* but test images stay"),
     ],
-    ids=["a function", "an unknown kind", "a bad option"],
+    ids=["a function", "an unknown kind", "a bad option", "a huge pad", "another shape"],
 )
 async def test_a_data_server_refuses_transforms_without_an_import_and_serves_the_next_run(
     network, steps, said, trap
@@ -84,6 +87,47 @@ async def test_the_driver_that_submits_a_refused_function_learns_the_option_that
             await cluster.train()
         assert "a_trap" not in sys.modules
         driver._inputs = inputs
+        result = await cluster.train()
+        assert [epoch.epoch for epoch in result.epochs] == [1]
+
+
+def _darker(image, draws, *, by=1):
+    return image // np.uint8(by)
+
+
+@pytest.mark.parametrize("data_servers", [1, 2])
+async def test_a_function_that_fails_on_an_image_ends_its_run_by_name_and_no_data_server(data_servers):
+    config = Config(epochs=1, threads=1, augment=True, data_servers=data_servers)
+    async with cluster_of(config, transforms=[{"kind": "darker"}], functions={"darker": _darker}) as cluster:
+        driver, inputs = cluster.driver, cluster.driver._inputs
+        driver._inputs = dataclasses.replace(inputs, transforms=[{"kind": "darker", "by": "much"}])
+        with pytest.raises(RoleFailed, match=r"cannot serve the run: data.*the function 'darker' failed"):
+            await cluster.train()
+        driver._inputs = inputs
+        result = await cluster.train()
+        assert [epoch.epoch for epoch in result.epochs] == [1]
+        assert len(driver.map.live("data")) == data_servers
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "said"),
+    [
+        ({"cache": "9000T"}, {}, "a cache of .* bytes, and this data server has"),
+        ({}, {"carried": b"1"}, "names its first images in 1 bytes"),
+    ],
+    ids=["a cache", "carried images"],
+)
+async def test_sizes_that_a_data_server_cannot_have_are_refused_and_the_next_run_trains(
+    options, changes, said
+):
+    async with cluster_of(Config(epochs=1, threads=1)) as cluster:
+        driver = cluster.driver
+        await driver.wait_for_data()
+        config = msgspec.structs.replace(cluster.config, **options)
+        program = TrainingProgram(config=config, spec=digits().to_dict(), **changes)
+        await submit(driver._membership, program.record("bad", driver._membership.member))
+        with pytest.raises(RoleFailed, match=f"the data server cannot serve the run: data-0: .*{said}"):
+            await driver._readiness.wait_training("bad")
         result = await cluster.train()
         assert [epoch.epoch for epoch in result.epochs] == [1]
 

@@ -19,7 +19,7 @@ from adam_async.controller.state import (
 from adam_async.driver.readiness import check_failed
 from adam_async.driver.training_rules import PROGRAM_KINDS, TrainingRules
 from adam_async.errors import LOST_SHARDS, RoleFailed
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, skipped_groups
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, failed_word, skipped_groups
 from adam_async.run.training_program import ResumeRecord
 from tests.adam_async.cluster_maps import Cluster, node, run_record, training
 
@@ -394,11 +394,47 @@ def test_a_data_server_that_refuses_a_run_is_reported_as_refusing_and_not_as_dea
     cluster.join("driver", "data-0", "ps-0", "worker-0")
     cluster.submit(run_record())
     refusal = "step 1 (a:b): there is no module 'a'"
-    cluster.set("nodes/data-0", replace(cluster.map.nodes["data-0"], failed=refusal))
+    report = failed_word(cluster.map.run.id, refusal)
+    cluster.set("nodes/data-0", replace(cluster.map.nodes["data-0"], failed=report))
     assert (cluster.map.run.phase, cluster.map.run.lost) == ("failed", "the data server")
     assert cluster.map.run.reason == f"the data server cannot serve the run: data-0: {refusal}"
     with pytest.raises(RoleFailed, match=r"^the data server cannot serve the run: data-0: step 1"):
         check_failed(cluster.map, cluster.map.run.id)
+
+
+def test_a_late_refusal_of_an_earlier_run_ends_no_later_run():
+    cluster = Cluster()
+    cluster.join("driver", "data-0", "ps-0", "worker-0")
+    cluster.submit(run_record())
+    for report in (failed_word("run-0", "no"), "no"):
+        cluster.set("nodes/data-0", replace(cluster.map.nodes["data-0"], failed=report))
+        assert cluster.map.run.phase == "preparing"
+
+
+def test_a_refusal_before_training_ends_a_run_only_if_no_other_data_server_may_serve_it():
+    cluster = Cluster()
+    cluster.join("driver", "data-0", "data-1", "ps-0", "worker-0")
+    cluster.submit(run_record())
+    report = failed_word(cluster.map.run.id, "no")
+    cluster.set("nodes/data-0", replace(cluster.map.nodes["data-0"], failed=report))
+    assert cluster.map.run.phase == "preparing"
+    cluster.set("nodes/data-1", replace(cluster.map.nodes["data-1"], failed=report))
+    assert cluster.map.run.reason == "the data server cannot serve the run: data-0: no"
+
+
+def test_a_ready_data_server_that_refuses_its_run_ends_it_although_others_serve_it():
+    cluster = Cluster()
+    cluster.join("driver", "data-0", "data-1", "data-2", "ps-0", "worker-0")
+    cluster.submit(run_record())
+    run = cluster.map.run.id
+    for name in ("data-0", "data-1", "data-2"):
+        cluster.set(f"nodes/{name}", replace(cluster.map.nodes[name], ready=run))
+    ended = replace(cluster.map.nodes["data-0"], ready="", failed=failed_word(run, "a damaged image"))
+    cluster.set("nodes/data-0", ended)
+    assert cluster.map.run.phase == "preparing"
+    refused = replace(cluster.map.nodes["data-1"], failed=failed_word(run, "step 1 failed"))
+    cluster.set("nodes/data-1", refused)
+    assert cluster.map.run.reason == "the data server cannot serve the run: data-1: step 1 failed"
 
 
 def test_a_run_goes_on_without_a_worker():

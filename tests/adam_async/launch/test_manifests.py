@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from adam_async.launch.environment import Layout, assigned_roles
-from adam_async.launch.kubernetes import KubernetesRun, Storage
-from adam_async.launch.manifests import Manifest, controllers, manifests, text_of
+from adam_async.launch.kubernetes import KubernetesRun, Storage, UserCode
+from adam_async.launch.manifests import Manifest, command, controllers, manifests, text_of
 from adam_async.run.config import Config
 
 VERSIONS = ("1.36", "1.37")
@@ -168,3 +168,20 @@ def test_images_and_scratch_space_of_data_servers_are_volumes() -> None:
         volume["persistentVolumeClaim"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume
     ]
     assert claims == [{"claimName": "images", "readOnly": True}]
+
+
+def test_commands_carry_the_code_of_the_user_that_their_role_imports() -> None:
+    code = UserCode(
+        step="mine.steps:make",
+        step_args='{"by": "$(HOME)"}',
+        layers=("odd=mine:Odd",),
+        folders=("/srv/code",),
+    )
+    run = replace(RUN, code=code)
+    path, layer = ["--step-path", "/srv/code"], ["--layer", "odd=mine:Odd"]
+    step = ["--step", "mine.steps:make", "--step-args", '{"by": "$$(HOME)"}']
+    assert command(run, "driver") == [*command(RUN, "driver"), *path, *layer, *step]
+    assert command(run, "worker") == [*command(RUN, "worker"), *path, *layer, "--allow-step", "mine.steps"]
+    assert command(run, "data") == [*command(RUN, "data"), *path]
+    for role in ("controller", "ps"):
+        assert command(run, role) == command(RUN, role)

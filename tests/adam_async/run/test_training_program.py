@@ -40,6 +40,11 @@ def altered(**changes: Any) -> ProgramRecord:
     return msgspec.structs.replace(record, blob=msgspec.msgpack.encode(blob))
 
 
+def resumed_after(skipped_groups: list[list[Any]]) -> dict[str, Any]:
+    """Return the starting point of a run whose first epoch has skipped these ranges of groups."""
+    return {"epoch": 2, "finished": [], "clock": 0, "results": [{"skipped_groups": skipped_groups}]}
+
+
 def test_a_role_reads_what_the_driver_wrote() -> None:
     assert read_training(PROGRAM.record("r", ("d", 1), together=True)) == PROGRAM
 
@@ -75,6 +80,11 @@ def test_the_terms_are_those_of_the_options_and_of_the_starting_point() -> None:
             altered(resumed={"epoch": 2, "finished": [], "clock": 0, "results": [{"skipped": "many"}]}),
             "the results that run r resumes cannot be read",
         ),
+        (
+            altered(resumed=resumed_after([[4, 8], [0, 4]])),
+            "the results that run r resumes cannot be read: ranges of skipped groups overlap",
+        ),
+        (altered(resumed=resumed_after([[0, "4"]])), "the results that run r resumes cannot be read"),
         (ProgramRecord(id="r", driver="d", incarnation=1, kind="cooking"), "program r is of kind 'cooking'"),
         (ProgramRecord(id="r", driver="d", incarnation=1), "run r cannot be read: "),
         (

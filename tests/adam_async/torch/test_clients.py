@@ -1,8 +1,11 @@
 """Several clients of one store: threads (Hogwild), clocks, and children that a data loader forks."""
 
+import asyncio
 import copy
 import os
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +16,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from adam_async import DeadlineExceeded, Sgd, StoreError, Waits, sync
+from adam_async.run.arrays import Factors
 from adam_async.store.sync import Call
 from adam_async.torch import RemoteOptimizer, overlap, parameter_arrays
+from adam_async.torch.exchanges import Exchange
 
 THREADS, STEPS = 3, 10
 
@@ -164,6 +169,38 @@ def interrupted(call: Call[None], timeout: float | None = None) -> object:
     """Wait for a moment, and be interrupted as if by Ctrl-C."""
     wait([call], 0.3)
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("factors", [False, True], ids=["dense", "factors"])
+def test_a_push_that_outlives_its_interrupted_step_has_the_gradient_of_that_step(
+    factors, monkeypatch
+) -> None:
+    handed: list[Exchange] = []
+
+    def unanswered(exchange: Exchange, _: object) -> Coroutine[Any, Any, None]:
+        handed.append(exchange)
+        return asyncio.sleep(60.0)
+
+    def interrupt(call: Call[None], timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    module, batch = nn.Linear(64, 64, bias=False), torch.ones(1, 64)
+    with sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=1.0)) as store:
+        optimizer = RemoteOptimizer(module, store, factors=factors)
+        module(batch).sum().backward()
+        assert (module.weight.grad is None) == factors
+        with monkeypatch.context() as patch:
+            patch.setattr(Exchange, "run", unanswered)
+            patch.setattr(Call, "result", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.step()
+        # The program goes on with its next batch, in the same memory.
+        optimizer.zero_grad(set_to_none=False)
+        batch.fill_(7.0)
+    pushed = handed[0].gradients["weight"]
+    assert isinstance(pushed, Factors) == factors
+    dense = pushed.errors.T @ pushed.activations if isinstance(pushed, Factors) else pushed
+    np.testing.assert_array_equal(dense, np.ones((64, 64)))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from adam_async.data_server.transforms import pipeline
 from adam_async.data_server.transforms.recipe import Recipe, default_steps, read_steps
-from adam_async.errors import ConfigError, DataError
+from adam_async.errors import ConfigError, TransformFailed
 from adam_async.model.keyed_random import Dice
 from tests.adam_async.data_server.transforms.reference import variant
 
@@ -277,7 +277,9 @@ def test_the_images_of_a_users_function_are_its_own_and_its_values_keyed():
 def test_a_users_function_that_returns_no_image_is_named(returned):
     recipe = recipe_of([{"kind": "mine"}], functions={"mine": lambda image, drawn: returned})
 
-    with pytest.raises(DataError, match=r"step 1: the function 'mine' returned .* expected uint8 of shape"):
+    with pytest.raises(
+        TransformFailed, match=r"step 1: the function 'mine' returned .* expected uint8 of shape"
+    ):
         recipe.apply(some_images(1, (1, 28, 28)), np.arange(1), dice=Dice(1), epoch=1)
 
 

@@ -1,0 +1,47 @@
+"""A thread for code of the user, such as the import of a module, which may block or hang.
+
+The event loop stays free: a role that the code would block could send no beat, and would be reported lost.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Thread
+from typing import TypeVar
+
+from adam_async.errors import DeadlineExceeded
+
+_Made = TypeVar("_Made")
+
+
+async def on_user_thread(work: Callable[[], _Made], what: str, *, within_s: float) -> _Made:
+    """Run a function of the user on a thread of its own, and return its result.
+
+    A function that hangs, or whose caller is cancelled, leaves the thread behind, which ends with the
+    process.
+
+    Args:
+        what: Name of the wait.
+        within_s: Deadline, in seconds.
+
+    Raises:
+        DeadlineExceeded: The function took longer.
+        BaseException: Errors of the function.
+    """
+    made: Future[_Made] = Future()
+    made.set_running_or_notify_cancel()  # so a cancelled wait leaves the thread its result
+
+    def run() -> None:
+        try:
+            made.set_result(work())
+        except BaseException as error:  # user code may raise anything
+            made.set_exception(error)
+
+    Thread(target=run, name="user-code", daemon=True).start()
+    try:
+        async with asyncio.timeout(within_s) as deadline:
+            return await asyncio.wrap_future(made)
+    except TimeoutError:
+        if not deadline.expired():
+            raise  # of the function
+        raise DeadlineExceeded(what, within_s) from None
