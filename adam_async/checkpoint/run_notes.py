@@ -1,4 +1,4 @@
-"""The notes of a run whose servers keep their shards on disks: from which point of the run it can go on.
+"""The notes of a run whose servers keep their shards on disks: the points from which the run can go on.
 
 The shards are on the disks of the servers, and the notes in a file of the driver. A note is a manifest
 without tensors: the options and the model of the run, and its trained groups at one moment. The driver writes
@@ -24,6 +24,7 @@ from adam_async.checkpoint.manifest import (
     ProgressNote,
     trained_again,
 )
+from adam_async.persistence.keys import WallTime
 from adam_async.runtime.disk import Disk
 
 FORMAT = "adam-async/run/1"
@@ -33,14 +34,14 @@ NAME = "run.json"
 """Name of the file."""
 
 MOST_RUNS = 64
-"""Number of runs, the newest ones, of which a note knows that its run continues them."""
+"""Maximum number of runs in a note that its run continues; the oldest are dropped."""
 
 
 class RunNote(msgspec.Struct, frozen=True, kw_only=True):
     """A point from which a run can go on."""
 
     manifest: Manifest
-    at: float
+    at: WallTime
     """Time of this point, in seconds since 1970."""
     is_on_disk: bool
     """Whether all updates of this point were on the disks of the servers when the note was written."""
@@ -55,9 +56,9 @@ class RunNotes(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[RunNote, ...]
     """Points from which the run can go on, the newest first."""
     seen: ProgressNote
-    """Progress of training at the last look."""
-    seen_at: float
-    """Time of the last look, in seconds since 1970."""
+    """Progress of training at the last poll."""
+    seen_at: WallTime
+    """Time of the last poll, in seconds since 1970."""
     checksum: str = ""
     """SHA-256 of the notes with an empty checksum, as compact JSON."""
 
@@ -68,7 +69,7 @@ class SavedRun:
 
     Attributes:
         notes: Its notes.
-        problems: Nothing; a checkpoint has damage here.
+        problems: Always empty; a checkpoint names its damage here.
     """
 
     notes: RunNotes

@@ -13,6 +13,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.errors import ConfigError
 from adam_async.messages import (
     ListSaved,
     ReadSaved,
@@ -31,7 +32,8 @@ from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import ShardSpec, ShardTable, shard_table
-from adam_async.run.store_record import ArrayRecord, StoreRecord, check_arrays
+from adam_async.run.store_checks import check_placed_store
+from adam_async.run.store_record import ArrayRecord, StoreRecord
 from adam_async.runtime.channel import Endpoint
 from transport import Link, RemoteProtocolError, TransportError
 
@@ -57,14 +59,15 @@ class FoundStore:
         name: Name of the store.
         record: Its record, as it was placed.
         arrays: Its arrays.
-        written: Number of its beginning: of two stores of a name the larger one is newer.
+        began_ms: Time of its beginning, in milliseconds since 1970: of two stores of a name the larger one is
+            newer.
         best: By home and piece: the position of the newest copy, its clock, and the server that has it.
     """
 
     name: str
     record: StoreRecord
     arrays: tuple[ArrayRecord, ...]
-    written: int
+    began_ms: int
     best: dict[tuple[str, int], tuple[int, int, str]] = field(default_factory=dict)
 
     @property
@@ -139,7 +142,7 @@ class SavedShards:
             for saved in answers[node][1]:
                 _merge(found, node, saved, name)
         return Survey(
-            stores=tuple(sorted(found.values(), key=lambda each: -each.written)),
+            stores=tuple(sorted(found.values(), key=lambda each: -each.began_ms)),
             servers=tuple(node for node in servers if node in answers and answers[node][0]),
             without=tuple(node for node in servers if node in answers and not answers[node][0]),
             silent=tuple(node for node in servers if node not in answers),
@@ -220,16 +223,16 @@ def _merge(found: dict[str, FoundStore], node: str, saved: SavedStore, name: str
     try:
         record = msgspec.json.decode(saved.record, type=StoreRecord)
         arrays = msgspec.json.decode(saved.arrays, type=tuple[ArrayRecord, ...])
-        check_arrays(arrays, rules=len(record.rules))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+        check_placed_store(record, arrays)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError):
         return
     if saved.name != name or record.id != saved.id:
         return
-    store = found.setdefault(saved.id, FoundStore(name, record, arrays, saved.written))
+    store = found.setdefault(saved.id, FoundStore(name, record, arrays, saved.began_ms))
     if (store.record.fixed, store.arrays, store.record.buckets) != (record.fixed, arrays, record.buckets):
         return
-    store.written = max(store.written, saved.written)
+    store.began_ms = max(store.began_ms, saved.began_ms)
     for piece in saved.pieces:
-        key, mine = (piece.home, piece.piece), (piece.place, piece.clock, node)
-        if key not in store.best or store.best[key][0] < piece.place:
+        key, mine = (piece.home, piece.piece), (piece.position, piece.clock, node)
+        if key not in store.best or store.best[key][0] < piece.position:
             store.best[key] = mine

@@ -121,7 +121,7 @@ class _Bundle:
             if primary is not None:
                 self.channel.peer, self.channel.address = primary.node, primary.address
             self.moved.set()
-            if self.attempt is not None:
+            if self.attempt is not None and not self.attempt.expired():
                 self.attempt.reschedule(asyncio.get_running_loop().time())
 
     def __str__(self) -> str:
@@ -331,6 +331,7 @@ class ShardCopies:
                 if (link.peer.node, link.peer.incarnation) != (primary.node, primary.incarnation):
                     return unavailable
                 await work(link, bundle.shards)
+            bundle.attempt = None  # it has ended, and cannot end earlier
             await channel.aclose()
             return None
         except PASSING as error:

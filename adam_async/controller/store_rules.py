@@ -20,22 +20,18 @@ from adam_async.controller.bundle_rules import (
     used_bytes,
 )
 from adam_async.errors import LOST_SHARDS, LOST_STORE, lost_copies_text
-from adam_async.run.bundle_record import MOST_COPIES, BundleRecord, bundle_key
+from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.shard_table import NUM_BUCKETS, bytes_of_buckets, fault_of_shards, shard_sizes, spread
+from adam_async.run.store_checks import MAX_SHARDS, check_store
 from adam_async.run.store_record import (
-    MOST_ARRAYS,
     STORE_PIECES,
     ArrayRecord,
     ArraysPiece,
     StorePhase,
     StoreRecord,
-    check_rule,
     joined_arrays,
 )
-
-MAX_SHARDS = 100_000
-"""Maximum number of shards of a store."""
 
 MOST_STORES = 128
 """Maximum number of stores. The record of a server names all its stores."""
@@ -43,17 +39,8 @@ MOST_STORES = 128
 UNFINISHED_PIECES = 2 * STORE_PIECES
 """Maximum number of pieces of stores without a record in the map; the oldest leave."""
 
-MOST_STORE_ID = 160
-"""Maximum length of a store's id and of its creator's, in bytes of UTF-8, as in messages."""
-
-MOST_RULES = 256
-"""Maximum number of rules of a store."""
-
 PIECE_NUMBERS = frozenset(map(str, range(STORE_PIECES)))
 """Numbers of the pieces of a list of arrays, as text."""
-
-KERNELS = ("auto", "numpy", "numba")
-"""Kernels of the rules that a store may name."""
 
 
 class _MapFields(TypedDict, total=False):
@@ -317,57 +304,6 @@ def open_stores(cluster: ClusterMap) -> ClusterMap:
 def memory_of(store: StoreRecord) -> int:
     """Return the bytes of a store's shards on all servers."""
     return (store.nbytes * (1 + store.state_arrays) + overhead_bytes(store)) * store.copies
-
-
-def check_store(store: StoreRecord) -> str:
-    """Return the fault of the record of a new store without its arrays; empty if it has none."""
-    for field in ("id", "creator"):
-        text = getattr(store, field)
-        if not text.isprintable():
-            return f"its {field} {text[:80]!r} has an unprintable character"
-        length = len(text.encode())
-        if length > MOST_STORE_ID or (field == "id" and not length):
-            return f"its {field} has {length} bytes; 1 to {MOST_STORE_ID} are allowed"
-    if not 1 <= len(store.rules) <= MOST_RULES:
-        return f"it has {len(store.rules)} rules; 1 to {MOST_RULES} are allowed"
-    problem = next(filter(None, map(check_rule, store.rules)), "")
-    if problem:
-        return problem
-    least_state = max(rule.state_arrays for rule in store.rules)
-    if store.state_arrays < least_state:
-        return f"state_arrays is {store.state_arrays}, and its rules keep {least_state}"
-    if store.kernels not in KERNELS:
-        return f"kernels is {store.kernels[:80]!r}; known: {', '.join(KERNELS)}"
-    if store.summed_weight and store.slack is None:
-        return f"summed_weight is {store.summed_weight} without clocks: sums need a slack"
-    if store.in_place and not store.program:
-        return "in_place is for the store of a program"
-    if store.in_place and store.durable:
-        return "in_place changes values without pushes, and durable is about pushes: set one of them only"
-    if store.in_place and store.copies > 1:
-        return f"in_place allows one copy, and copies is {store.copies}: set one of them only"
-    bounds = (
-        ("arrays", 1, MOST_ARRAYS),
-        ("pieces", 1, STORE_PIECES),
-        ("nbytes", 0, 1 << 53),
-        ("state_arrays", 0, 8),
-        ("shard_bytes", 8, 1 << 40),
-        ("servers", 0, NUM_BUCKETS),
-        ("copies", 1, MOST_COPIES),
-        ("min_in_sync", 0, min(store.copies, MOST_COPIES)),
-        ("replicas", 1, 1 << 20),
-        ("most_weight", 1, (1 << 32) - 1),
-        ("summed_weight", 0, (1 << 32) - 1),
-        ("first_epoch", 0, (1 << 32) - 1),
-        ("first_clock", 0, 1 << 48),
-    )
-    for name, least, most in bounds:
-        value = getattr(store, name)
-        if not least <= value <= most:
-            return f"{name} is {value}; {least} to {most} are allowed"
-    if store.slack is not None and not 0 <= store.slack <= 1 << 20:
-        return f"slack is {store.slack}; 0 to {1 << 20} are allowed"
-    return ""
 
 
 def _pieces_of(cluster: ClusterMap, name: str, store: str) -> dict[str, ArraysPiece]:

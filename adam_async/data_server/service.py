@@ -59,7 +59,7 @@ from adam_async.model.keyed_random import Dice
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, failed_word, skipped_groups
 from adam_async.run.epoch_shares import warm_groups
 from adam_async.run.ids import Replica
-from adam_async.run.training_program import TrainingProgram, read_training
+from adam_async.run.training_program import MOST_RANGES, TrainingProgram, read_training
 from adam_async.runtime.machine import available_bytes
 from dataflow import ComputePool, MakePool
 from transport import Message, Request
@@ -433,7 +433,7 @@ class DataServer(Role):
     def _report_statistics(self, request: Request, body: GetStatistics) -> None:
         def make() -> Message:
             counts = self.statistics()
-            counts.finished_ranges = self.state.trained_ranges()
+            counts.finished_ranges = self.state.trained_ranges()[:MOST_RANGES]  # the driver takes no more
             return self._pack_statistics(counts)
 
         if body.ranges:

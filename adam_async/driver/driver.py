@@ -102,12 +102,9 @@ class Driver:
         self._waits = config.waits
         self._traffic = Traffic(self._identity.node, timeline=settings.timeline)
         self._results = EpochResults()
+        network, ranges = settings.network, inputs.notes is not None
         self._queries = RoleQueries(
-            network=settings.network,
-            identity=self._identity,
-            waits=self._waits,
-            traffic=self._traffic,
-            ranges=inputs.notes is not None,
+            network=network, identity=self._identity, waits=self._waits, traffic=self._traffic, ranges=ranges
         )
         self._membership = Membership(
             network=settings.network,

@@ -26,7 +26,7 @@ MOST_PENDING = 120
 """Maximum number of points that wait for the disks; each poll makes one."""
 
 END_S = 0.1
-"""Pause between two looks at the end of a run, in seconds."""
+"""Pause between two polls at the end of a run, in seconds."""
 
 
 def runs_of(run: str, notes: Sequence[RunNote]) -> tuple[str, ...]:
@@ -38,8 +38,8 @@ def runs_of(run: str, notes: Sequence[RunNote]) -> tuple[str, ...]:
 async def note_begin(file: RunNotesFile, start: Manifest, wall_clock: Clock) -> None:
     """Note the begin of a run, before any server has its shards, beside the last point that is on the disks.
 
-    The servers remove the shards of the run before only when those of this one are whole on the disks, which
-    counts from then on.
+    The servers remove the shards of the earlier run once those of this one are whole on the disks. Until then
+    the earlier run's point counts.
 
     Args:
         start: Point at which the run begins.

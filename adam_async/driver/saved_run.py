@@ -26,11 +26,11 @@ from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.clock import time_of_day, wall_clock
 
 SEARCH_S = 10.0
-"""Time for which a driver looks for shards that no server has, once as many servers are there as the run
-wants, in seconds: others may still start."""
+"""Maximum time of the search for shards that no server has, in seconds. It begins with as many servers as the
+run wants, and further ones may start meanwhile."""
 
 PAUSE_S = 0.5
-"""Pause between two looks, in seconds."""
+"""Pause between two surveys of the disks, in seconds."""
 
 
 class SavedRunReader:
@@ -173,7 +173,7 @@ class SavedRunReader:
         lost_s = max(run.notes.seen_at - note.at, 0.0)
         self._note(
             f"run {manifest.run} goes on from the disks of its servers, as of {time_of_day(note.at)}: the "
-            f"updates of its last {lost_s:.1f} s count no more, and "
+            f"updates of its last {lost_s:.1f} s are lost, and "
             f"{again - manifest.trained_again} groups or a few more are trained again"
         )
         return Checkpoint(

@@ -25,7 +25,7 @@ class SavedPiece(msgspec.Struct, frozen=True, array_like=True):
 
     home: NodeId
     piece: Count
-    place: Count
+    position: Count
     """Position of the last entry in it: of two servers the larger one is newer."""
     clock: Clock
     """Highest clock of a replica in its tables, in steps."""
@@ -41,8 +41,8 @@ class SavedStore(msgspec.Struct, frozen=True):
     arrays: Annotated[bytes, msgspec.Meta(max_length=4 << 20)]
     """Its list of arrays, as JSON text."""
     pieces: Annotated[tuple[SavedPiece, ...], msgspec.Meta(max_length=MOST_SAVED_PIECES)]
-    written: Version
-    """Number of this store among those that the server has taken up: the larger one is newer."""
+    began_ms: Version
+    """Time at which the server took the store up, in milliseconds since 1970: the larger one is newer."""
 
 
 class ListSaved(Body, frozen=True, kw_only=True):

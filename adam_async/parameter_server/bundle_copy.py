@@ -91,8 +91,7 @@ STUCK_TICKS = 10
 """Number of heartbeats without a commit after which the primary refuses questions and names the reason."""
 
 STALLED_TICKS = 50
-"""Number of heartbeats without a commit after which a primary strikes out the members that it waits for: they
-beat, and do not take entries."""
+"""Number of heartbeats without a commit after which a primary strikes out members that take no entries."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -305,7 +304,7 @@ class BundleCopy:
             if self._appends is None:
                 core.propose(content, entry_bytes(content.parts))
                 continue
-            position = core.log.last + len(self._appends) + 1
+            position = core.log.last + self._appends.own + 1
             written = partial(self._propose_written, content, position)
             self._appends.append(position, core.record.generation, content.parts, written, entry)
 
@@ -330,12 +329,17 @@ class BundleCopy:
             if (whole := self._parts.add(sender, message, list(tensors), keeps=keeps)) is None:
                 return
             parts = whole
+        record = self._core.record
+        # The core refuses all other entries, which must not reach the disk.
+        expected = record.primary, record.generation
+        is_entry = isinstance(message, Copy) and (sender, message.generation) == expected
         # Messages of a primary follow one another; answers to this one do not wait.
-        is_ordered = isinstance(message, Begin | Copy | Committed | PieceCopy)
+        is_ordered = is_entry or isinstance(message, Begin | Committed | PieceCopy)
         take = partial(self._take_later, sender, message, parts)
-        if self._appends is None or not is_ordered or not (self._appends or isinstance(message, Copy)):
+        if self._appends is None or not is_ordered or not (self._appends or is_entry):
             self._take(sender, message, parts)
         elif isinstance(message, Copy):
+            decode_entry(parts, self._shards.bundle, self._table)  # an invalid one would stop a recovery
             self._appends.append(message.position, message.origin, parts, take, None)
         else:
             self._appends.add(take)
@@ -539,12 +543,12 @@ class BundleCopy:
         self._count_applied()
         is_between = bundle.idle and not self._applying
         # While a piece is to be copied, entries wait: with more and more of them the shards are never idle.
-        copies = self._asked or (self._saver is not None and self._saver.wants_rest and self._core.is_whole)
+        copies = self._asked or (self._saver is not None and self._saver.has_request and self._core.is_whole)
         may_apply = is_between or (self._core.is_primary and not copies and not self._is_catching_up)
         if self._asked and is_between:
             self._copy_piece(self._asked.popleft(), bundle)
         elif copies and is_between and self._saver is not None:
-            self._saver.rest(bundle, self._core.position_of)
+            self._saver.copy_requested(bundle, self._core.position_of)
         elif self._to_apply and may_apply:
             self._applying += 1
             self._apply(self._to_apply.popleft(), bundle)
@@ -558,7 +562,8 @@ class BundleCopy:
         absent: Set[ShardId] = frozenset()
         if self._is_catching_up:
             if not self._core.applies_to(0, logged.position):
-                self._skip()
+                self._applying -= 1  # it is in all pieces already
+                self._core.applied(self._core.log.applied + 1)
                 return
             absent = {
                 spec.id
@@ -576,11 +581,6 @@ class BundleCopy:
         if self._appends is not None and self._saver is not None:
             self._saver.entered(content.entry)  # a complete round drops the entry on the disk
         self._shards.committed(without_shards(content.entry, absent) if absent else content.entry)
-
-    def _skip(self) -> None:
-        """Pass an entry that is in all pieces already."""
-        self._applying -= 1
-        self._core.applied(self._core.log.applied + 1)
 
     def _count_applied(self) -> None:
         new = self._shards.bundle.entries_applied - self._done

@@ -2,7 +2,7 @@
 
 A server marks the pieces that an entry changes. The disk asks for one piece at a time, and the bundle gives
 a copy of it at the next moment between two entries, on the loop: at most one piece, which is about 1 MiB, in
-a round of the loop. No entry waits for the disk.
+an iteration of the loop. No entry waits for the disk.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class BundleSaver:
         self._changes = 0
         self._asked: tuple[int, asyncio.Future[State | None]] | None = None
         self.wake: Callable[[], None] = _nothing
-        """Called when a piece is asked for: `rest` has to follow as soon as the bundle is between two
+        """Called when a piece is requested. `copy_requested` has to follow once the bundle is between two
         entries."""
         self.is_ready: Callable[[], bool] = bool
         """Whether the bundle has all its values."""
@@ -118,7 +118,7 @@ class BundleSaver:
     # --- copies ------------------------------------------------------------------------------
 
     @property
-    def wants_rest(self) -> bool:
+    def has_request(self) -> bool:
         """Whether a piece is to be copied at the next moment between two entries."""
         return self._asked is not None
 
@@ -134,7 +134,7 @@ class BundleSaver:
         finally:
             self._asked = None
 
-    def rest(self, bundle: Bundle, position: Callable[[int], int]) -> None:
+    def copy_requested(self, bundle: Bundle, position: Callable[[int], int]) -> None:
         """Copy the piece that is asked for: the bundle is between two entries.
 
         Args:

@@ -66,8 +66,15 @@ class EntryReplay:
                     raise DataError(f"piece {piece} of {origin} does not fit its store: {error}") from None
 
     def bundle_of(self, piece: int) -> Bundle:
-        """Return a bundle with the shards of a piece."""
-        return next(part.bundle for part in self._parts if piece in part.pieces)
+        """Return a bundle with the shards of a piece.
+
+        Raises:
+            DataError: The disk has no such piece, or it has no shards.
+        """
+        for part in self._parts:
+            if piece in part.pieces:
+                return part.bundle
+        raise DataError(f"piece {piece} of {self._origin} is not on the disk")
 
     def take(self, position: int, parts: list[Part]) -> bool:
         """Apply the next entry to the pieces that lack it; returns whether it follows all of them.

@@ -36,6 +36,11 @@ class OrderedAppends:
     def __len__(self) -> int:
         return len(self._steps)
 
+    @property
+    def own(self) -> int:
+        """Number of steps with an entry that this server orders."""
+        return sum([step.item is not None for step in self._steps])
+
     def add(self, action: Callable[[], None]) -> None:
         """Call a function behind all steps so far, perhaps at once."""
         self._steps.append(_Step(None, action, is_done=True))

@@ -13,17 +13,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.errors import DataError
-from adam_async.messages.bounds import MOST_IN_A_META
+from adam_async.errors import ConfigError, DataError
+from adam_async.messages.bounds import MOST_IN_A_META, Count
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.shard_pieces import copy_piece, load_piece, read_piece
 from adam_async.parameter_server.storage import own_shards
 from adam_async.persistence.keys import Part as Bytes
-from adam_async.persistence.keys import State, StateKey, StateName
+from adam_async.persistence.keys import State, StateKey, StateName, WallTime
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.shard_table import ShardSpec
+from adam_async.run.store_checks import check_placed_store
 from adam_async.run.store_record import ArrayRecord, ArraysPiece, StoreRecord, joined_arrays
 from transport import RemoteProtocolError
 
@@ -39,7 +40,7 @@ _TYPES = frozenset(np.dtype(name).str for name in ("f4", "f8", "i8", "u1"))
 
 class _Tensor(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
-    shape: Annotated[tuple[int, ...], msgspec.Meta(max_length=32)]
+    shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=32)]
 
 
 _heads = msgspec.msgpack.Decoder(tuple[_Tensor, ...])
@@ -52,7 +53,7 @@ class Catalogue(msgspec.Struct, frozen=True):
     name: str
     record: StoreRecord
     arrays: tuple[ArrayRecord, ...]
-    began: float
+    began: WallTime
     """Time at which the server took the store up, in seconds since 1970."""
 
 
@@ -80,11 +81,13 @@ def read_catalogue(parts: Sequence[memoryview], origin: str) -> Catalogue:
         DataError: The state is no catalogue.
     """
     try:
-        return msgspec.msgpack.decode(b"".join(parts), type=Catalogue)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        catalogue = msgspec.msgpack.decode(b"".join(parts), type=Catalogue)
+        check_placed_store(catalogue.record, catalogue.arrays)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError) as error:
         raise DataError(
-            f"{origin} does not tell its store: {error}; move the folder away to begin without it"
+            f"{origin} has no readable record of its store: {error}; move the folder away to begin without it"
         ) from None
+    return catalogue
 
 
 def piece_state(bundle: Bundle, home: str, piece: int, specs: Sequence[ShardSpec], *, position: int) -> State:

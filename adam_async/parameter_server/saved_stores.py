@@ -1,8 +1,8 @@
 """The part of a server that keeps stores on its disk: it follows the map, and reads them for new stores.
 
 A store is written from the moment at which the server takes it up. When all its pieces were written once, the
-server reports that in the cluster map. Only when the primaries of all bundles of a store have reported it are
-the earlier stores removed whose place it has taken: another run, or a store of the same name.
+server reports that in the cluster map. Once the primaries of all bundles of a store have reported it, the
+servers remove the earlier stores that it replaces: those of another run, or of the same name.
 """
 
 import asyncio
@@ -14,9 +14,10 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from adam_async.controller.client import Membership
-from adam_async.controller.role import reply_when_room
-from adam_async.errors import ConfigError, DataError, DeadlineExceeded, RunFailed
+from adam_async.controller.role import reply_or_fail, reply_when_room
+from adam_async.errors import ConfigError, DataError, DeadlineExceeded, DiskFailed, RunFailed
 from adam_async.messages import ListSaved, ReadSaved, SavedList, pack, packed_tensor
+from adam_async.messages.saved_shards import MOST_SAVED_STORES
 from adam_async.parameter_server.piece_states import catalogue_of
 from adam_async.parameter_server.server_disk import SAVED, ServerDisk
 from adam_async.parameter_server.statistics import DiskCounts
@@ -149,31 +150,53 @@ class SavedStores:
 
     def answer(self, request: Request, body: ListSaved | ReadSaved) -> None:
         """Answer later: the disk has to be read."""
-        work = self._list(request, body) if isinstance(body, ListSaved) else self._read(request, body)
-        self._spawn(f"saved for {request.link.peer.node}", work)
+        name = f"saved for {request.link.peer.node}"
+        if isinstance(body, ListSaved):
+            self._spawn(name, self._list(request, body))
+            return
+        try:
+            nbytes = self._readable(body).bytes_of(body.home, body.piece)
+        except DataError as error:
+            request.fail("not-saved", f"{self._node}: {error}")
+            return
+        # The whole piece comes into memory, so it is charged before it is read.
+        request.charge(nbytes, lambda: self._spawn(name, self._read(request, body)))
 
     async def _list(self, request: Request, body: ListSaved) -> None:
         found = self._disk.of_name(body.name) if self._disk is not None else []
         cluster = self._membership().map
         for each in found:
             if not each.is_saved and _is_over(cluster, each.id):
-                await each.retire(is_over=True)
-        tensor = packed_tensor(tuple(each.saved() for each in found if each.is_saved))
+                await self._retire(each)
+        saved = sorted([each.saved() for each in found if each.is_saved], key=lambda each: -each.began_ms)
+        tensor = packed_tensor(tuple(saved[:MOST_SAVED_STORES]))
         message = pack(SavedList(keeps=self._disk is not None), [tensor])
         reply_when_room(request, tensor.nbytes, lambda: message)
 
-    async def _read(self, request: Request, body: ReadSaved) -> None:
+    async def _retire(self, store: StoreDisk) -> None:
+        """Make a store readable; damage costs this store, and not the server."""
+        try:
+            await store.retire(is_over=True)
+        except DiskFailed:
+            raise
+        except (ConfigError, DataError) as error:
+            assert self._disk is not None
+            self._disk.ports.notice(f"store {store.id} cannot be read from the disk: {error}")
+
+    def _readable(self, body: ReadSaved) -> StoreDisk:
+        """Return the disk of a store that was lost. Raises DataError: it is not there."""
         found = self._disk.find(body.store) if self._disk is not None else None
         if found is None or not found.is_saved:
-            request.fail("not-saved", f"{self._node} has no store {body.store} to read on its disk")
-            return
+            raise DataError(f"no store {body.store} to read is on its disk")
+        return found
+
+    async def _read(self, request: Request, body: ReadSaved) -> None:
         try:
-            states, tensors = await found.read(body.home, body.piece, body.shards)
+            states, tensors = await self._readable(body).read(body.home, body.piece, body.shards)
         except (ConfigError, DataError) as error:
             request.fail("not-saved", f"{self._node}: {error}")
             return
-        message = pack(states, tensors)
-        reply_when_room(request, sum([tensor.nbytes for tensor in tensors]), lambda: message)
+        reply_or_fail(request, pack(states, tensors))
 
 
 def _is_over(cluster: ClusterMap, id: str) -> bool:

@@ -268,13 +268,13 @@ class ServedStore:
 
     def _rest(self) -> None:
         """Let the saver copy a piece if the shards are between two entries; else it waits for that moment."""
-        if self._saver is None or not self._saver.wants_rest:
+        if self._saver is None or not self._saver.has_request:
             return
         if self._copy is not None:
             self._copy.work_done()
         elif self.state.bundle.idle:
             changes = self._saver.changes
-            self._saver.rest(self.state.bundle, lambda _: changes)
+            self._saver.copy_requested(self.state.bundle, lambda _: changes)
 
     # --- the map -------------------------------------------------------------------------------
 

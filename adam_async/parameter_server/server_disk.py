@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from adam_async.errors import ConfigError
-from adam_async.parameter_server.store_disk import PREFIX, DiskPorts, StoreDisk, folder_of
+from adam_async.parameter_server.store_disk import PREFIX, REMOVED, DiskPorts, StoreDisk, folder_of
 from adam_async.persistence.opening import read_identity
 from adam_async.persistence.settings import FlushSettings
 from adam_async.run.cluster_map import ClusterMap
@@ -17,8 +18,10 @@ from adam_async.runtime.disk import Disk
 
 logger = logging.getLogger(__name__)
 
+_NAME = re.compile(re.escape(PREFIX) + "[0-9a-f]{24}")
+
 SAVED = "saved"
-"""Fact of a server in the cluster map: the placements of stores that are whole on its disk, as words."""
+"""Key of a server's `NodeRecord.info`: the placements of stores that are whole on its disk, each as text."""
 
 
 class ServerDisk:
@@ -45,7 +48,7 @@ class ServerDisk:
         states = self.ports.states
         try:
             await states.make_folder(self.folder)
-            names = [name for name in await states.names(self.folder) if name.startswith(PREFIX)]
+            names = await states.names(self.folder)
         except OSError as error:
             raise ConfigError(
                 f"{self.folder} cannot be used: {error.strerror or error}; give the server a folder that it "
@@ -60,17 +63,30 @@ class ServerDisk:
                 ) from None
             try:
                 for name in names:
-                    await self._open(self.folder / name)
+                    if name.startswith(REMOVED):  # a crash came before the end of the removal
+                        await states.remove_folder(self.folder / name)
+                    elif _NAME.fullmatch(name):
+                        await self._open(self.folder / name)
                 yield self
             finally:
                 for each in self._stores.values():
                     await each.aclose()
 
     async def _open(self, folder: Path) -> None:
-        identity = await read_identity(self.ports.states, folder)
+        try:
+            identity = await read_identity(self.ports.states, folder)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} cannot be read: {error.strerror or error}; move it out of {self.folder}"
+            ) from error
         if identity is None:  # its server ended before the first write
             await self.ports.states.remove_folder(folder)
             return
+        if folder != folder_of(self.folder, identity.run):
+            raise ConfigError(
+                f"{folder} has the states of store {identity.run}, whose folder has another name: move it "
+                f"out of {self.folder}"
+            )
         store = StoreDisk(identity.run, folder, self.ports)
         self._stores[identity.run] = store
         await store.reopen()
@@ -104,7 +120,7 @@ class ServerDisk:
         found = []
         for name, record in cluster.stores.items():
             mine = self._stores.get(record.id)
-            if mine is None or mine.catalogue is None or not _is_saved(cluster, record):
+            if mine is None or mine.catalogue is None or not is_saved(cluster, record):
                 continue
             for each in self:
                 old = each.catalogue
@@ -118,14 +134,14 @@ class ServerDisk:
         """Write the last changes of all stores, and follow them no more."""
         async with asyncio.TaskGroup() as group:
             for each in self:
-                group.create_task(each.end(), name=f"ends-{each.id}")
+                group.create_task(each.end(for_good=True), name=f"ends-{each.id}")
 
     def __repr__(self) -> str:
         return f"<ServerDisk {self.folder} {len(self._stores)} stores>"
 
 
-def _is_saved(cluster: ClusterMap, store: StoreRecord) -> bool:
-    """Whether the primaries of all bundles of a store have it on their disks."""
+def is_saved(cluster: ClusterMap, store: StoreRecord) -> bool:
+    """Whether the primaries of all bundles of a store have reported it to be on their disks."""
     word = served_word(store)
     for home in set(store.buckets):
         primary = cluster.primary(store.id, home)

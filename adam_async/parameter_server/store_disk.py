@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -39,6 +39,7 @@ from adam_async.parameter_server.piece_states import (
 )
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.parameter_server.shard_transfer import read_states
+from adam_async.persistence.findings import Recovery
 from adam_async.persistence.identity import Identity
 from adam_async.persistence.keys import EntryKey, State, StateKey, StateName
 from adam_async.persistence.settings import FlushSettings
@@ -51,11 +52,11 @@ from adam_async.runtime.disk import Disk
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "store-"
-"""Prefix of the names of the folders of stores."""
+PREFIX, REMOVED = "store-", "removed-"
+"""Prefix of the names of the folders of stores, and of folders that are being removed."""
 
 FIRST_S = 0.02
-"""Pause between two looks at the first writing of a store with durable pushes, in seconds."""
+"""Pause between two checks of the first writing of a store with durable pushes, in seconds."""
 
 FLUSH_END_S = 5.0
 """Maximum time for the last write of a store that leaves its server, in seconds."""
@@ -76,6 +77,7 @@ class DiskPorts:
         wall_clock: Seconds since 1970.
         notice: Reports a text to the operator.
         settings: Times and sizes.
+        observe: Follows the states that go to the disk, with the id of their store.
     """
 
     def __init__(
@@ -86,10 +88,12 @@ class DiskPorts:
         clock: Clock,
         wall_clock: Clock,
         settings: FlushSettings,
+        observe: Callable[[State, str], None] | None = None,
     ) -> None:
         self.states, self.entries = states, entries
         self.clock, self.wall_clock = clock, wall_clock
         self.settings = settings
+        self.observe = observe
         self.notice: Callable[[str], None] = lambda text: logger.warning("%s", text)
 
 
@@ -121,6 +125,8 @@ class StoreDisk:
         self._serving: asyncio.Task[None] | None = None
         self._appending: set[asyncio.Task[Any]] = set()
         """Tasks that append entries."""
+        self._has_ended = False
+        """Whether the server ends."""
         self._spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
         self._changing = asyncio.Lock()
         self._taken: set[StateName] = set()
@@ -151,7 +157,7 @@ class StoreDisk:
 
     @property
     def catalogue(self) -> Catalogue | None:
-        """The store; None if the disk had not got so far."""
+        """The record of the store; None if it is not on the disk yet."""
         return self._catalogue
 
     @property
@@ -231,7 +237,7 @@ class StoreDisk:
 
         Args:
             of_primary: Whether this server orders the entries. The disk then has all pieces before the first
-                one: without them the entries are worth nothing.
+                one: entries alone restore no state.
 
         Raises:
             DiskFailed: See `SegmentStore.append_durably`.
@@ -240,7 +246,10 @@ class StoreDisk:
         assert task is not None
         self._appending.add(task)
         try:
-            await (self._completed if of_primary else self._served).wait()
+            if self._has_ended:
+                task.cancel()
+            while not self._served.is_set() or (of_primary and not self._completed.is_set()):
+                await (self._completed if self._served.is_set() else self._served).wait()
             await self._segments.append_durably(key, entry_parts(parts))
         finally:
             self._appending.discard(task)
@@ -269,8 +278,10 @@ class StoreDisk:
             if not names or not names <= self._taken:
                 rounds = None
                 continue
+            # A round in progress has taken states that are not on the disk, and a full disk ends it early.
+            is_clean = not counts.dirty and not counts.current_round_s
             rounds = counts.rounds if rounds is None else rounds
-            if counts.rounds > rounds or not counts.dirty:
+            if counts.rounds > rounds or is_clean:
                 self.is_complete = True
                 self._completed.set()
                 self.on_complete()
@@ -281,6 +292,12 @@ class StoreDisk:
             self._segments.mark(StateName(home, piece), nbytes, updates)
 
     async def _take(self, name: StateName) -> State | None:
+        state = await self._copy_of(name)
+        if state is not None and self._ports.observe is not None:
+            self._ports.observe(state, self.id)
+        return state
+
+    async def _copy_of(self, name: StateName) -> State | None:
         if name == CATALOGUE:
             return catalogue_state(self._catalogue) if self._catalogue is not None else None
         saver = self._savers.get(name.home)
@@ -315,15 +332,23 @@ class StoreDisk:
         if self._savers and not is_over:
             self._start()
 
-    async def end(self) -> bool:
-        """Write the last changes, and follow the store no more. Returns whether the disk has followed it."""
+    async def end(self, *, for_good: bool = False) -> bool:
+        """Write the last changes, and follow the store no more. Returns whether the disk has followed it.
+
+        Args:
+            for_good: Whether the server ends, too. Tasks that append an entry are cancelled from then on.
+        """
         async with self._changing:
+            self._has_ended = self._has_ended or for_good
             serving = self._serving
-            if serving is None:
-                return False
-            await self._flush()
+            if serving is not None:
+                await self._flush()
+            self._served.clear()  # so that no entry is appended from here on
+            self._completed.clear()
             for task in tuple(self._appending):  # their entries are not acknowledged
                 task.cancel()
+            if serving is None:
+                return False
             serving.cancel()
             await asyncio.wait([serving])
             self._serving = None
@@ -349,6 +374,15 @@ class StoreDisk:
 
     # --- reading -----------------------------------------------------------------------------
 
+    @property
+    def recovery(self) -> Recovery:
+        """Contents of the folder when it was last opened."""
+        return self._segments.recovery
+
+    async def read_saved(self, name: StateName) -> tuple[StateKey, list[memoryview]]:
+        """Read a state of `recovery`; see `SegmentStore.read_state`."""
+        return await self._segments.read_state(name)
+
     async def reopen(self) -> None:
         """Open the folder, and read its catalogue.
 
@@ -356,6 +390,7 @@ class StoreDisk:
             ConfigError, DataError: See `SegmentStore.opened`; or a catalogue cannot be read.
         """
         async with self._changing:
+            self._catalogue = None  # after an error nothing can be read
             self._catalogue = await self._open()
             for home, keys in self._segments.recovery.entries.items():
                 if self._catalogue is not None and keys:
@@ -365,14 +400,17 @@ class StoreDisk:
         """Apply the entries on the disk to the pieces of a bundle that lack them."""
         catalogue, segments = self._catalogue, self._segments
         assert catalogue is not None
-        self.specs_of(home, 0)
         origin = f"bundle {home} in {self.folder}"
-        found = {}
-        for name in segments.recovery.states:
+        found, recovery = {}, segments.recovery
+        lost = {each.name for each in recovery.lost}
+        for name in recovery.states:
             if name.home == home:
+                self.specs_of(home, name.shard)  # raises for a piece that the store does not have
                 key, parts = await segments.read_state(name)
-                # A complete round drops entries, and each piece that one of them changes is in it.
-                position = max(key.position, keys[0].position - 1)
+                # A complete round drops entries, and each piece that one of them changes is in it, unless it is
+                # damaged and an older one has come back.
+                floor = recovery.floors.get(home, 0) if name not in lost else 0
+                position = max(key.position, floor)
                 found[name.shard] = (position, tensors_of(parts, origin))
         if not found or keys[-1].position <= min(at for at, _ in found.values()):
             return
@@ -411,7 +449,12 @@ class StoreDisk:
         async with self._changing:
             await self._close()
             self._catalogue = None
-            await self._ports.states.remove_folder(self.folder)
+            disk, aside = self._ports.states, self.folder.with_name(REMOVED + self.folder.name)
+            await disk.remove_folder(aside)
+            with suppress(FileNotFoundError):  # its server ended before the first write
+                # After a crash in the middle of a removal the rest would look like damage.
+                await disk.rename(self.folder, aside)
+            await disk.remove_folder(aside)
 
     def saved(self) -> SavedStore:
         """Return the list of the readable states."""
@@ -427,7 +470,7 @@ class StoreDisk:
                 for name, key in self._segments.recovery.states.items()
                 if name != CATALOGUE
             ),
-            written=int(catalogue.began * 1000),
+            began_ms=int(catalogue.began * 1000),
         )
 
     def _position_of(self, key: StateKey) -> int:
@@ -454,6 +497,12 @@ class StoreDisk:
         if not 0 <= piece < len(pieces):
             raise DataError(f"bundle {home} of store {self.id} has no piece {piece}")
         return pieces[piece]
+
+    def bytes_of(self, home: str, piece: int) -> int:
+        """Return the size of a piece in memory, in bytes. Raises DataError: see `specs_of`."""
+        specs = self.specs_of(home, piece)
+        assert self._catalogue is not None
+        return sum([spec.nbytes for spec in specs]) * (1 + self._catalogue.record.state_arrays)
 
     async def read(
         self, home: str, piece: int, numbers: Sequence[int]

@@ -72,6 +72,7 @@ class Contents:
         return Recovery(
             states={name: key for name, (key, _) in self.states.items()},
             entries={home: tuple(keys) for home, keys in entries.items()},
+            floors=self.floors,
             as_of=self.as_of,
             torn=self.torn,
             damages=self.damages,
@@ -129,7 +130,7 @@ def _number(found: Found) -> int:
 
 
 def _readable(each: Scan) -> tuple[Found, ...]:
-    """Return the records that count, as far as the file's own frames tell."""
+    """Return the records that count, by the file's own frames."""
     return (*each.records, *each.beyond) if each.durable > each.end else each.records
 
 

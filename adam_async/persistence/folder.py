@@ -1,4 +1,4 @@
-"""Facts of one folder of segment files that its rounds of states and its log of entries share."""
+"""One folder of segment files, as its rounds of states and its log of entries share it."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence

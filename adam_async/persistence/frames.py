@@ -7,7 +7,7 @@ A frame, integers little-endian:
     durable    8 bytes: position up to which the file was on disk when the frame was made
     crc        4 bytes, of the payload
     head crc   4 bytes, of the file's salt, the position of the frame in the file, and all before it
-    payload    bytes, whose meaning the file's owner knows
+    payload    bytes, to which the file's owner gives a meaning
 
 Theory of operation
 -------------------
@@ -31,7 +31,7 @@ from adam_async.persistence.keys import Part
 MAGIC = b"\xabCL1"
 _HEAD = Struct("<4sIQI")
 _CRC = Struct("<I")
-_PLACE = Struct("<Q")
+_POSITION = Struct("<Q")
 
 HEAD_BYTES = _HEAD.size + _CRC.size
 """Size of the head of a frame, in bytes."""
@@ -123,4 +123,4 @@ def is_whole(payload: Part, size: int, crc: int) -> bool:
 
 
 def _head_crc(head: bytes, position: int, salt: bytes) -> int:
-    return crc32(salt + _PLACE.pack(position) + head)
+    return crc32(salt + _POSITION.pack(position) + head)

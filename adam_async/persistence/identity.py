@@ -1,4 +1,4 @@
-"""Pure: whose files a folder has, and the errors of a folder with other files than expected."""
+"""Pure: the owner of a folder of segment files, and the errors of a folder of another owner."""
 
 import msgspec
 

@@ -16,10 +16,13 @@ BUNDLE = -1
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 ShardNumber = Annotated[int, msgspec.Meta(ge=BUNDLE, le=(1 << 31) - 1)]
 Home = Annotated[str, msgspec.Meta(max_length=200)]
+WallTime = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+"""Finite time, in seconds since 1970."""
 
 
 class StateName(NamedTuple):
-    """Name of a state: the home of its bundle, and the number of its shard, or `BUNDLE`."""
+    """Name of a state: the home of its bundle, and the number of its shard, or `BUNDLE`. A parameter server
+    writes pieces, and gives the number of a piece as that of a shard."""
 
     home: str
     shard: int

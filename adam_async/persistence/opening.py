@@ -16,10 +16,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, DataError
 from adam_async.persistence.contents import Contents, Location, contents_of
 from adam_async.persistence.folder import Folder
-from adam_async.persistence.frames import frame_at
+from adam_async.persistence.frames import MAGIC, frame_at
 from adam_async.persistence.identity import Identity, NewerFormat, OtherContents, OtherRun
 from adam_async.persistence.keys import EntryKey
 from adam_async.persistence.records import (
@@ -83,13 +83,25 @@ async def read_identity(disk: Disk, path: Path) -> Identity | None:
     """Return the owner of a folder of segment files; None if it has none. Changes nothing.
 
     Raises:
+        DataError: No file tells the owner, and one has more than a start that a crash tore.
         NewerFormat: The files are of a newer release.
         OSError: The folder cannot be read.
     """
-    for name in _segments(await disk.names(path)):
+    names = await disk.names(path)
+    damaged = [each for each in names if (name := segment_name(each)) is not None and name.is_quarantined]
+    for name in _segments(names):
         start = await _start(disk, path / str(name))
         if start is not None:
             return start.identity
+        # A file has its start on disk before any other frame.
+        data = await disk.read_part(path / str(name), 0, START_BYTES)
+        if len(data) == START_BYTES or data.find(MAGIC, 1) >= 0:
+            damaged.append(str(name))
+    if damaged:
+        raise DataError(
+            f"{path} is damaged: {', '.join(damaged[:5])} and all other files lack the name of their store; "
+            "move the folder away, and other copies go on"
+        )
     return None
 
 

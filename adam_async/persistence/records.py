@@ -2,8 +2,7 @@
 
 The first frame of a file is its *start*: magic text, number of the format, and then, as MessagePack, the kind
 and number of the file and its owner. The payload of each later frame begins with the size of its *record*,
-4 bytes, and the record, as MessagePack. The content of a state or an entry follows, whose meaning only the
-owner knows.
+4 bytes, and the record, as MessagePack. The content of a state or an entry follows; only the owner reads it.
 
     StateRecord     one state of a shard
     EntryRecord     one entry of a bundle's log
@@ -18,7 +17,7 @@ import msgspec
 
 from adam_async.persistence.frames import Frame
 from adam_async.persistence.identity import FORMAT, Identity
-from adam_async.persistence.keys import EntryKey, Home, Number, Part, StateKey
+from adam_async.persistence.keys import EntryKey, Home, Number, Part, StateKey, WallTime
 
 _START = Struct("<8sI")
 _START_MAGIC = b"segments"
@@ -74,7 +73,7 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True, tag="round"):
     """
 
     number: Number
-    as_of: float | None
+    as_of: WallTime | None
     """Wall-clock time whose updates are all in the files, in seconds since 1970; None if it is unknown."""
     states: tuple[StateKey, ...]
     """Keys of the states since the last round; in a directory the newest key of every state."""
@@ -117,7 +116,7 @@ def decode_start(payload: Part) -> Start | None:
         if number > FORMAT:
             raise UnknownRecordError(f"its format is {number}, and this release reads up to {FORMAT}")
         return _start_decoder.decode(memoryview(payload)[_START.size :])
-    except (error, msgspec.DecodeError):
+    except (error, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
@@ -143,7 +142,7 @@ def decode_record(data: bytes, frame: Frame) -> tuple[SegmentRecord, int]:
         raise UnknownRecordError(f"its record has {size} bytes, and its payload {frame.size}")
     try:
         record = _decoder.decode(view[begin:content])
-    except msgspec.DecodeError as problem:
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
         raise UnknownRecordError(f"its record: {problem}") from None
     nbytes = sum(record.sizes) if isinstance(record, StateRecord | EntryRecord) else 0
     if nbytes != frame.end - content:

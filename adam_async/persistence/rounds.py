@@ -9,8 +9,8 @@ waits for the disk.
 
 A round ends with a record of the states in it, and of the files that belong to the folder. After its sync the
 older states of these shards are superseded, and files without any other state are removed. The record comes
-first, so a file that is missing later is damage, and never an unfinished removal. After the sync an empty
-record follows without one of its own: its head proves that the round was on disk.
+first, so a file that is missing later is damage, and never an unfinished removal. An empty record follows,
+and is not synced: its head proves that the round was on disk.
 
 If shards that seldom change keep old files in use, the files of states grow beyond twice the size of the
 states, plus one file. Then the round appends these states again (*compaction*). Compaction never writes more
@@ -41,10 +41,10 @@ Take = Callable[[StateName], Awaitable[State | None]]
 first, or the owner has not loaded the recovered state yet); the state on disk stays, and a dirty shard stays
 dirty. The store awaits one call at a time, so that the owner may let other work pass in between."""
 
-TURN_BYTES = 1 << 20
-"""Size of copied states after which other work of the loop comes first, in bytes."""
+YIELD_BYTES = 1 << 20
+"""Size of copied states after which the loop does other work, in bytes."""
 
-PATIENCE = 0.5
+BUSY_SHARE = 0.5
 """Share of `flush_s` that a round may take before the time between rounds grows."""
 
 
@@ -102,7 +102,7 @@ class Rounds:
         self._wake = asyncio.Event()
         self._error: Exception | None = None
         self._has_forgotten = False
-        self._rotten: set[StateName] = set()
+        self._unreadable: set[StateName] = set()
         """Names whose states on disk could not be read for compaction."""
         self._current: _Round | None = None
         """Round in progress."""
@@ -227,7 +227,7 @@ class Rounds:
     def _set_period(self, round_s: float) -> None:
         """Choose the time between rounds, and report if it becomes longer than `flush_s`, or no longer is."""
         flush_s = self._settings.flush_s
-        self.period_s = max(flush_s, round_s / PATIENCE)
+        self.period_s = max(flush_s, round_s / BUSY_SHARE)
         if self.period_s > flush_s and not self._is_slow:
             self._is_slow = True
             self._notice(
@@ -236,7 +236,7 @@ class Rounds:
                 "time; a faster disk helps, or a longer --flush-s"
             )
         # Only a clear change back is reported, so rounds near the limit report nothing.
-        elif self._is_slow and round_s < PATIENCE / 2 * flush_s:
+        elif self._is_slow and round_s < BUSY_SHARE / 2 * flush_s:
             self._is_slow = False
             self._notice(f"rounds in {self._folder.path} come every {flush_s:g} s again")
 
@@ -275,12 +275,12 @@ class Rounds:
         self._folder.check_order(state.key)
         sizes = tuple([memoryview(part).nbytes for part in state.parts])
         payload = payload_of(StateRecord(self._folder.next_number(), state.key, sizes), state.parts)
-        turns = current.batch_bytes // TURN_BYTES
+        yields = current.batch_bytes // YIELD_BYTES
         current.batch.append((state.key, payload, mark))
         current.batch_bytes += payload.nbytes
         if current.batch_bytes >= self._settings.batch_bytes:
             await self._write_batch(current)
-        elif current.batch_bytes // TURN_BYTES > turns:
+        elif current.batch_bytes // YIELD_BYTES > yields:
             await asyncio.sleep(0)
 
     async def _write_batch(self, current: _Round) -> None:
@@ -318,7 +318,7 @@ class Rounds:
             if self.counts.compaction_bytes + current.batch_bytes >= self.counts.state_bytes:
                 break
             known = usage.states.get(name)
-            if name in self._dirty or name in self._rotten or known is None:
+            if name in self._dirty or name in self._unreadable or known is None:
                 continue
             forgotten = self._folder.forgotten.get(name.home)
             state = await self._taken_or_read(name, known)
@@ -334,7 +334,7 @@ class Rounds:
         try:
             return State(known[0], await self._folder.read(known[1]))
         except DamagedState as error:
-            self._rotten.add(name)
+            self._unreadable.add(name)
             self._notice(str(error))
             return None
 
@@ -366,4 +366,4 @@ class Rounds:
         if current.is_complete:
             self._folder.as_of = current.as_of
             self._folder.note_room(STATES, True)
-        self.counts.rounds += 1
+            self.counts.rounds += 1

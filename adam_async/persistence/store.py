@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 Updates are acknowledged from memory, and the disk follows (AD-50 to AD-54 of the paper: delayed persistence).
-Rounds write the newest state of each dirty shard into segment files, which only grow (`rounds.py`). A crash
+Rounds append the newest state of each dirty shard to segment files (`rounds.py`). A crash
 loses the updates since the last round, about `flush_s`; the copies on other servers have them.
 
 A server that must not lose an acknowledged update appends each log entry before it acknowledges it
@@ -12,8 +12,8 @@ that the states cover are superfluous, so the files of entries stay short.
 
 Both kinds of files consist of checksummed frames (`frames.py`). Damaged bytes are never returned: recovery
 takes for each shard the newest whole state, names what the damage cost, and puts damaged files into
-quarantine (`contents.py`, `opening.py`). A full disk stops nothing. Any other failure of a write or a sync
-ends the process, because the fate of its bytes is unknown.
+quarantine (`contents.py`, `opening.py`). On a full disk the server goes on from memory. Any other failure of
+a write or a sync ends the process, because the fate of its bytes is unknown.
 """
 
 import asyncio

@@ -24,7 +24,7 @@ NOTICE = "notice"
 """Key of a driver's or server's `NodeRecord.info`: its newest notice for the operator of the controllers."""
 
 DISK = "disk"
-"""Fact of a parameter server in its `info`: whether it keeps its shards on a disk."""
+"""Key of a server's `NodeRecord.info`: whether it keeps its shards on a disk."""
 
 NUMERICS = "numerics"
 """Key of a server's `NodeRecord.info`: the facts that the last bits of its results depend on, by name."""

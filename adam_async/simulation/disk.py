@@ -39,6 +39,7 @@ class DiskConditions:
         sync_s: Duration of a sync on top, in seconds.
         bytes_per_s: Speed of reads and writes.
         fail: Share of steps that fail with EIO; a failed sync keeps nothing.
+        fail_syncs: Share of syncs, and of writes that include one, that fail with EIO.
         stuck: Whether steps wait until this field is False.
     """
 
@@ -47,6 +48,7 @@ class DiskConditions:
     sync_s: float = 0.002
     bytes_per_s: float = 200e6
     fail: float = 0.0
+    fail_syncs: float = 0.0
     stuck: bool = False
 
 
@@ -129,7 +131,7 @@ class SimulatedDisk(Disk):
             job = self._queue[0]
             if job.forces:
                 try:
-                    self._may_fail()
+                    self._may_fail(self._conditions.fail_syncs)
                     inodes = job.call()
                 except OSError as error:
                     job.error = error
@@ -159,8 +161,8 @@ class SimulatedDisk(Disk):
                 job.done.set_result(result)
         self._work()
 
-    def _may_fail(self) -> None:
-        if self._dice.chance(self._conditions.fail):
+    def _may_fail(self, share: float = 0.0) -> None:
+        if self._dice.chance(max(share, self._conditions.fail)):
             raise OSError(errno.EIO, "Input/output error")
 
     # --- the port ----------------------------------------------------------------------------

@@ -224,6 +224,10 @@ class DiskModel:
 
     # --- crashes and damage ------------------------------------------------------------------
 
+    def has_unsynced(self, folder: PurePath) -> bool:
+        """Whether a file in a folder, or below it, has changes that a crash may lose."""
+        return any(inode.pending for path, inode in self._files() if folder in path.parents)
+
     def crash(self) -> None:
         """Lose all or part of the pending operations."""
         self._settle(self._root)

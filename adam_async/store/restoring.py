@@ -25,11 +25,11 @@ from transport import RemoteProtocolError
 logger = logging.getLogger(__name__)
 
 SEARCH_S = 10.0
-"""Time for which a client looks for pieces of a store that no server has, in seconds: their servers may still
+"""Maximum time of the search for pieces of a store that no server has, in seconds: their servers may still
 start."""
 
 PAUSE_S = 0.5
-"""Pause between two looks, in seconds."""
+"""Pause between two surveys of the disks, in seconds."""
 
 
 class SavedValues:
@@ -47,7 +47,7 @@ class SavedValues:
             )
         found = self.by_names.setdefault(tuple(arrays), {})
         for place, shard in enumerate(shards):
-            # Copies: the tensors of a message are lent.
+            # The link uses the memory of a message's tensors again.
             found[shard] = [tensor.copy() for tensor in tensors[place * each : (place + 1) * each]]
 
 

@@ -5,6 +5,7 @@ from adam_async.simulation.scenarios.clients import CLIENTS
 from adam_async.simulation.scenarios.controllers import CONTROLLERS
 from adam_async.simulation.scenarios.hostile_training import HOSTILE
 from adam_async.simulation.scenarios.members import MEMBERS
+from adam_async.simulation.scenarios.power import POWER_CUTS
 from adam_async.simulation.scenarios.pushes import PUSHES
 from adam_async.simulation.scenarios.restarts import RESTARTS
 from adam_async.simulation.scenarios.training import TRAIN
@@ -12,5 +13,5 @@ from adam_async.simulation.scenarios.unauthenticated_clients import UNAUTHENTICA
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
-    for scenario in (MEMBERS, TRAIN, CONTROLLERS, RESTARTS, CLIENTS, UNAUTHENTICATED, HOSTILE, PUSHES)
+    for scenario in (MEMBERS, TRAIN, CONTROLLERS, RESTARTS, CLIENTS, UNAUTHENTICATED, HOSTILE, PUSHES, POWER_CUTS)
 }

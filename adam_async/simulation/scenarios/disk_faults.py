@@ -143,6 +143,7 @@ class DiskFaults:
 
 def mend_disk(node: Node) -> None:
     """Repair a disk."""
-    node.disk_conditions.fail, node.disk_conditions.stuck = 0.0, False
+    conditions = node.disk_conditions
+    conditions.fail, conditions.fail_syncs, conditions.stuck = 0.0, 0.0, False
     node.disk_conditions.sync_s = DiskConditions().sync_s
     node.disk_model.capacity_bytes = 1 << 30

@@ -58,7 +58,7 @@ MOMENTUM, MOST_MOMENTUM = 0.5, 2.25
 powers of 0.5 is at most 2, and a push that is applied twice gives at least 2.5."""
 
 PACE_S = 0.08
-"""Mean pause of a client between two steps, in seconds."""
+"""Mean pause of a client between two steps, in seconds, if the plan does not say otherwise."""
 
 OPEN_AGAIN_S = 0.2
 """Pause between the failure of a store and the next attempt to open it, in seconds."""
@@ -109,6 +109,7 @@ class PushClients:
         self._copies = int(settings["copies"])
         self._min_in_sync = int(settings["min_in_sync"])
         self._momentum = MOMENTUM if settings["momentum"] else 0.0
+        self._pace_s = float(settings.get("pace_s", PACE_S))
         self._stores: dict[str, _Store] = {}
         """Pushes by the id of the store."""
         self.pending = PendingPushes(world, cluster.bundles)
@@ -148,7 +149,7 @@ class PushClients:
                 task.cancel()
 
     def _wish(self) -> StoreWish:
-        values: InitialArrays = {name: np.zeros((ROWS, COLUMNS), np.float32) for name in _names()}
+        values: InitialArrays = {name: np.zeros((ROWS, COLUMNS), np.float32) for name in array_names()}
         records, rules = records_of(values, Sgd(rate=1.0, momentum=self._momentum))
         return StoreWish(
             name=NAME,
@@ -170,13 +171,16 @@ class PushClients:
     def _pushes_to(self, link: StoreLink) -> _Store:
         store = self._stores.get(link.store.id)
         if store is None:
-            summed = self._slack == 0
-            arrays = {
-                name: StorePushes(f"{link.store.id}/{name}", rows=ROWS, columns=COLUMNS, summed=summed)
-                for name in _names()
-            }
-            store = self._stores[link.store.id] = _Store(arrays)
+            store = self._stores[link.store.id] = _Store(self._new_pushes(link.store.id))
         return store
+
+    def _new_pushes(self, id: str) -> dict[str, StorePushes]:
+        """Return the pushes to each array of a new store."""
+        summed = self._slack == 0
+        return {
+            name: StorePushes(f"{id}/{name}", rows=ROWS, columns=COLUMNS, summed=summed)
+            for name in array_names()
+        }
 
     # --- steps -------------------------------------------------------------------------------
 
@@ -194,7 +198,7 @@ class PushClients:
                     )
             await link.tick()
             await self._pull(name, link, dice.choose(list(store.arrays)))
-            await asyncio.sleep(dice.around(PACE_S))
+            await asyncio.sleep(dice.around(self._pace_s))
         self.are_going_on = self.are_going_on and not store.full
 
     async def _push(self, name: str, link: StoreLink, array: str, dice: RandomStream) -> None:
@@ -232,7 +236,7 @@ class PushClients:
         rows: NDArray[np.float64] = values[array].astype(np.float64)
         if self._momentum:
             rows = np.where((rows >= 1) & (rows < MOST_MOMENTUM), 1.0, rows)
-        versions = values.read.of_shards.reshape(ARRAYS, ROWS)[_names().index(array)]
+        versions = values.read.of_shards.reshape(ARRAYS, ROWS)[array_names().index(array)]
         pushes.pulled(name, before, Pulled(rows=rows, versions=versions.tolist(), bound=bound))
 
     # --- the end -----------------------------------------------------------------------------
@@ -248,6 +252,11 @@ class PushClients:
         self.are_going_on = False
         await self.pending.answered()
         await settle(self._world, self._unfinished, within_s=LEAVE_S, invariant="clients are answered")
+
+    def _check_known(self, id: str) -> None:
+        """Check that a client has pushed to a store. Raises Violation."""
+        if id not in self._stores:
+            raise Violation("I1", f"the store is {id}, to which no client pushed")
 
     def _absent(self) -> str:
         away = sorted(set(PUSHERS) - self._working) if self.are_going_on else []
@@ -268,16 +277,16 @@ class PushClients:
         async with asyncio.TaskGroup() as group:
             link = StoreLink(self._wish(), access, group)
             await link.start()
-            if link.store.id not in self._stores:
-                raise Violation("I1", f"the store is {link.store.id}, to which no client pushed")
-            for array in _names():
+            self._check_known(link.store.id)
+            for array in array_names():
                 await self._pull(node.name, link, array)
             await link.leave()
             for task in link.tasks:
                 task.cancel()
 
 
-def _names() -> list[str]:
+def array_names() -> list[str]:
+    """Return the names of the arrays of a store."""
     return [f"array-{number:02}" for number in range(ARRAYS)]
 
 

@@ -4,6 +4,7 @@ Three controllers with a disk each and four parameter servers; `bundle_watch` ob
 """
 
 import asyncio
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.log_file import LogFile
@@ -11,6 +12,7 @@ from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import table_among
+from adam_async.parameter_server.server_disk import ServerDisk
 from adam_async.parameter_server.server_links import CopiesPath
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.config import Waits
@@ -89,16 +91,22 @@ class PushCluster:
             controller=",".join(CONTROLLERS.values()),
             process_memory=process_memory,
         )
-        server = ParameterServer(
-            settings,
-            buffers=BufferPool(),
-            observe=self.bundles.applies,
-            numerics=numerics_of(node.name),
-            copies=copies_path_of(node) if self._is_apart else None,
-        )
-        self.bundles.started(server, (node.name, incarnation))
-        async with server:
-            await asyncio.Event().wait()
+        async with self._server_disk(node) as disk:
+            server = ParameterServer(
+                settings,
+                buffers=BufferPool(),
+                observe=self.bundles.applies,
+                numerics=numerics_of(node.name),
+                copies=copies_path_of(node) if self._is_apart else None,
+                disk=disk,
+            )
+            self.bundles.started(server, (node.name, incarnation))
+            async with server:
+                await asyncio.Event().wait()
+
+    def _server_disk(self, node: Node) -> AbstractAsyncContextManager[ServerDisk | None]:
+        """Open the disk of a server's stores; None: they are in memory only."""
+        return nullcontext()
 
     # --- observations ------------------------------------------------------------------------
 

@@ -63,6 +63,14 @@ async def test_another_format_is_named(tmp_path):
         await read(tmp_path)
 
 
+@pytest.mark.parametrize("at", [-1.0, 1e300])
+async def test_a_time_that_is_none_is_refused(tmp_path, at):
+    async with Disk() as disk, RunNotesFile(tmp_path, disk).opened() as file:
+        await file.write([msgspec.structs.replace(NOTE, at=at)], SEEN, 101.5)
+    with pytest.raises(CheckpointError, match="is damaged: Expected `float`"):
+        await read(tmp_path)
+
+
 async def test_a_second_driver_is_refused(tmp_path):
     async with Disk() as disk, Disk() as other, RunNotesFile(tmp_path, disk).opened():
         with pytest.raises(CheckpointError, match="in progress"):

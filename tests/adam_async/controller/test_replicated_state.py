@@ -17,7 +17,7 @@ from adam_async.controller.replicated_state import (
     command_bytes,
     first_state,
 )
-from adam_async.controller.store_rules import MOST_STORE_ID, MOST_STORES, UNFINISHED_PIECES
+from adam_async.controller.store_rules import MOST_STORES, UNFINISHED_PIECES
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import SESSION_OVER
 from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_MAP_TEXT_BYTES, MOST_VALUE_BYTES
@@ -28,6 +28,7 @@ from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.config import Config
 from adam_async.run.map_changes import changed
 from adam_async.run.program_record import ProgramRecord, cut_blob
+from adam_async.run.store_checks import MOST_STORE_ID
 from adam_async.run.store_record import ArraysPiece
 from adam_async.run.training_program import TrainingProgram
 from tests.adam_async.cluster_maps import run_record

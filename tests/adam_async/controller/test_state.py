@@ -18,10 +18,11 @@ from adam_async.controller.state import (
     ControllerState,
     Invalid,
 )
-from adam_async.controller.store_rules import MAX_SHARDS, MOST_STORES, UNFINISHED_PIECES
+from adam_async.controller.store_rules import MOST_STORES, UNFINISHED_PIECES
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import LOST_STORE
 from adam_async.run.shard_table import NUM_BUCKETS, assign_buckets, shard_table
+from adam_async.run.store_checks import MAX_SHARDS
 from adam_async.run.store_record import (
     MOST_VALUES,
     STORE_PIECES,

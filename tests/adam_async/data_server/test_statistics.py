@@ -25,6 +25,7 @@ def test_the_report_has_the_names_that_readers_know():
         "groups",
         "finished",
         "trained_ranges",
+        "finished_ranges",
         "clock",
         "images",
         "train_s",

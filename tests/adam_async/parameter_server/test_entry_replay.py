@@ -119,3 +119,12 @@ def test_bytes_that_are_no_entry_are_refused():
     replay = EntryReplay(catalogue_of(), PIECES, TABLE, [Sgd()], {1: (0, on_disk(Copy(Sgd()), 1))}, "a test")
     with pytest.raises(DataError, match="entry 1 of a test"):
         replay.take(1, [[np.frombuffer(b"nothing", np.uint8)]])
+
+
+def test_a_piece_that_is_not_replayed_is_refused_by_name():
+    copy = Copy(MODES["bsp"][0], **MODES["bsp"][1])
+    found = {piece: (0, on_disk(copy, piece)) for piece in range(len(PIECES) - 1)}
+    replay = EntryReplay(catalogue_of(**MODES["bsp"][1]), PIECES, TABLE, [MODES["bsp"][0]], found, "a test")
+    for piece in (0, len(PIECES) - 1):
+        with pytest.raises(DataError, match=f"piece {piece} of a test is not on the disk"):
+            replay.bundle_of(piece)

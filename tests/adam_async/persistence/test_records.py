@@ -48,7 +48,15 @@ def test_the_start_of_a_file_has_its_owner():
 
 
 @pytest.mark.parametrize(
-    "payload", [b"", b"segments", b"segmentz\1\0\0\0", b"segments\1\0\0\0\x80", b"x" * 99]
+    "payload",
+    [
+        b"",
+        b"segments",
+        b"segmentz\1\0\0\0",
+        b"segments\1\0\0\0\x80",
+        b"segments\1\0\0\0\x81\xa1\xff\x00",
+        b"x" * 99,
+    ],
 )
 def test_other_bytes_are_no_start(payload):
     assert decode_start(payload) is None
@@ -66,6 +74,9 @@ def test_a_start_of_a_newer_format_is_refused_with_its_number():
         (b"\xff\0\0\0abc", "its record has 255 bytes, and its payload 7"),
         (b"\x01\0\0\0\xc1", "its record: "),
         (b"\x09\0\0\0\x91\xa7unknown", "its record: "),
+        (b"\x03\0\0\0\x91\xa1\xff", "its record: "),
+        (b"".join(encode_record(RoundRecord(1, float("nan"), (), {}, {}, {}))), "its record: "),
+        (b"".join(encode_record(RoundRecord(1, float("inf"), (), {}, {}, {}))), "its record: "),
         (
             b"".join(encode_record(StateRecord(1, KEY, (3,)), [b"four"])),
             "its content has 4 bytes instead of 3",

@@ -124,7 +124,7 @@ async def fleet(monkeypatch, *nodes, network="tcp", waits=WAITS, copies_bind="")
     """Run a fleet; `Fleet.open` opens its stores."""
     async with asyncio.TaskGroup() as group:
         fleet = Fleet(group, local=network == "local", waits=waits, copies_bind=copies_bind)
-        monkeypatch.setattr(store_module, "_access_to", lambda where, token: fleet.access())
+        monkeypatch.setattr(store_module, "_access_to", lambda where, token, folder: fleet.access())
         async with fleet.led():
             await fleet.start(*nodes)
             yield fleet

@@ -1,0 +1,111 @@
+"""The folder of a server's disk as another program may leave it: refused by name, and not removed."""
+
+import shutil
+
+import msgspec
+import pytest
+
+from adam_async.errors import ConfigError, DataError
+from adam_async.parameter_server.piece_states import Catalogue, catalogue_state, read_catalogue
+from adam_async.parameter_server.server_disk import opened_disk
+from adam_async.parameter_server.store_disk import folder_of
+from adam_async.persistence.frames import frame_head
+from adam_async.persistence.identity import Identity
+from adam_async.persistence.records import STATES, encode_start
+from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord
+
+FILE = "states-00000001.segment"
+
+
+def catalogue_of(*, array=None, began=1.0, **fields):
+    record = StoreRecord(
+        **{
+            "id": "store-1",
+            "rules": (RuleRecord(rule="sgd"),),
+            "arrays": 1,
+            "nbytes": 32,
+            "state_arrays": 0,
+            "pieces": 1,
+            "shard_bytes": 64,
+            "buckets": ("ps-0",) * 64,
+            **fields,
+        }
+    )
+    return Catalogue("a-name", record, (array or ArrayRecord("w", (8,)),), began)
+
+
+def parts_of(catalogue):
+    return [memoryview(part) for part in catalogue_state(catalogue).parts]
+
+
+def begun(folder, run="store-1"):
+    """Write the first frame of a store's first file; returns its folder."""
+    path = folder_of(folder, run)
+    path.mkdir(parents=True)
+    start = encode_start(STATES, 1, Identity(run=run))
+    (path / FILE).write_bytes(frame_head([start], position=0, durable=0) + start)
+    return path
+
+
+async def test_a_folder_whose_only_file_has_a_damaged_start_is_refused_and_not_removed(tmp_path):
+    path = begun(tmp_path)
+    first = (path / FILE).read_bytes()
+    later = frame_head([b"later"], position=len(first), durable=len(first)) + b"later"
+    (path / FILE).write_bytes(first[:-1] + b"?" + later)
+    with pytest.raises(DataError, match=f"is damaged: {FILE}"):
+        async with opened_disk(tmp_path, flush_s=1.0):
+            pass
+    assert (path / FILE).stat().st_size == len(first) + len(later)
+
+
+async def test_a_folder_whose_start_a_crash_tore_is_removed(tmp_path):
+    path = begun(tmp_path)
+    (path / FILE).write_bytes((path / FILE).read_bytes()[:-1])
+    async with opened_disk(tmp_path, flush_s=1.0) as disk:
+        assert list(disk) == []
+    assert not path.exists()
+
+
+async def test_other_folders_beside_those_of_stores_are_left_alone(tmp_path):
+    (tmp_path / "store-photos").mkdir()
+    (tmp_path / "store-photos" / "a.jpg").write_bytes(b"a picture")
+    async with opened_disk(tmp_path, flush_s=1.0) as disk:
+        assert list(disk) == []
+    assert (tmp_path / "store-photos" / "a.jpg").read_bytes() == b"a picture"
+
+
+async def test_the_folder_of_a_store_under_the_name_of_another_is_refused(tmp_path):
+    path = begun(tmp_path)
+    shutil.copytree(path, folder_of(tmp_path, "store-2"))
+    with pytest.raises(ConfigError, match="has the states of store store-1, whose folder has another name"):
+        async with opened_disk(tmp_path, flush_s=1.0):
+            pass
+
+
+async def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path):
+    folder_of(tmp_path, "store-1").write_bytes(b"")
+    with pytest.raises(ConfigError, match="cannot be read: Not a directory"):
+        async with opened_disk(tmp_path, flush_s=1.0):
+            pass
+
+
+def test_the_catalogue_of_a_placed_store_is_read():
+    assert read_catalogue(parts_of(catalogue_of()), "a test") == catalogue_of()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"began": float("inf")}, "Expected `float`"),
+        ({"began": float("nan")}, "Expected `float`"),
+        ({"buckets": ("ps-0",)}, "the servers of 1 buckets instead of 64"),
+        ({"shard_bytes": 0}, "shard_bytes is 0"),
+        ({"shard_bytes": 8, "array": ArrayRecord("w", (1 << 40,))}, "shards; 100000 are the most"),
+        ({"array": ArrayRecord("w", (8,), rule=1)}, "no rule 1"),
+        ({"rules": (RuleRecord(rule="magic"),)}, "Invalid|unknown rule"),
+    ],
+)
+def test_a_catalogue_out_of_bounds_is_refused_with_the_reason(options, text):
+    parts = [memoryview(msgspec.msgpack.encode(catalogue_of(**options)))]
+    with pytest.raises(DataError, match=text):
+        read_catalogue(parts, "a test")
