@@ -28,7 +28,7 @@ from adam_async.data_server.sources.datasets import load
 from adam_async.driver.driver import OUTSIDE, Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.training_rules import PROGRAM_KINDS
-from adam_async.errors import ConfigError, RoleDied, RunFailed, first_cause
+from adam_async.errors import ConfigError, RoleDied, RoleFailed, RunFailed, first_cause
 from adam_async.messages import role_table
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
@@ -370,13 +370,18 @@ class LocalCluster:
 
         Raises:
             RunFailed: The cluster's block was not entered, or has ended.
+            TransformFailed: A function of the caller failed on an image.
         """
         if not self._running:
             raise RunFailed(OUTSIDE)
         try:
             return await self.driver.train(on_epoch)
-        except ExceptionGroup as errors:
-            cause = first_cause(errors)
+        except (RoleFailed, ExceptionGroup) as error:
+            cause = first_cause(error)
+            if isinstance(cause, RoleFailed):
+                # The error of the function has its traceback; the cluster map has only its text.
+                failures = [server.transform_failed for server in self.data_servers]
+                cause = next((failure for failure in failures if failure is not None), cause)
             raise cause from cause.__cause__
 
     def stop(self) -> None:

@@ -97,6 +97,8 @@ class DataServer(Role):
         self._run = ""
         self._refused = ""
         """Id of a run that this server cannot serve."""
+        self.transform_failed: TransformFailed | None = None
+        """Error of a user's function on an image, by which this server refuses its run; None without one."""
         self._partitions = 1
         self._read_ahead = 1
         self._producer = GroupProducer(
@@ -159,6 +161,7 @@ class DataServer(Role):
             str(error) if isinstance(error, TransformFailed) else f"no memory for a block of images: {error}"
         )
         self._refused = run.id
+        self.transform_failed = error if isinstance(error, TransformFailed) else None
         self._spawn("run-refused", self._refuse(run.id, why))
 
     async def _end_with(self, error: BaseException, run: str) -> None:
@@ -183,6 +186,7 @@ class DataServer(Role):
             if run is None or run.id == self._refused:
                 continue
             if run.id != self._run:
+                self.transform_failed = None
                 try:
                     program = read_training(run)
                 except ConfigError as error:  # the server stays for the runs that it can serve

@@ -9,7 +9,7 @@ import pytest
 from adam_async.cluster.local import LocalCluster
 from adam_async.data_server.sources.datasets import load
 from adam_async.driver.augmentation import steps_for
-from adam_async.errors import ConfigError, RoleFailed
+from adam_async.errors import ConfigError, TransformFailed
 from adam_async.run.config import Config
 from adam_async.runtime.disk import Disk
 
@@ -58,7 +58,7 @@ async def test_a_function_that_fails_ends_the_run_with_its_error() -> None:
     def fail(image: Any, draws: Any) -> Any:
         return np.zeros(3)
 
-    with pytest.raises(RoleFailed, match="data-0: step 1: the function 'invert' returned float64"):
+    with pytest.raises(TransformFailed, match=r"^step 1: the function 'invert' returned float64"):
         await trained(fail, transforms=STEPS)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adam_async.driver.submission import submit
-from adam_async.errors import RoleFailed, RunFailed
+from adam_async.errors import RoleFailed, RunFailed, TransformFailed
 from adam_async.model.named import digits
 from adam_async.run.config import Config
 from adam_async.run.program_record import ProgramRecord
@@ -101,8 +101,12 @@ async def test_a_function_that_fails_on_an_image_ends_its_run_by_name_and_no_dat
     async with cluster_of(config, transforms=[{"kind": "darker"}], functions={"darker": _darker}) as cluster:
         driver, inputs = cluster.driver, cluster.driver._inputs
         driver._inputs = dataclasses.replace(inputs, transforms=[{"kind": "darker", "by": "much"}])
-        with pytest.raises(RoleFailed, match=r"cannot serve the run: data.*the function 'darker' failed"):
+        with pytest.raises(TransformFailed, match=r"^step 1: the function 'darker' failed"):
             await cluster.train()
+        over = driver.map.run
+        assert over is not None
+        assert "cannot serve the run: data-" in over.reason
+        assert "step 1: the function 'darker' failed" in over.reason
         driver._inputs = inputs
         result = await cluster.train()
         assert [epoch.epoch for epoch in result.epochs] == [1]
