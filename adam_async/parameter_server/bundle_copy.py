@@ -304,7 +304,7 @@ class BundleCopy:
             if self._appends is None:
                 core.propose(content, entry_bytes(content.parts))
                 continue
-            position = core.log.last + self._appends.own + 1
+            position = core.log.last + self._appends.ordered_here + 1
             written = partial(self._propose_written, content, position)
             self._appends.append(position, core.record.generation, content.parts, written, entry)
 

@@ -37,7 +37,7 @@ class OrderedAppends:
         return len(self._steps)
 
     @property
-    def own(self) -> int:
+    def ordered_here(self) -> int:
         """Number of steps with an entry that this server orders."""
         return sum([step.item is not None for step in self._steps])
 

@@ -407,8 +407,8 @@ class StoreDisk:
             if name.home == home:
                 self.specs_of(home, name.shard)  # raises for a piece that the store does not have
                 key, parts = await segments.read_state(name)
-                # A complete round drops entries, and each piece that one of them changes is in it, unless it is
-                # damaged and an older one has come back.
+                # A complete round drops entries, and has each piece that one of them changes. After damage
+                # an older piece may count.
                 floor = recovery.floors.get(home, 0) if name not in lost else 0
                 position = max(key.position, floor)
                 found[name.shard] = (position, tensors_of(parts, origin))
