@@ -279,7 +279,7 @@ class StoreDisk:
                 rounds = None
                 continue
             # A round in progress has taken states that are not on the disk, and a full disk ends it early.
-            is_clean = not counts.dirty and not counts.current_round_s
+            is_clean = not counts.dirty and not counts.in_round
             rounds = counts.rounds if rounds is None else rounds
             if counts.rounds > rounds or is_clean:
                 self.is_complete = True
@@ -367,7 +367,7 @@ class StoreDisk:
         counts = self._segments.statistics()
         if not self.is_complete or counts.on_disk_as_of is None:
             return None
-        if not counts.current_round_s:
+        if not counts.in_round:
             return counts.dirty_age_s
         # The updates of a round in progress are neither marked nor on the disk.
         return max(self._ports.wall_clock() - counts.on_disk_as_of, counts.dirty_age_s)

@@ -162,6 +162,11 @@ class Rounds:
         return 0.0 if oldest is None else self._clock() - oldest
 
     @property
+    def in_round(self) -> bool:
+        """Whether a round is in progress: its states are neither dirty nor on disk."""
+        return self._current is not None
+
+    @property
     def current_s(self) -> float:
         """Time since the begin of the round in progress, in seconds; 0 between rounds."""
         return 0.0 if self._current is None else self._clock() - self._current.begin

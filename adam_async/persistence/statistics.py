@@ -39,6 +39,8 @@ class SegmentStatistics:
     """Age of the oldest update that is not on disk, in seconds; 0 if there is none."""
     round_s: float = 0.0
     """Duration of the last round, in seconds."""
+    in_round: bool = False
+    """Whether a round is in progress: its states are neither dirty nor on disk."""
     current_round_s: float = 0.0
     """Time since the begin of the round in progress, in seconds; 0 between rounds."""
     period_s: float = 0.0

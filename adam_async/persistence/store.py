@@ -206,7 +206,7 @@ class SegmentStore:
     def statistics(self) -> SegmentStatistics:
         """Return the counts and ages now."""
         folder, rounds, counts = self._folder, self._rounds, self._rounds.counts
-        is_clean = not rounds.dirty and not rounds.current_s
+        is_clean = not rounds.dirty and not rounds.in_round
         return SegmentStatistics(
             updates=counts.updates,
             writes=counts.writes,
@@ -224,6 +224,7 @@ class SegmentStore:
             dirty=len(rounds.dirty),
             dirty_age_s=rounds.dirty_age_s,
             round_s=counts.round_s,
+            in_round=rounds.in_round,
             current_round_s=rounds.current_s,
             period_s=rounds.period_s,
             on_disk_as_of=self._wall_clock() if is_clean else folder.as_of,

@@ -1,0 +1,130 @@
+"""The pushes to a store that comes back from disks: which may be lost, and how often each may count."""
+
+import numpy as np
+import pytest
+
+from adam_async.simulation.checkers.saved_pushes import Losses, SavedPushes
+from adam_async.simulation.checkers.store_pushes import Pulled
+from adam_async.simulation.scenario import Violation
+
+
+class Store:
+    """One array of a store over its returns, with a clock by hand."""
+
+    def __init__(self, permitted_s=1.0):
+        self.now = 0.0
+        self.losses = Losses(permitted_s=permitted_s, now=lambda: self.now)
+        self.array = SavedPushes("store-0", "a", rows=2, columns=8, losses=self.losses)
+        self.returns = 0
+
+    def push(self, at_s):
+        self.now = at_s
+        column = self.array.begin("client")
+        self.array.acknowledged(column, ())
+        return column
+
+    def lose(self, at_s):
+        self.now = at_s
+        self.losses.ended(f"store-{self.returns}")
+
+    def come_back(self):
+        self.returns += 1
+        id = f"store-{self.returns}"
+        self.array = SavedPushes(id, "a", rows=2, columns=8, losses=self.losses, before=self.array)
+
+    def pull(self, *columns, versions=(0, 0), times=1.0):
+        rows = np.zeros((2, 8))
+        rows[:, list(columns)] = times
+        self.array.pulled("client", self.array.before(), Pulled(rows=rows, versions=versions))
+
+
+def test_a_recent_push_may_be_lost_and_counts():
+    store = Store()
+    store.push(1.0)
+    store.push(5.0)
+    store.lose(5.5)
+    store.come_back()
+    store.pull(0)
+    assert (store.losses.lost, store.losses.recovered) == (2, 1)
+
+
+def test_an_older_push_may_not_be_lost():
+    store = Store()
+    store.push(1.0)
+    store.lose(2.5)
+    store.come_back()
+    with pytest.raises(Violation, match=r"loss bound.*1\.500 s before the loss; 1 s are permitted"):
+        store.pull()
+
+
+def test_no_durable_push_may_be_lost():
+    store = Store(permitted_s=None)
+    store.push(1.0)
+    store.lose(1.0)
+    store.come_back()
+    with pytest.raises(Violation, match="durable"):
+        store.pull()
+
+
+def test_no_push_may_be_lost_without_a_loss_of_servers():
+    store = Store()
+    store.push(1.0)
+    store.come_back()
+    with pytest.raises(Violation, match="were not lost"):
+        store.pull()
+
+
+def test_the_permitted_time_ends_where_disks_get_into_trouble():
+    store = Store()
+    store.push(1.0)
+    store.now = 1.5
+    store.losses.troubled()
+    store.push(8.0)
+    store.lose(9.0)
+    store.come_back()
+    store.pull()
+    assert store.losses.lost == 4
+
+
+def test_a_push_comes_back_once():
+    store = Store()
+    store.push(1.0)
+    store.lose(1.0)
+    store.come_back()
+    with pytest.raises(Violation, match="I2.*push 0 2 times"):
+        store.pull(0, times=2.0)
+
+
+def test_pushes_that_came_back_stay_as_they_are():
+    store = Store()
+    store.push(1.0)
+    store.push(1.0)
+    store.lose(1.0)
+    store.come_back()
+    store.pull(0)
+    mine = store.push(2.0)
+    store.pull(0, mine, versions=(1, 1))
+    with pytest.raises(Violation, match="push 1 of an earlier store"):
+        store.pull(0, 1, mine, versions=(1, 1))
+
+
+def test_new_pushes_are_checked_as_in_any_store():
+    store = Store()
+    store.push(1.0)
+    store.lose(1.0)
+    store.come_back()
+    store.push(2.0)
+    with pytest.raises(Violation, match="I1.*without push 1"):
+        store.pull(0)
+
+
+def test_a_loss_is_judged_once():
+    store = Store()
+    store.push(1.0)
+    store.lose(1.5)
+    store.come_back()
+    store.pull()
+    store.lose(9.0)
+    store.come_back()
+    store.pull()
+    assert store.losses.lost == 2

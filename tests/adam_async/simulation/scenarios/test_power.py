@@ -1,0 +1,93 @@
+"""Servers with disks lose their power: properties of seeds, and runs of one fault."""
+
+import msgspec
+import pytest
+
+from adam_async.simulation.plan import Case, Fault, Options, Plan, in_order
+from adam_async.simulation.runner import draw_case, run_case, run_seed
+from adam_async.simulation.scenarios.power import ACKS, LOST, POWER_CUTS, RECOVERED
+from adam_async.simulation.scenarios.power_cluster import QUARANTINE, READ_BACK, REPLAYED
+from adam_async.simulation.scenarios.power_faults import ALL_KINDS, DISK_KINDS, ONE_KINDS, SPARING_KINDS
+from adam_async.simulation.wire import Conditions
+from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
+
+SEEDS, AT_ONCE = 40, 4
+
+
+def case_of(*faults: Fault, seed: int = 1, ack: str = "replicated", copies: int = 2) -> Case:
+    """A run over a quiet network with these faults alone."""
+    settings = {
+        "ack": ack,
+        "copies": copies,
+        "min_in_sync": 0,
+        "consistency": "asp",
+        "momentum": False,
+        "flush_s": 0.5,
+        "pace_s": 0.2,
+        "segment_bytes": 4096,
+    }
+    options = Options(network=Conditions(delay_s=0.0005, jitter_s=0.0005), settings=settings)
+    return Case(scenario="power", seed=seed, plan=Plan(options=options, faults=in_order(faults)))
+
+
+def test_a_store_in_memory_of_one_copy_comes_back_without_its_last_pushes_alone() -> None:
+    result = run_case(
+        POWER_CUTS, case_of(Fault(at_s=2.6, kind="power", lasts_s=0.3), ack="single", copies=1)
+    )
+
+    assert (result.invariant, result.text) == ("", "")
+    assert result.counts[RECOVERED] > 0
+    assert result.counts[READ_BACK] > 0
+    assert result.counts[LOST] > 0
+
+
+def test_a_durable_store_comes_back_with_all_acknowledged_pushes() -> None:
+    result = run_case(
+        POWER_CUTS, case_of(Fault(at_s=2.6, kind="power", lasts_s=0.3), ack="durable", copies=1)
+    )
+
+    assert (result.invariant, result.text) == ("", "")
+    assert result.counts[REPLAYED] > 0
+    assert result.counts[LOST] == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("ack", ["replicated", "durable"])
+@pytest.mark.parametrize("kind", sorted({*ALL_KINDS, *ONE_KINDS, *DISK_KINDS, *SPARING_KINDS}))
+def test_a_store_with_copies_survives_each_fault(kind: str, ack: str) -> None:
+    fault = Fault(at_s=2.5, kind=kind, lasts_s=0.5, amount=0.2 if kind == "slow-disks" else 0.0)
+    result = run_case(POWER_CUTS, case_of(fault, ack=ack))
+
+    assert (result.invariant, result.text) == ("", "")
+    assert result.faults == {kind: 1}
+    if kind == "rot":
+        assert result.counts[QUARANTINE] > 0
+
+
+def test_a_plan_ends_all_servers_and_draws_every_mode() -> None:
+    plans = [draw_case(POWER_CUTS, seed).plan for seed in range(200)]
+
+    for plan in plans:
+        assert any(fault.kind in ALL_KINDS for fault in plan.faults)
+    kinds = {fault.kind for plan in plans for fault in plan.faults}
+    assert kinds == {*ALL_KINDS, *ONE_KINDS, *DISK_KINDS, *SPARING_KINDS}
+    settings = [plan.options.settings for plan in plans]
+    assert {each["ack"] for each in settings} == {*ACKS}
+    assert all((each["copies"] == 1) or each["ack"] != "single" for each in settings)
+    assert len({msgspec.json.encode(plan) for plan in plans}) == 200
+
+
+@pytest.mark.thorough
+def test_a_seed_is_the_same_run_in_every_process() -> None:
+    elsewhere = replay_hash_elsewhere("adam_async.simulation.scenarios.power", "POWER_CUTS", 4)
+
+    assert elsewhere == run_seed(POWER_CUTS, 4).replay_hash
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
+def test_stores_come_back_after_losses_of_power(first: int) -> None:
+    results = [run_seed(POWER_CUTS, seed) for seed in range(first, first + AT_ONCE)]
+
+    assert [(one.case.seed, one.invariant, one.text) for one in results if not one.ok] == []
+    assert sum(one.seed_counts for one in results) >= AT_ONCE - 1
