@@ -128,7 +128,7 @@ class PowerFaults:
 
     # --- losses ------------------------------------------------------------------------------
 
-    async def _end_all(self, world: World, fault: Fault, heal: Callable[[], object] = lambda: None) -> None:
+    async def _end_all(self, world: World, fault: Fault, heal: Callable[[], None] = lambda: None) -> None:
         """End all servers at once, in a blackout the controllers too, and start them again with their disks.
 
         With `amount` 1 a disk is being written in this moment, if it comes soon.
@@ -159,8 +159,9 @@ class PowerFaults:
     async def _until_writing(self) -> None:
         """Wait until a server's disk has bytes that a crash may lose, for `WRITING_S` at most."""
         node = self._world.node(self._dice.choose(list(SERVERS)))
-        until = self._world.now + WRITING_S
-        while not node.disk_model.has_unsynced(SHARDS) and self._world.now < until:
+        for _ in range(round(WRITING_S / SHORT_STEP_S)):
+            if node.disk_model.has_unsynced(SHARDS):
+                return
             await asyncio.sleep(SHORT_STEP_S)
 
     def _rot(self, node: Node) -> int:
@@ -201,13 +202,17 @@ class PowerFaults:
             led = self._cluster.bundles.led_by(name)
             for other in others:
                 world.network.cut(name, other)
-            until = world.now + TAKEN_OVER_S
-            while set(led) & set(self._cluster.bundles.led_by(name)) and world.now < until:
+            for _ in range(round(TAKEN_OVER_S / STEP_S)):
+                if not set(led) & set(self._cluster.bundles.led_by(name)):
+                    break
                 await asyncio.sleep(STEP_S)
             await asyncio.sleep(fault.lasts_s)
-            await self._end_all(
-                world, fault, heal=lambda: [world.network.heal(name, each) for each in others]
-            )
+
+            def heal() -> None:
+                for other in others:
+                    world.network.heal(name, other)
+
+            await self._end_all(world, fault, heal=heal)
 
     def _running(self, fault: Fault) -> Node:
         node = self._world.node(fault.targets[0] if fault.targets else self._dice.choose(list(SERVERS)))
