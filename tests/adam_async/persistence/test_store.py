@@ -361,9 +361,7 @@ def test_a_state_older_than_the_one_on_disk_is_refused():
             await store.flush()
             owner.bundles = Owner("a").bundles
             owner.update(store, "a", 1)
-            with pytest.raises(
-                ValueError, match=r"is older than .* forget the bundle before it begins again"
-            ):
+            with pytest.raises(ValueError, match=r"is older than .* forget the bundle before it begins"):
                 await running.ended
 
     on_a_node(use)
