@@ -178,15 +178,16 @@ async def test_a_role_whose_host_does_not_start_it_ends_with_the_reason(fault: s
     assert "try `ssh 127.0.0.1`" in role.how
 
 
-@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_state_on_a_host_that_does_not_answer_goes_with_the_next_launch(
-    fault: str, tmp_path: Path
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = tmp_path / "home" / STATE / ("0" * 16)
     left.mkdir(parents=True)
-    async with Server(tmp_path, fault=fault).launcher() as launcher, launcher.state_folder("0" * 16):
-        pass
+    with monkeypatch.context() as patch:
+        patch.setattr(ssh, "REMOVE_S", 0.2)
+        async with Server(tmp_path, fault=fault).launcher() as launcher, launcher.state_folder("0" * 16):
+            pass
     assert left.exists()
 
     async with Server(tmp_path).launcher() as launcher, launcher.state_folder("1" * 16) as folder:
