@@ -5,16 +5,18 @@ import pytest
 
 from adam_async.checkpoint import saved_shards
 from adam_async.messages import SavedPiece, SavedStore
-from adam_async.run.store_record import ArrayRecord, StoreRecord
+from adam_async.run.store_record import ArrayRecord
+from tests.adam_async.cluster_maps import store_record
 
 
 def saved_at(position):
-    record = StoreRecord(id="s", creator="c", buckets=("ps-0",) * 64, arrays=0)
+    arrays = (ArrayRecord(name="a", shape=(2,), dtype="float32"),)
+    record = store_record("s", arrays, buckets=("ps-0",))
     return SavedStore(
         name="name",
         id="s",
         record=msgspec.json.encode(record),
-        arrays=msgspec.json.encode(list[ArrayRecord]()),
+        arrays=msgspec.json.encode(arrays),
         pieces=(SavedPiece("ps-0", 1, position, 0),),
         written=1,
     )
