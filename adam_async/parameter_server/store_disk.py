@@ -406,8 +406,8 @@ class StoreDisk:
         for name in recovery.states:
             if name.home == home:
                 key, parts = await segments.read_state(name)
-                # A complete round drops entries, and each piece that one of them changes is in it, unless it is
-                # damaged and an older one has come back.
+                # A complete round drops entries, and each piece that one of them changes is in it, unless
+                # it is damaged and an older one has come back.
                 floor = recovery.floors.get(home, 0) if name not in lost else 0
                 position = max(key.position, floor)
                 found[name.shard] = (position, tensors_of(parts, origin))

@@ -65,8 +65,8 @@ class Recovery:
         entries: Keys of the log entries of each bundle that no round of states has covered, by position. The
             last appended one of a position counts, and an entry of a newer generation ends older ones at and
             after its position, as in the log of a member.
-        floors: By home: position up to which every state has all entries, unless it is in `lost`; entries up to
-            there need not be on disk.
+        floors: By home: position up to which every state has all entries, unless it is in `lost`; entries up
+            to there need not be on disk.
         as_of: Wall-clock time of the last round of states that is complete, in seconds since 1970; updates
             up to this time are in `states`. None without such a round.
         torn: Tails that were cut off, as after each crash in the middle of a write.

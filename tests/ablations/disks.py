@@ -106,8 +106,7 @@ DISKS = (
     _row(
         "only a complete round covers entries",
         disk_patches.call_rounds_complete,
-        guard=STORE + "test_store.py::"
-        "test_a_complete_round_makes_applied_entries_superfluous_and_no_others",
+        guard=STORE + "test_store.py::test_a_complete_round_makes_applied_entries_superfluous_and_no_others",
         breaks="durable",
     ),
     _row(

@@ -152,5 +152,7 @@ class SavedPushes(StorePushes):
                 if problem := self._losses.problem(earlier._id, acknowledged_s):
                     kind = "durable" if self._losses.permitted_s is None else "loss bound"
                     text = f"{self._store} came back without push {column} of {earlier._id}"
-                    lacks = f"in rows {np.flatnonzero(missing).tolist()}, acknowledged at {acknowledged_s:.3f} s"
+                    lacks = (
+                        f"in rows {np.flatnonzero(missing).tolist()}, acknowledged at {acknowledged_s:.3f} s"
+                    )
                     raise Violation(kind, f"{text} {lacks}, {problem}")

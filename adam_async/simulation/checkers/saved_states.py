@@ -1,8 +1,8 @@
 """Pure: checks that disks give back states that servers gave to them, and never older ones than before.
 
-    states = SavedStates()
-    states.taken(state, "store-1")               # each state that goes to a disk
-    states.opened("ps-1", "store-1", found)      # the states on a disk, whenever a server opens it
+states = SavedStates()
+states.taken(state, "store-1")               # each state that goes to a disk
+states.opened("ps-1", "store-1", found)      # the states on a disk, whenever a server opens it
 """
 
 from collections.abc import Iterable, Sequence

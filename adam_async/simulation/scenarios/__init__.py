@@ -13,5 +13,15 @@ from adam_async.simulation.scenarios.unauthenticated_clients import UNAUTHENTICA
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
-    for scenario in (MEMBERS, TRAIN, CONTROLLERS, RESTARTS, CLIENTS, UNAUTHENTICATED, HOSTILE, PUSHES, POWER_CUTS)
+    for scenario in (
+        MEMBERS,
+        TRAIN,
+        CONTROLLERS,
+        RESTARTS,
+        CLIENTS,
+        UNAUTHENTICATED,
+        HOSTILE,
+        PUSHES,
+        POWER_CUTS,
+    )
 }

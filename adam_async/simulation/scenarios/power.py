@@ -127,7 +127,9 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
         await strike_all(world, plan.faults, ledger, own=faults.strikes)
         await clients.pending.answered()
         await settle(world, cluster.bundles.lacking, within_s=WHOLE_S, invariant="all copies return")
-        await settle(world, partial(_lacks_pushes, ledger, clients), within_s=WHOLE_S, invariant="pushes go on")
+        await settle(
+            world, partial(_lacks_pushes, ledger, clients), within_s=WHOLE_S, invariant="pushes go on"
+        )
         await clients.stop()
         reader = world.node("last-reader")
         reader.start(clients.read_all)

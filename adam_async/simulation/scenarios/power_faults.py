@@ -128,9 +128,7 @@ class PowerFaults:
 
     # --- losses ------------------------------------------------------------------------------
 
-    async def _end_all(
-        self, world: World, fault: Fault, heal: Callable[[], object] = lambda: None
-    ) -> None:
+    async def _end_all(self, world: World, fault: Fault, heal: Callable[[], object] = lambda: None) -> None:
         """End all servers at once, in a blackout the controllers too, and start them again with their disks.
 
         With `amount` 1 a disk is being written in this moment, if it comes soon.
@@ -161,9 +159,12 @@ class PowerFaults:
     async def _until_writing(self) -> None:
         """Wait until a server's disk has bytes that a crash may lose, for `WRITING_S` at most."""
         node = self._world.node(self._dice.choose(list(SERVERS)))
-        until = self._world.now + WRITING_S
-        while not node.disk_model.has_unsynced(SHARDS) and self._world.now < until:
-            await asyncio.sleep(SHORT_STEP_S)
+        await self._until(lambda: node.disk_model.has_unsynced(SHARDS), WRITING_S, SHORT_STEP_S)
+
+    async def _until(self, happened: Callable[[], bool], limit_s: float, step_s: float) -> None:
+        until = self._world.now + limit_s
+        while not happened() and self._world.now < until:
+            await asyncio.sleep(step_s)
 
     def _rot(self, node: Node) -> int:
         """Flip a bit in some sectors of a server's disk; returns their number."""
@@ -200,14 +201,19 @@ class PowerFaults:
         others = [*SERVERS, *CONTROLLERS]
         async with self._servers.victim(fault, leads=True) as name:
             others.remove(name)
-            led = self._cluster.bundles.led_by(name)
+            led = set(self._cluster.bundles.led_by(name))
             for other in others:
                 world.network.cut(name, other)
-            until = world.now + TAKEN_OVER_S
-            while set(led) & set(self._cluster.bundles.led_by(name)) and world.now < until:
-                await asyncio.sleep(STEP_S)
+            await self._until(
+                lambda: led.isdisjoint(self._cluster.bundles.led_by(name)), TAKEN_OVER_S, STEP_S
+            )
             await asyncio.sleep(fault.lasts_s)
-            await self._end_all(world, fault, heal=lambda: [world.network.heal(name, each) for each in others])
+
+            def heal() -> None:
+                for other in others:
+                    world.network.heal(name, other)
+
+            await self._end_all(world, fault, heal)
 
     def _running(self, fault: Fault) -> Node:
         node = self._world.node(fault.targets[0] if fault.targets else self._dice.choose(list(SERVERS)))
@@ -271,4 +277,3 @@ class PowerFaults:
         check_noticed(any(map(is_running, nodes)))
         await asyncio.sleep(2 * self._flush_s + SETTLE_S + 4 * slow_s)
         self._losses.healed()
-

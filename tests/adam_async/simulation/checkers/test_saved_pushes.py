@@ -91,7 +91,7 @@ def test_a_push_comes_back_once():
     store.push(1.0)
     store.lose(1.0)
     store.come_back()
-    with pytest.raises(Violation, match="I2.*push 0 2 times"):
+    with pytest.raises(Violation, match=r"I2.*push 0 2 times"):
         store.pull(0, times=2.0)
 
 
@@ -114,7 +114,7 @@ def test_new_pushes_are_checked_as_in_any_store():
     store.lose(1.0)
     store.come_back()
     store.push(2.0)
-    with pytest.raises(Violation, match="I1.*without push 1"):
+    with pytest.raises(Violation, match=r"I1.*without push 1"):
         store.pull(0)
 
 

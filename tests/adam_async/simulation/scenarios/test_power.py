@@ -31,9 +31,7 @@ def case_of(*faults: Fault, seed: int = 1, ack: str = "replicated", copies: int 
 
 
 def test_a_store_in_memory_of_one_copy_comes_back_without_its_last_pushes_alone() -> None:
-    result = run_case(
-        POWER_CUTS, case_of(Fault(at_s=2.6, kind="power", lasts_s=0.3), ack="single", copies=1)
-    )
+    result = run_case(POWER_CUTS, case_of(Fault(at_s=2.6, kind="power", lasts_s=0.3), ack="single", copies=1))
 
     assert (result.invariant, result.text) == ("", "")
     assert result.counts[RECOVERED] > 0
