@@ -163,7 +163,9 @@ class PowerFaults:
 
     async def _until(self, happened: Callable[[], bool], limit_s: float, step_s: float) -> None:
         until = self._world.now + limit_s
-        while not happened() and self._world.now < until:
+        while not happened():
+            if self._world.now > until:
+                return
             await asyncio.sleep(step_s)
 
     def _rot(self, node: Node) -> int:
