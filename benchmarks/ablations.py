@@ -28,6 +28,7 @@ from pathlib import Path
 
 from tests.ablations.bounds import BOUNDS
 from tests.ablations.copies import COPIES
+from tests.ablations.disks import DISKS
 from tests.ablations.safeguards import ABLATIONS, Ablation
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -207,7 +208,7 @@ def main() -> None:
     options = parser.parse_args()
     chosen = [
         ablation
-        for ablation in (*ABLATIONS, *BOUNDS, *COPIES)
+        for ablation in (*ABLATIONS, *BOUNDS, *COPIES, *DISKS)
         if options.only in ablation.name and options.scenario in ("", ablation.scenario)
     ]
     if options.guards:

@@ -9,9 +9,10 @@ from benchmarks.ablations import ROOT, check_guards, copied, removed, run, seeds
 from tests.ablations import patches
 from tests.ablations.bounds import BOUNDS
 from tests.ablations.copies import COPIES
+from tests.ablations.disks import DISKS
 from tests.ablations.safeguards import ABLATIONS
 
-ALL = (*ABLATIONS, *BOUNDS, *COPIES)
+ALL = (*ABLATIONS, *BOUNDS, *COPIES, *DISKS)
 each = pytest.mark.parametrize("ablation", ALL, ids=lambda ablation: ablation.name)
 TEXTS = [ablation for ablation in ALL if ablation.patch is None]
 PATCHED = [ablation for ablation in ALL if ablation.patch is not None]

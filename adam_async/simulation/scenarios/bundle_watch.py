@@ -68,6 +68,11 @@ class BundleWatch:
         name, incarnation = member
         self.servers[name], self._incarnations[name] = server, incarnation
 
+    def ended(self, name: str) -> None:
+        """Note the end of a server's incarnation, before the next one opens its disk."""
+        self.servers.pop(name, None)
+        self._incarnations.pop(name, None)
+
     # --- observations ------------------------------------------------------------------------
 
     def applies(self, copy: BundleCopy, entry: Entry, parts: Sequence[Part]) -> None:

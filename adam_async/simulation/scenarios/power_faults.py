@@ -159,10 +159,14 @@ class PowerFaults:
     async def _until_writing(self) -> None:
         """Wait until a server's disk has bytes that a crash may lose, for `WRITING_S` at most."""
         node = self._world.node(self._dice.choose(list(SERVERS)))
-        for _ in range(round(WRITING_S / SHORT_STEP_S)):
-            if node.disk_model.has_unsynced(SHARDS):
+        await self._until(lambda: node.disk_model.has_unsynced(SHARDS), WRITING_S, SHORT_STEP_S)
+
+    async def _until(self, happened: Callable[[], bool], limit_s: float, step_s: float) -> None:
+        until = self._world.now + limit_s
+        while not happened():
+            if self._world.now > until:
                 return
-            await asyncio.sleep(SHORT_STEP_S)
+            await asyncio.sleep(step_s)
 
     def _rot(self, node: Node) -> int:
         """Flip a bit in some sectors of a server's disk; returns their number."""
@@ -199,20 +203,19 @@ class PowerFaults:
         others = [*SERVERS, *CONTROLLERS]
         async with self._servers.victim(fault, leads=True) as name:
             others.remove(name)
-            led = self._cluster.bundles.led_by(name)
+            led = set(self._cluster.bundles.led_by(name))
             for other in others:
                 world.network.cut(name, other)
-            for _ in range(round(TAKEN_OVER_S / STEP_S)):
-                if not set(led) & set(self._cluster.bundles.led_by(name)):
-                    break
-                await asyncio.sleep(STEP_S)
+            await self._until(
+                lambda: led.isdisjoint(self._cluster.bundles.led_by(name)), TAKEN_OVER_S, STEP_S
+            )
             await asyncio.sleep(fault.lasts_s)
 
             def heal() -> None:
                 for other in others:
                     world.network.heal(name, other)
 
-            await self._end_all(world, fault, heal=heal)
+            await self._end_all(world, fault, heal)
 
     def _running(self, fault: Fault) -> Node:
         node = self._world.node(fault.targets[0] if fault.targets else self._dice.choose(list(SERVERS)))

@@ -91,6 +91,7 @@ class PushCluster:
             controller=",".join(CONTROLLERS.values()),
             process_memory=process_memory,
         )
+        self.bundles.ended(node.name)
         async with self._server_disk(node) as disk:
             server = ParameterServer(
                 settings,

@@ -269,3 +269,24 @@ def test_a_stuck_disk_is_reported_and_the_round_ends_once_it_works_again():
             assert store.statistics().dirty == 0
 
     on_a_node(use)
+
+
+def test_a_round_in_progress_is_not_on_disk_at_its_first_instant():
+    async def use(node):
+        owner = Owner("a")
+        store = store_of(node.open_disk(), owner)
+        async with Running(store):
+            owner.update(store, "a", 1)
+            take, seen = owner.take, []
+
+            async def look(name):
+                state = await take(name)
+                seen.append(store.statistics())
+                return state
+
+            store._rounds._take = look
+            await store.flush()
+            assert [(each.dirty, each.in_round, each.on_disk_as_of) for each in seen] == [(0, True, None)]
+            assert not store.statistics().in_round
+
+    on_a_node(use)

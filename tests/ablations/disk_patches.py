@@ -1,0 +1,134 @@
+"""Patches that remove safeguards of stores on disks, as `patches` does for the others."""
+
+from typing import Any
+
+import msgspec
+
+from adam_async.checkpoint import saved_shards
+from adam_async.errors import AdamError
+from adam_async.parameter_server import server_disk
+from adam_async.parameter_server.ordered_appends import OrderedAppends
+from adam_async.parameter_server.store_disk import StoreDisk
+from adam_async.persistence import contents, frames, opening
+from adam_async.persistence.folder import Folder
+from adam_async.persistence.rounds import Rounds
+from adam_async.persistence.segment_writer import SegmentWriter
+from tests.ablations.patches import replaces, replaces_property
+
+
+def _confirm(writer: SegmentWriter) -> None:
+    writer._durable = writer._position
+    writer._durable_sizes[writer.segment] = writer._position
+
+
+@replaces(contents, "_newest_states")
+def take_states_read_last(_: Any, readable: Any, forgotten: Any) -> Any:
+    """Take of each name the state that was read last, not the newest one."""
+    return {
+        found.record.key.name: (found.record.key, contents._location(found, found.record.sizes))
+        for found in readable
+        if isinstance(found.record, contents.StateRecord)
+        and found.record.number > forgotten.get(found.record.key.home, 0)
+    }
+
+
+@replaces(SegmentWriter, "sync")
+async def confirm_without_sync(_: Any, self: SegmentWriter) -> None:
+    """Count appends as durable without a sync."""
+    _confirm(self)
+
+
+@replaces(SegmentWriter, "sync")
+async def survive_failed_syncs(sync: Any, self: SegmentWriter) -> None:
+    """Take a failed sync for a success."""
+    try:
+        await sync(self)
+    except AdamError:
+        _confirm(self)
+
+
+@replaces(frames, "is_whole")
+def read_damaged_frames(*_: Any) -> bool:
+    """Read frames without comparing checksums."""
+    return True
+
+
+@replaces(opening, "_settle")
+async def keep_torn_tails(*_: Any) -> None:
+    """Leave torn tails where they are, and unsynced files unsynced."""
+
+
+@replaces(SegmentWriter, "_cut_off")
+async def keep_parts_that_did_not_fit(*_: Any) -> None:
+    """Leave the part of an append that a full disk took in the file."""
+
+
+@replaces(opening, "_check")
+def open_folders_of_others(*_: Any) -> None:
+    """Open a folder of any owner, encoding and release."""
+
+
+@replaces(Rounds, "_end")
+async def remove_before_sync(end: Any, self: Rounds, current: Any) -> None:
+    """Remove superseded files before the round that supersedes them is synced."""
+    folder = self._folder
+    for segment in folder.superfluous(current.floors if current.is_complete else folder.floors):
+        await folder._disk.remove_file(folder.path / segment)
+    await end(self, current)
+
+
+@replaces(OrderedAppends, "append")
+def acknowledge_before_append(
+    append: Any, self: OrderedAppends, position: int, generation: int, parts: Any, action: Any, item: Any
+) -> None:
+    """Go on with an entry while its append is under way."""
+    append(self, position, generation, parts, action, item)
+    self._steps[-1].is_done = True
+    self._advance()
+
+
+@replaces_property(OrderedAppends, "own")
+def number_behind_all_steps(self: OrderedAppends) -> int:
+    """Number an entry behind all steps, those of other messages too."""
+    return len(self)
+
+
+@replaces(saved_shards, "_merge")
+def take_first_copy(merge: Any, found: Any, node: str, saved: Any, name: str) -> None:
+    """Take each piece from the first server that has it."""
+    pieces = tuple(msgspec.structs.replace(piece, place=0) for piece in saved.pieces)
+    merge(found, node, msgspec.structs.replace(saved, pieces=pieces), name)
+
+
+@replaces(server_disk, "is_saved")
+def remove_earlier_stores_at_once(*_: Any) -> bool:
+    """Take each store for whole on the disks."""
+    return True
+
+
+@replaces(Rounds, "_end")
+async def call_rounds_complete(end: Any, self: Rounds, current: Any) -> None:
+    """Let a round cover entries whose states it could not take."""
+    current.is_complete = True
+    await end(self, current)
+
+
+@replaces_property(Rounds, "in_round")
+def forget_round_in_progress(_: Rounds) -> bool:
+    """Take the states of a round in progress for written."""
+    return False
+
+
+@replaces(StoreDisk, "remove")
+async def remove_in_place(_: Any, self: StoreDisk) -> None:
+    """Remove a folder under its own name."""
+    async with self._changing:
+        await self._close()
+        self._catalogue = None
+        await self._ports.states.remove_folder(self.folder)
+
+
+@replaces(Folder, "losses")
+def record_damage_nowhere(_: Any, self: Folder, *args: Any) -> Any:
+    """Rename damaged files without a record of their losses."""
+    return self.directory()

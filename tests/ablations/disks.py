@@ -1,0 +1,124 @@
+"""Safeguards of stores on disks and their removals: more rows of `benchmarks.ablations`.
+
+The scenario `power` finds most of them. A row that no seed is expected to find has the reason.
+"""
+
+from tests.ablations import disk_patches
+from tests.ablations.patches import Patch
+from tests.ablations.safeguards import Ablation
+
+STORE = "tests/adam_async/persistence/"
+CRASHES = STORE + "test_crash_points.py::"
+CRASHES += "test_a_crash_at_any_point_loses_nothing_confirmed_and_leaves_whole_states"
+REPAIRS = STORE + "test_crash_points.py::"
+REPAIRS += "test_a_crash_at_any_point_of_a_repair_changes_no_state_and_hides_no_loss"
+APPENDS = "tests/adam_async/parameter_server/test_ordered_appends.py::"
+SERVER = "tests/adam_async/parameter_server/test_server_disk.py::"
+
+
+def _row(name: str, patch: Patch, *, guard: str, breaks: str = "", seldom: str = "") -> Ablation:
+    return Ablation(name=name, patch=patch, guard=guard, breaks=breaks, seldom=seldom, scenario="power")
+
+
+DISKS = (
+    _row(
+        "the newest state counts, in any file",
+        disk_patches.take_states_read_last,
+        guard=STORE + "test_damage.py::test_states_of_a_damaged_file_hide_no_newer_ones",
+        seldom="files are read as they were made, so only a repair after damage writes an older state last",
+    ),
+    _row(
+        "a round is confirmed after its sync",
+        disk_patches.confirm_without_sync,
+        guard=CRASHES,
+        breaks="loss bound, durable, no false damage, or older state",
+    ),
+    _row(
+        "a failed sync ends the server",
+        disk_patches.survive_failed_syncs,
+        guard=STORE + "test_disk_trouble.py::"
+        "test_no_sync_is_tried_again_and_nothing_is_acknowledged_after_a_failed_one",
+        breaks="I11, or loss bound",
+    ),
+    _row(
+        "a damaged frame is not read",
+        disk_patches.read_damaged_frames,
+        guard=STORE + "test_damage.py::"
+        "test_a_flipped_bit_anywhere_is_reported_or_costs_nothing_and_no_damaged_byte_is_returned",
+        breaks="recovered state, or an error of a server",
+    ),
+    _row(
+        "a torn tail is cut off, and an opened folder synced",
+        disk_patches.keep_torn_tails,
+        guard=CRASHES,
+        breaks="no false damage, or older state",
+    ),
+    _row(
+        "the part that did not fit is cut off",
+        disk_patches.keep_parts_that_did_not_fit,
+        guard=STORE + "test_disk_trouble.py::"
+        "test_a_full_disk_costs_no_state_on_it_and_rounds_go_on_once_there_is_room",
+        breaks="an error of a server",
+    ),
+    _row(
+        "a folder has one owner",
+        disk_patches.open_folders_of_others,
+        guard=STORE + "test_store.py::test_a_folder_of_another_owner_is_refused_and_left_as_it_is",
+        seldom="the name of a folder has the digest of its store's id, so only an operator can mix them up",
+    ),
+    _row(
+        "superseded files are removed after the sync of the round",
+        disk_patches.remove_before_sync,
+        guard=CRASHES,
+        breaks="no false damage, or loss bound",
+    ),
+    _row(
+        "a durable push is acknowledged after its append",
+        disk_patches.acknowledge_before_append,
+        guard=APPENDS + "test_a_step_waits_until_its_entry_is_on_the_disk",
+        breaks="durable",
+    ),
+    _row(
+        "a primary numbers its entries by its own steps",
+        disk_patches.number_behind_all_steps,
+        guard=APPENDS + "test_only_entries_of_this_server_count_for_their_positions",
+        breaks="I2",
+    ),
+    _row(
+        "each piece comes from the server with the newest copy",
+        disk_patches.take_first_copy,
+        guard="tests/adam_async/checkpoint/test_saved_merge.py::"
+        "test_of_two_copies_the_one_with_the_higher_position_counts",
+        breaks="durable, or loss bound",
+    ),
+    _row(
+        "an earlier store stays until the new one is on the disks",
+        disk_patches.remove_earlier_stores_at_once,
+        guard=SERVER + "test_a_store_supersedes_another_one_once_all_primaries_have_reported_it",
+        breaks="loss bound, or durable",
+    ),
+    _row(
+        "a round in progress is not on the disk",
+        disk_patches.forget_round_in_progress,
+        guard=STORE + "test_disk_trouble.py::test_a_round_in_progress_is_not_on_disk_at_its_first_instant",
+        breaks="all copies return, or a store comes back",
+    ),
+    _row(
+        "only a complete round covers entries",
+        disk_patches.call_rounds_complete,
+        guard=STORE + "test_store.py::test_a_complete_round_makes_applied_entries_superfluous_and_no_others",
+        breaks="durable",
+    ),
+    _row(
+        "a folder is set aside before its removal",
+        disk_patches.remove_in_place,
+        guard=SERVER + "test_a_removal_that_a_crash_cuts_short_leaves_no_store",
+        breaks="no false damage",
+    ),
+    _row(
+        "the record of damage comes before new names",
+        disk_patches.record_damage_nowhere,
+        guard=REPAIRS,
+        seldom="a seed damages a disk once, and seldom loses power during the few writes of its repair",
+    ),
+)

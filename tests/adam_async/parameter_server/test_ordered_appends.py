@@ -1,0 +1,52 @@
+"""Steps of a bundle in their order, some of which wait until an entry is on the disk."""
+
+import asyncio
+
+from adam_async.parameter_server.ordered_appends import OrderedAppends
+
+
+class HeldJournal:
+    """A journal whose appends end when the test says so."""
+
+    def __init__(self):
+        self.may_end = asyncio.Event()
+
+    async def append(self, position, generation, parts, *, of_primary):
+        await self.may_end.wait()
+
+    def applied(self, position):
+        raise AssertionError("no entry is applied here")
+
+
+def steps_of(journal):
+    tasks = []
+
+    def spawn(name, work):
+        tasks.append(asyncio.get_running_loop().create_task(work, name=name))
+        return tasks[-1]
+
+    return OrderedAppends(journal, spawn), tasks
+
+
+async def test_a_step_waits_until_its_entry_is_on_the_disk():
+    journal, done = HeldJournal(), []
+    steps, tasks = steps_of(journal)
+    steps.append(1, 1, [], lambda: done.append("entry"), "entry")
+    steps.add(lambda: done.append("message behind it"))
+    await asyncio.sleep(0)
+    assert done == []
+    journal.may_end.set()
+    await asyncio.gather(*tasks)
+    assert done == ["entry", "message behind it"]
+
+
+async def test_only_entries_of_this_server_count_for_their_positions():
+    journal = HeldJournal()
+    steps, tasks = steps_of(journal)
+    steps.append(1, 1, [], lambda: None, None)
+    steps.append(2, 1, [], lambda: None, "own")
+    steps.add(lambda: None)
+    assert (len(steps), steps.own) == (3, 1)
+    journal.may_end.set()
+    await asyncio.gather(*tasks)
+    assert steps.own == 0
