@@ -15,7 +15,7 @@ from adam_async.cli import commands
 from adam_async.cli.commands import app
 from adam_async.cli.files import make_folder, read_file
 from adam_async.cli.main import one_blas_thread
-from adam_async.cli.options import MemberOptions, TrainOptions, WorkerOptions
+from adam_async.cli.options import ServerOptions, TrainOptions, WorkerOptions
 from adam_async.cli.terminal import explain, reader_left
 from adam_async.cli.train import configure, needs_data
 from adam_async.errors import BindFailed, ConfigError, DataError, RoleDied
@@ -142,7 +142,7 @@ def test_a_role_is_told_where_its_controller_is() -> None:
     command, arguments = parsed("ps", "--controller", "tcp://10.0.0.1:7070")
 
     assert command == "ps"
-    assert arguments["options"] == MemberOptions(controller="tcp://10.0.0.1:7070")
+    assert arguments["options"] == ServerOptions(controller="tcp://10.0.0.1:7070")
 
 
 @pytest.mark.parametrize("option", ["--join", "--controller"])

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from adam_async.cli.commands import run_command
-from adam_async.cli.options import StoreOptions
 from adam_async.cli.store import run_store
+from adam_async.cli.store_options import StoreOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError, RoleUnreachable, RunFailed, StoreError, first_cause
 from adam_async.run.token_file import derived_text

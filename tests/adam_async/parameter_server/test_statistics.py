@@ -41,6 +41,7 @@ def test_the_report_has_the_names_that_readers_know():
         "waiting_for",
         "batches",
         "batched_pushes",
+        "disk",
     ]
 
 

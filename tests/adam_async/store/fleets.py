@@ -116,7 +116,7 @@ async def fleet(monkeypatch, *nodes, network="tcp", waits=WAITS):
     """Run a fleet; `Fleet.open` opens its stores."""
     async with asyncio.TaskGroup() as group:
         fleet = Fleet(group, local=network == "local", waits=waits)
-        monkeypatch.setattr(store_module, "_access_to", lambda where, token: fleet.access())
+        monkeypatch.setattr(store_module, "_access_to", lambda *where: fleet.access())
         async with fleet.led():
             await fleet.start(*nodes)
             yield fleet
