@@ -120,8 +120,12 @@ class StoreDisk:
         """Whether states are written."""
         self._served = asyncio.Event()
         """Set while states and entries are written."""
+        self._complete: set[str] = set()
+        """Homes of the bundles of which the disk has each piece."""
         self._completed = asyncio.Event()
-        """Set while the disk has each piece of the bundles on this server."""
+        """Set, and replaced, when `_complete` grows."""
+        self._joined = asyncio.Event()
+        """Set while the disk may lack pieces of a bundle on this server."""
         self._serving: asyncio.Task[None] | None = None
         self._appending: set[asyncio.Task[Any]] = set()
         """Tasks that append entries."""
@@ -183,6 +187,7 @@ class StoreDisk:
 
     def _start(self) -> None:
         self._taken.clear()
+        self._joined.set()
         self.is_complete = False
         self._serving = self._spawn(f"disk-{self.id}", self._serve())
 
@@ -198,6 +203,10 @@ class StoreDisk:
             journal=_BundleJournal(self, home) if self._catalogue.record.durable else None,
         )
         self._savers[home] = saver
+        # Pieces of an earlier membership are older than the bundle's entries.
+        self._taken = {name for name in self._taken if name.home != home}
+        self._complete.discard(home)
+        self._joined.set()
         saver.all_touched()
         return saver
 
@@ -230,14 +239,14 @@ class StoreDisk:
         finally:
             self._is_serving = False
             self._served.clear()
-            self._completed.clear()
+            self._complete.clear()
 
     async def append(self, key: EntryKey, parts: Sequence[Part], *, of_primary: bool) -> None:
         """Append an entry of a bundle's log; it is on the disk on return.
 
         Args:
-            of_primary: Whether this server orders the entries. The disk then has all pieces before the first
-                one: entries alone restore no state.
+            of_primary: Whether this server orders the entries. The disk then has all pieces of the bundle
+                before the first one: entries alone restore no state.
 
         Raises:
             DiskFailed: See `SegmentStore.append_durably`.
@@ -248,7 +257,7 @@ class StoreDisk:
         try:
             if self._has_ended:
                 task.cancel()
-            while not self._served.is_set() or (of_primary and not self._completed.is_set()):
+            while not self._served.is_set() or (of_primary and key.home not in self._complete):
                 await (self._completed if self._served.is_set() else self._served).wait()
             await self._segments.append_durably(key, entry_parts(parts))
         finally:
@@ -260,32 +269,35 @@ class StoreDisk:
             self._segments.applied(home, position)
 
     async def _watch(self) -> None:
-        """Note when each piece was written once; durable pushes wait for it."""
+        """Note when each piece of a bundle was written once; its durable pushes wait for it."""
         assert self._catalogue is not None
         is_durable = self._catalogue.record.durable
         pause_s = min(self._ports.settings.flush_s / 4, FIRST_S if is_durable else math.inf)
-        rounds: int | None = None
+        rounds: dict[str, int] = {}
+        """Number of rounds when all pieces of a bundle were taken, by its home."""
         while True:
+            await self._joined.wait()
             await asyncio.sleep(pause_s)
             if is_durable and any(saver.is_ready() for saver in self._savers.values()):
                 await self._segments.flush()
-            names = {
-                StateName(home, piece)
-                for home, saver in self._savers.items()
-                for piece in range(len(saver.pieces))
-            }
             counts = self._segments.statistics()
-            if not names or not names <= self._taken:
-                rounds = None
-                continue
             # A round in progress has taken states that are not on the disk, and a full disk ends it early.
             is_clean = not counts.dirty and not counts.in_round
-            rounds = counts.rounds if rounds is None else rounds
-            if counts.rounds > rounds or is_clean:
-                self.is_complete = True
-                self._completed.set()
-                self.on_complete()
-                return
+            here = {home for home, saver in self._savers.items() if saver not in self._left}
+            for home in here - self._complete:
+                pieces = range(len(self._savers[home].pieces))
+                if not self._taken.issuperset([StateName(home, piece) for piece in pieces]):
+                    rounds.pop(home, None)
+                elif is_clean or counts.rounds > rounds.setdefault(home, counts.rounds + counts.in_round):
+                    rounds.pop(home, None)
+                    self._complete.add(home)
+                    self._completed.set()
+                    self._completed = asyncio.Event()
+            if here and here <= self._complete:
+                self._joined.clear()
+                if not self.is_complete:
+                    self.is_complete = True
+                    self.on_complete()
 
     def _mark(self, home: str, piece: int, nbytes: int, updates: int) -> None:
         if self._is_serving:
@@ -344,7 +356,7 @@ class StoreDisk:
             if serving is not None:
                 await self._flush()
             self._served.clear()  # so that no entry is appended from here on
-            self._completed.clear()
+            self._complete.clear()
             for task in tuple(self._appending):  # their entries are not acknowledged
                 task.cancel()
             if serving is None:

@@ -1,19 +1,24 @@
 """The folders of stores on the disk of one server: as another program may leave them, removed, superseded."""
 
+import asyncio
 import shutil
 
 import msgspec
+import numpy as np
 import pytest
 
 from adam_async.errors import ConfigError, DataError
+from adam_async.model.rules import Sgd
 from adam_async.parameter_server.piece_states import Catalogue, catalogue_state, read_catalogue
 from adam_async.parameter_server.server_disk import SAVED, is_saved, opened_disk
-from adam_async.parameter_server.store_disk import REMOVED, folder_of
+from adam_async.parameter_server.store_disk import REMOVED, StoreDisk, folder_of
 from adam_async.persistence.frames import frame_head
 from adam_async.persistence.identity import Identity
+from adam_async.persistence.keys import EntryKey
 from adam_async.persistence.records import STATES, encode_start
 from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord, served_word
 from tests.adam_async.cluster_maps import bundle_map
+from tests.adam_async.parameter_server.copies import PIECES, Copy
 
 FILE = "states-00000001.segment"
 
@@ -139,3 +144,40 @@ def test_a_store_supersedes_another_one_once_all_primaries_have_reported_it(last
         node = msgspec.structs.replace(cluster.nodes[name], info={SAVED: [served_word(store)] if has else []})
         cluster = msgspec.structs.replace(cluster, nodes={**cluster.nodes, name: node})
     assert is_saved(cluster, store) is last
+
+
+ENTRY = [[np.ones(4, np.uint8)]]
+
+
+def joined(store, home, *, ready):
+    """Let a bundle join a store; `ready` has the homes whose values are whole."""
+    bundle = Copy(Sgd()).bundle
+    saver = store.saver(home, PIECES)
+    saver.is_ready = lambda: home in ready
+    saver.wake = lambda: saver.copy_requested(bundle, lambda piece: 1)
+    return saver
+
+
+async def test_a_primary_appends_no_entry_of_a_bundle_before_its_pieces_are_on_the_disk(tmp_path):
+    ready = {"ps-0"}
+    async with opened_disk(tmp_path / "disk", flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+        store = disk.of("store-1")
+        await store.reopen()
+        store.begin(catalogue_of(durable=True), lambda name, work: group.create_task(work, name=name))
+        joined(store, "ps-0", ready=ready)
+        await store.append(EntryKey("ps-0", 1, 1), ENTRY, of_primary=True)
+        joined(store, "ps-1", ready=ready)
+        later = group.create_task(store.append(EntryKey("ps-1", 1, 1), ENTRY, of_primary=True), name="later")
+        await store.append(EntryKey("ps-0", 2, 1), ENTRY, of_primary=True)
+        assert not later.done()
+        ready.add("ps-1")
+        await later
+        crashed = StoreDisk("store-1", folder_of(tmp_path / "crash", "store-1"), disk.ports)
+        shutil.copytree(store.folder, crashed.folder)
+        segments = crashed._new_segments()  # `reopen` would apply the entry, which is none
+        async with segments.opened():
+            found = segments.recovery
+        await store.end(for_good=True)
+
+    assert {name.shard for name in found.states if name.home == "ps-1"} == set(range(len(PIECES)))
+    assert len(found.entries["ps-1"]) == 1
