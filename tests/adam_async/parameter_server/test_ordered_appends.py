@@ -46,7 +46,7 @@ async def test_only_entries_of_this_server_count_for_their_positions():
     steps.append(1, 1, [], lambda: None, None)
     steps.append(2, 1, [], lambda: None, "own")
     steps.add(lambda: None)
-    assert (len(steps), steps.own) == (3, 1)
+    assert (len(steps), steps.ordered_here) == (3, 1)
     journal.may_end.set()
     await asyncio.gather(*tasks)
-    assert steps.own == 0
+    assert steps.ordered_here == 0

@@ -11,7 +11,11 @@ from adam_async.simulation.scenarios.power_faults import ALL_KINDS, DISK_KINDS, 
 from adam_async.simulation.wire import Conditions
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 
-SEEDS, AT_ONCE = 40, 4
+SEEDS, THOROUGH_SEEDS, AT_ONCE = 40, 20, 4
+BATCHES = [
+    pytest.param(first, marks=pytest.mark.thorough if first < THOROUGH_SEEDS else pytest.mark.slow)
+    for first in range(0, SEEDS, AT_ONCE)
+]
 
 
 def case_of(*faults: Fault, seed: int = 1, ack: str = "replicated", copies: int = 2) -> Case:
@@ -82,8 +86,7 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
     assert elsewhere == run_seed(POWER_CUTS, 4).replay_hash
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
+@pytest.mark.parametrize("first", BATCHES)
 def test_stores_come_back_after_losses_of_power(first: int) -> None:
     results = [run_seed(POWER_CUTS, seed) for seed in range(first, first + AT_ONCE)]
 

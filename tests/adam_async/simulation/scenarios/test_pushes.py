@@ -31,7 +31,11 @@ from tests.adam_async.parameter_server.replication.ablations import (
 )
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 
-SEEDS, AT_ONCE = 60, 5
+SEEDS, THOROUGH_SEEDS, AT_ONCE = 60, 25, 5
+BATCHES = [
+    pytest.param(first, marks=pytest.mark.thorough if first < THOROUGH_SEEDS else pytest.mark.slow)
+    for first in range(0, SEEDS, AT_ONCE)
+]
 
 
 def case_of(*faults: Fault, copies: int = 3) -> Case:
@@ -190,8 +194,7 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
     assert elsewhere == run_seed(PUSHES, 9).replay_hash
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
+@pytest.mark.parametrize("first", BATCHES)
 def test_acknowledged_pushes_survive_lost_servers(first: int) -> None:
     results = [run_seed(SCENARIOS["pushes"], seed) for seed in range(first, first + AT_ONCE)]
 
