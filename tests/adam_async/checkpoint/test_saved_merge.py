@@ -11,14 +11,14 @@ from tests.adam_async.cluster_maps import store_record
 
 def saved_at(position):
     arrays = (ArrayRecord(name="a", shape=(2,), dtype="float32"),)
-    record = store_record("s", arrays, buckets=("ps-0",))
+    record = store_record("s", arrays, buckets=("ps-0",) * 64)
     return SavedStore(
         name="name",
         id="s",
         record=msgspec.json.encode(record),
         arrays=msgspec.json.encode(arrays),
         pieces=(SavedPiece("ps-0", 1, position, 0),),
-        written=1,
+        began_ms=1,
     )
 
 
