@@ -149,7 +149,7 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
 
 def test_a_full_disk_stops_no_training_and_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "store"
-    with small_disk(folder / "ps-0", "256k"):
+    with small_disk(folder / "ps-0", "128k"):  # the values have 199 KiB
         options = ("--processes", "--model", "mlp", "--store", str(folder), "--epochs", "2")
         code, output = run("train", "--data", "digits", *options)
     assert code == 0, output
