@@ -6,25 +6,14 @@ import pytest
 from adam_async.checkpoint.saved_shards import _merge
 from adam_async.messages import SavedStore
 from adam_async.messages.saved_shards import SavedPiece
-from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord
+from adam_async.run.store_record import ArrayRecord, RuleRecord
+from tests.adam_async.cluster_maps import store_record
 
 ARRAYS = (ArrayRecord("w", (8,)),)
 
 
 def listed(*, arrays=ARRAYS, **fields):
-    record = StoreRecord(
-        **{
-            "id": "store-1",
-            "rules": (RuleRecord(rule="sgd"),),
-            "arrays": 1,
-            "nbytes": 32,
-            "state_arrays": 0,
-            "pieces": 1,
-            "shard_bytes": 64,
-            "buckets": ("ps-0",) * 64,
-            **fields,
-        }
-    )
+    record = store_record("store-1", ARRAYS, **{"shard_bytes": 64, "buckets": ("ps-0",) * 64, **fields})
     texts = msgspec.json.encode(record), msgspec.json.encode(arrays)
     return SavedStore("a-name", "store-1", *texts, (SavedPiece("ps-0", 1, 7, 0),), 1)
 
@@ -51,3 +40,12 @@ def test_a_listed_store_out_of_bounds_counts_as_absent(options):
     found = {}
     _merge(found, "ps-0", listed(**options), "a-name")
     assert found == {}
+
+
+@pytest.mark.parametrize("positions", [(5, 7), (7, 5)])
+def test_of_two_copies_the_one_with_the_higher_position_counts(positions):
+    found = {}
+    for number, position in enumerate(positions):
+        saved = msgspec.structs.replace(listed(), pieces=(SavedPiece("ps-0", 1, position, 0),))
+        _merge(found, f"ps-{number}", saved, "a-name")
+    assert found["store-1"].best == {("ps-0", 1): (7, 0, f"ps-{positions.index(7)}")}

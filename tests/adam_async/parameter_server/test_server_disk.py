@@ -16,28 +16,17 @@ from adam_async.persistence.frames import frame_head
 from adam_async.persistence.identity import Identity
 from adam_async.persistence.keys import EntryKey
 from adam_async.persistence.records import STATES, encode_start
-from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord, served_word
-from tests.adam_async.cluster_maps import bundle_map
+from adam_async.run.store_record import ArrayRecord, RuleRecord, served_word
+from tests.adam_async.cluster_maps import bundle_map, store_record
 from tests.adam_async.parameter_server.copies import PIECES, Copy
 
 FILE = "states-00000001.segment"
+ARRAYS = (ArrayRecord("w", (8,)),)
 
 
 def catalogue_of(*, array=None, began=1.0, **fields):
-    record = StoreRecord(
-        **{
-            "id": "store-1",
-            "rules": (RuleRecord(rule="sgd"),),
-            "arrays": 1,
-            "nbytes": 32,
-            "state_arrays": 0,
-            "pieces": 1,
-            "shard_bytes": 64,
-            "buckets": ("ps-0",) * 64,
-            **fields,
-        }
-    )
-    return Catalogue("a-name", record, (array or ArrayRecord("w", (8,)),), began)
+    record = store_record("store-1", ARRAYS, **{"shard_bytes": 64, "buckets": ("ps-0",) * 64, **fields})
+    return Catalogue("a-name", record, (array or ARRAYS[0],), began)
 
 
 def parts_of(catalogue):
