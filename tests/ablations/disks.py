@@ -87,7 +87,7 @@ DISKS = (
     _row(
         "each piece comes from the server with the newest copy",
         disk_patches.take_first_copy,
-        guard="tests/adam_async/checkpoint/test_saved_merge.py::"
+        guard="tests/adam_async/checkpoint/test_saved_shards.py::"
         "test_of_two_copies_the_one_with_the_higher_position_counts",
         breaks="durable, or loss bound",
     ),
