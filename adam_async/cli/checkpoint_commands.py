@@ -1,0 +1,97 @@
+"""The commands of `adam-async checkpoint`.
+
+Like `commands.py`, this file imports only modules for `--help`.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from adam_async.cli.options import ONLY_ON, LoopName, options
+from adam_async.cli.running import run_in_loop
+
+checkpoint_commands = App(name="checkpoint", help="List, verify and export the checkpoints of a run.")
+
+
+@options
+class CheckpointOptions:
+    """Options of `checkpoint list` and `checkpoint verify`."""
+
+    json: Annotated[bool, ONLY_ON] = False
+    """Print the result as one JSON object."""
+    loop: LoopName = "uvloop"
+    """The event loop."""
+
+
+@options
+class CheckpointExportOptions:
+    """Options of `checkpoint export`."""
+
+    layers: Annotated[tuple[str, ...], Parameter(name="--layer", negative="")] = ()
+    """Layer of yours in the model: KIND=package.module:Class; repeatable. The command imports the module and
+    runs it."""
+    step_path: Annotated[tuple[Path, ...], ONLY_ON] = ()
+    """Folder with the modules of --layer, added to Python's sys.path; repeatable."""
+    loop: LoopName = "uvloop"
+    """The event loop."""
+
+
+@checkpoint_commands.command(name="list")
+def checkpoint_list(
+    folder: Path,
+    /,
+    *,
+    options: CheckpointOptions = CheckpointOptions(),  # noqa: B008 - frozen
+) -> int:
+    """List checkpoints: epoch, groups, run, mode, model, time, bytes, and whether all files are there.
+
+    Parameters
+    ----------
+    folder
+        Folder of `train --checkpoint`, or one checkpoint in it.
+    """
+    from adam_async.cli.checkpoint import list_checkpoints
+
+    return run_in_loop(lambda terminal: list_checkpoints(folder, options, terminal), loop=options.loop)
+
+
+@checkpoint_commands.command(name="verify")
+def checkpoint_verify(
+    folder: Path,
+    /,
+    *,
+    options: CheckpointOptions = CheckpointOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Read every byte of checkpoints, and report damage; exit code 3 if one is damaged.
+
+    Parameters
+    ----------
+    folder
+        Folder of `train --checkpoint`, or one checkpoint in it.
+    """
+    from adam_async.cli.checkpoint import verify_checkpoints
+
+    return run_in_loop(lambda terminal: verify_checkpoints(folder, options, terminal), loop=options.loop)
+
+
+@checkpoint_commands.command(name="export")
+def checkpoint_export(
+    folder: Path,
+    file: Path,
+    /,
+    *,
+    options: CheckpointExportOptions = CheckpointExportOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Write the model of the newest whole checkpoint, or of one that you name, as `train --out` does.
+
+    Parameters
+    ----------
+    folder
+        Folder of `train --checkpoint`, or one checkpoint in it.
+    file
+        File for the model, in the safetensors format; `evaluate`, `predict` and `export` take it.
+    """
+    from adam_async.cli.checkpoint import export_checkpoint
+
+    return run_in_loop(lambda terminal: export_checkpoint(folder, file, options, terminal), loop=options.loop)
