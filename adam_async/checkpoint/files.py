@@ -290,7 +290,7 @@ async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
     above, name = named_checkpoint(folder)
     if name and (newer := _newer(await _names(above, disk), name)):
         problems.append(
-            f"{', '.join(newer)} of {above} are newer; they are removed once the run has written one there"
+            f"newer ones in {above} ({', '.join(newer)}) are removed once the run has written one there"
         )
     return Checkpoint(
         manifest=manifest,
@@ -361,13 +361,16 @@ async def candidates_in(folder: Path, disk: Disk) -> tuple[list[str], list[str]]
     """Return the checkpoints of a folder in reading order, and the problems of the folder itself.
 
     Raises:
-        CheckpointError: The folder, or its file `latest`, cannot be read.
+        CheckpointError: The folder cannot be read.
     """
     names = await _names(folder, disk)
     candidates = sorted(filter(is_folder_name, names), key=age_order, reverse=True)
     if LATEST_FILE not in names:
         return candidates, []
-    latest = (await _read(folder / LATEST_FILE, disk, NOTE_BYTES)).decode(errors="replace").strip()
+    try:
+        latest = (await _read(folder / LATEST_FILE, disk, NOTE_BYTES)).decode(errors="replace").strip()
+    except CheckpointError as error:
+        return candidates, [str(error)]
     if latest not in candidates:
         return candidates, [f"{folder / LATEST_FILE} names {latest[:40]!r}, which is not there"]
     candidates.remove(latest)

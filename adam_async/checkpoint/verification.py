@@ -1,8 +1,8 @@
 """Reads every byte of checkpoints, and reports damage by its file and offset.
 
 A resumed run checks the one checkpoint that it reads; a verification checks all of them, before one is
-needed. It reads files in pieces, so a file of any size needs little memory. Beyond the size and the SHA-256 of
-each file it checks that all values are finite, because training does not recover from others.
+needed. It reads files in pieces, so a file of any size needs little memory. Beyond the size and the SHA-256
+of each file it checks that all values are finite, because training does not recover from others.
 """
 
 from collections import deque
