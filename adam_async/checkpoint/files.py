@@ -13,7 +13,7 @@ names that a checkpoint can have; it compares the size on the disk with the mani
 sum of the sizes with the available memory.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from errno import EFBIG
 from hashlib import sha256
@@ -191,7 +191,7 @@ class CheckpointFolder:
         for stem, arrays in ((MODEL, checkpoint.weights), (STATE, checkpoint.state)):
             files = split(stem, arrays)
             for file, names in files.items():
-                parts = list(tensor_file({name: arrays[name] for name in names}))
+                parts = await self._disk.run(_parts, {name: arrays[name] for name in names})
                 records.append(await self._write_file(aside / file, parts))
             if stem == MODEL:
                 records.append(await self._write_file(aside / INDEX_FILE, [index_file(files, arrays)]))
@@ -495,6 +495,10 @@ async def _read_progress(folder: Path, disk: Disk) -> ProgressNote | None:
         return msgspec.json.decode(await _read(folder / PROGRESS_FILE, disk, NOTE_BYTES), type=ProgressNote)
     except (CheckpointError, msgspec.DecodeError):
         return None
+
+
+def _parts(arrays: Mapping[str, NDArray[Any]]) -> list[Part]:
+    return list(tensor_file(arrays))
 
 
 def _digest(parts: Iterable[Part]) -> str:

@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from math import isfinite
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -58,6 +59,12 @@ FILE_BYTES = 256 << 20
 
 MANIFEST_BYTES = 256 << 20
 """Maximum size of a manifest in bytes; the clocks and dedup tables of 10,000 shards need a tenth of it."""
+
+BLOCK_BYTES = 1 << 20
+"""Number of bytes of a tensor that share a CRC-32, by which a reader finds the place of damage."""
+
+CRC_KEY = "crc32/"
+"""Prefix of a tensor's name in the metadata of its file; the value has 8 hexadecimal digits per block."""
 
 TENSOR_FILE = re.compile(rf"({MODEL}|{STATE})-\d{{5,9}}-of-\d{{5,9}}\.safetensors")
 """Name of a file of tensors; the first group is its kind."""
@@ -224,14 +231,20 @@ def split(stem: str, arrays: Mapping[str, NDArray[Any]], limit: int = FILE_BYTES
 def tensor_file(arrays: Mapping[str, NDArray[Any]]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a safetensors file, part by part, without copies of tensors.
 
+    Its metadata have the CRC-32 of each block of a tensor. Other programs ignore them.
+
     Args:
         arrays: C-contiguous arrays of float32, float64 or int64.
     """
-    header: dict[str, Any] = {}
+    crcs: dict[str, str] = {}
+    header: dict[str, Any] = {"__metadata__": crcs}
     at = 0
     for name, array in arrays.items():
         end = at + array.nbytes
         header[name] = {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": [at, end]}
+        values = array.reshape(-1).view(np.uint8).data
+        blocks = range(0, array.nbytes, BLOCK_BYTES)
+        crcs[CRC_KEY + name] = "".join(f"{crc32(values[i : i + BLOCK_BYTES]):08x}" for i in blocks)
         at = end
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)  # values begin aligned

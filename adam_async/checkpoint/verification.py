@@ -12,6 +12,7 @@ from hashlib import sha256
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 
 from adam_async.checkpoint.files import check_digest, check_size, checkpoint_manifest
 from adam_async.checkpoint.manifest import (
+    BLOCK_BYTES,
+    CRC_KEY,
     INDEX_FILE,
     MANIFEST_FILE,
     CheckpointError,
@@ -117,7 +120,10 @@ class _Tensor:
 
     name: str
     dtype: np.dtype[Any]
+    start: int
     stop: int
+    crcs: str
+    """CRC-32 of each block, as 8 hexadecimal digits; empty in a file of an earlier release."""
 
 
 _DTYPES = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "I64": np.dtype("<i8")}
@@ -145,9 +151,11 @@ class _Contents:
     _data_at: int = 0
     _tensors: deque[_Tensor] = field(default_factory=deque)
     _position: int = 0
+    _crc: int = 0
     _rest: bytes = b""
     _bad: int = 0
     _first: str = ""
+    _damaged: bool = False
 
     def feed(self, piece: bytes) -> None:
         """Check the next bytes of the file."""
@@ -175,14 +183,17 @@ class _Contents:
         if len(self._head) < 8 + length:
             return False
         try:
-            entries = msgspec.json.decode(self._head[8 : 8 + length], type=dict[str, _TensorEntry])
+            raw = msgspec.json.decode(self._head[8 : 8 + length], type=dict[str, msgspec.Raw])
+            metadata = raw.pop("__metadata__", None)
+            crcs = msgspec.json.decode(metadata, type=dict[str, str]) if metadata is not None else {}
+            entries = {name: msgspec.json.decode(each, type=_TensorEntry) for name, each in raw.items()}
         except msgspec.DecodeError as error:
             self._give_up(8, f"the header cannot be read: {error}")
             return False
         self._data_at = 8 + length
-        return self._take(entries)
+        return self._take(entries, crcs)
 
-    def _take(self, entries: dict[str, _TensorEntry]) -> bool:
+    def _take(self, entries: dict[str, _TensorEntry], crcs: dict[str, str]) -> bool:
         """Take the tensors of the header, which must fill the file without gaps."""
         at = 0
         for name, entry in entries.items():
@@ -191,7 +202,7 @@ class _Contents:
             if start != at or stop - start != prod(entry.shape) * dtype.itemsize:
                 self._give_up(8, f"the header gives {name[:80]!r} the bytes {start:,} to {stop:,}")
                 return False
-            self._tensors.append(_Tensor(name, dtype, stop))
+            self._tensors.append(_Tensor(name, dtype, start, stop, crcs.get(CRC_KEY + name, "")))
             at = stop
         if self._data_at + at != self.size:
             self._give_up(8, f"the tensors of the header end at byte {self._data_at + at:,}")
@@ -204,13 +215,28 @@ class _Contents:
         self._head.clear()
 
     def _scan(self, data: memoryview) -> None:
+        """Check the next values, in parts that end where a block or a tensor ends."""
         while self._tensors and data:
             tensor = self._tensors[0]
-            part, data = data[: tensor.stop - self._position], data[tensor.stop - self._position :]
+            block, done = divmod(self._position - tensor.start, BLOCK_BYTES)
+            left = min(BLOCK_BYTES - done, tensor.stop - self._position)
+            part, data = data[:left], data[left:]
             self._count(tensor, part)
+            self._crc = crc32(part, self._crc)
             self._position += len(part)
+            if len(part) == left:
+                self._end_block(tensor, block)
             if self._position == tensor.stop:
                 self._tensors.popleft()
+
+    def _end_block(self, tensor: _Tensor, block: int) -> None:
+        found, self._crc = f"{self._crc:08x}", 0
+        wanted = tensor.crcs[8 * block : 8 * block + 8]
+        if tensor.crcs and found != wanted and not self._damaged:
+            self._damaged = True
+            self.offset = self._data_at + tensor.start + block * BLOCK_BYTES
+            stop = self._data_at + self._position
+            self.problem = f"up to byte {stop:,}, in {tensor.name[:80]}, the values differ from their CRC-32"
 
     def _count(self, tensor: _Tensor, part: memoryview) -> None:
         """Count values that are not finite; a value may lie in two pieces."""
@@ -221,7 +247,7 @@ class _Contents:
         count = len(values) // tensor.dtype.itemsize
         self._rest = values[count * tensor.dtype.itemsize :]
         bad: NDArray[np.intp] = np.flatnonzero(~np.isfinite(np.frombuffer(values, tensor.dtype, count)))
-        if not bad.size:
+        if not bad.size or self._damaged:
             return
         if not self._bad:
             self.offset = begin + int(bad[0]) * tensor.dtype.itemsize

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.checkpoint import verification
+from adam_async.checkpoint import manifest, verification
 from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import Checkpoint, manifest_file, read_manifest
 from adam_async.checkpoint.verification import verify_checkpoint
@@ -67,6 +67,25 @@ async def test_a_flipped_bit_in_any_byte_is_found_and_its_file_is_named(tmp_path
             path.write_bytes(data)
         assert (await verify_checkpoint(folder, disk)).whole
     assert flips > 4000 / stride
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 64, 4 << 20])
+async def test_damage_within_values_has_the_place_of_its_block(tmp_path, monkeypatch, piece_bytes):
+    for module in (manifest, verification):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(verification, "PIECE_BYTES", piece_bytes)
+    async with Disk() as disk:
+        folder = await written(disk, tmp_path, checkpoint_of(rows=2))
+        path = folder / MODEL_FILE
+        data = bytearray(path.read_bytes())
+        assert (await verify_checkpoint(folder, disk)).whole
+        values_at = len(data) - 2 * 30 * 4 - 30 * 8
+        data[values_at + 2 * 30 * 4 + 230] ^= 64  # in the third block of the second tensor
+        path.write_bytes(data)
+        (problem,) = (await verify_checkpoint(folder, disk)).problems
+    assert problem.offset == values_at + 2 * 30 * 4 + 200
+    assert "its checksum is wrong" in problem.text
+    assert f"up to byte {len(data):,}, in first/biases, the values differ" in problem.text
 
 
 @pytest.mark.parametrize("file", ["manifest.json", MODEL_FILE, "model.safetensors.index.json"])
