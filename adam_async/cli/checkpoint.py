@@ -32,7 +32,8 @@ async def list_checkpoints(path: Path, options: CheckpointOptions, terminal: Ter
     async with Disk() as disk:
         folder, names, problems = await checkpoints_in(path, disk)
         newest = names[0] if folder == path else ""
-        summaries = [await summary_of(folder / name, disk, latest=name == newest) for name in names]
+        found = [await summary_of(folder / name, disk, latest=name == newest) for name in names]
+        summaries = [each for each in found if each.whole or await _is_there(folder / each.name, disk)]
     if options.json:
         print_json({"folder": str(folder), "checkpoints": summaries, "problems": problems}, terminal)
         return 0
@@ -66,7 +67,11 @@ async def verify_checkpoints(path: Path, options: CheckpointOptions, terminal: T
     async with Disk() as disk:
         folder, names, problems = await checkpoints_in(path, disk)
         for name in names:
-            found.append(each := await verify_checkpoint(folder / name, disk))
+            each = await verify_checkpoint(folder / name, disk)
+            if not each.whole and not await _is_there(folder / name, disk):
+                terminal.notice(f"{name}: a run has removed it meanwhile")
+                continue
+            found.append(each)
             if options.json:
                 continue
             state = f"whole, {each.files} files, {each.bytes:,} bytes" if each.whole else "damaged"
@@ -106,6 +111,15 @@ async def export_checkpoint(
         await write_file(file, "the model", [data], disk)
     terminal.print(f"{file}: {len(weights)} arrays of {manifest.name}, {len(data):,} bytes")
     return 0
+
+
+async def _is_there(folder: Path, disk: Disk) -> bool:
+    """Whether a checkpoint is still there: a run removes old ones, by a rename first."""
+    try:
+        await disk.names(folder)
+    except OSError:
+        return False
+    return True
 
 
 def _check_outside(file: Path, folder: Path) -> None:
