@@ -415,6 +415,8 @@ async def _read_tensors(
         CheckpointError: A file is missing, has another size or checksum, or cannot be read; or the available
             memory does not suffice.
     """
+    for record in files:
+        await check_size(folder / record.name, record, disk)
     # The bytes of one file are in memory beside all tensors.
     sizes = [record.bytes for record in files]
     if (need := sum(sizes) + max(sizes, default=0)) > (free := available_bytes()):
@@ -422,7 +424,6 @@ async def _read_tensors(
     tensors: dict[str, dict[str, NDArray[Any]]] = {MODEL: {}, STATE: {}}
     for record in files:
         path = folder / record.name
-        await check_size(path, record, disk)
         data = await _read(path, disk, record.bytes)
         check_digest(path, await disk.run(_digest, [data]), record)
         if record.name == INDEX_FILE:
@@ -493,7 +494,7 @@ async def _read(path: Path, disk: Disk, most: int) -> bytes:
 async def _read_progress(folder: Path, disk: Disk) -> ProgressNote | None:
     try:
         return msgspec.json.decode(await _read(folder / PROGRESS_FILE, disk, NOTE_BYTES), type=ProgressNote)
-    except (CheckpointError, msgspec.DecodeError):
+    except (CheckpointError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

@@ -276,7 +276,7 @@ def read_manifest(text: bytes, origin: str) -> Manifest:
     """
     try:
         version = msgspec.json.decode(text)["format"]
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         raise CheckpointError(f"{origin} is damaged: it is not the JSON of a manifest") from None
     except RecursionError:
         raise CheckpointError(f"{origin} is damaged: its JSON nests too deeply") from None
@@ -285,7 +285,7 @@ def read_manifest(text: bytes, origin: str) -> Manifest:
         raise CheckpointError(f"{origin} has the format {shown}; this version reads {FORMAT!r}")
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{origin} is damaged: {error}") from None
     if manifest.checksum != _checksum(manifest):
         raise CheckpointError(f"{origin} is damaged: its checksum is wrong")

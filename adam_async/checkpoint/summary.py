@@ -17,7 +17,7 @@ from adam_async.persistence.scan import segment_name
 from adam_async.runtime.clock import utc_time
 from adam_async.runtime.disk import Disk
 
-MOST_SHOWN = 200
+MOST_SHOWN = 80
 """Maximum length of a text of a manifest in a summary, in characters."""
 
 

@@ -95,13 +95,13 @@ async def _verify_file(path: Path, record: FileRecord, disk: Disk) -> Problem | 
     except CheckpointError as error:
         if not contents.problem:
             return Problem(file=record.name, text=str(error))
-        text = f"{error}; byte {contents.offset:,}: {contents.problem}"
+        text = f"{error}; {contents.problem}"
         return Problem(file=record.name, offset=contents.offset, text=text)
     except OSError as error:
         why = error.strerror or str(error)
         return Problem(file=record.name, offset=contents.read, text=f"{path} cannot be read: {why}")
     if contents.problem:
-        text = f"{path}, byte {contents.offset:,}: {contents.problem}"
+        text = f"{path}: {contents.problem}"
         return Problem(file=record.name, offset=contents.offset, text=text)
     return None
 
@@ -137,7 +137,7 @@ class _Contents:
         size: Size of the file in bytes, by the manifest.
         has_tensors: Whether the file has the safetensors format.
         read: Number of bytes that were read.
-        problem: First problem of the contents, in words; empty without one.
+        problem: First problem of the contents and its place, in words; empty without one.
         offset: Offset of the problem in the file, in bytes.
     """
 
@@ -187,7 +187,7 @@ class _Contents:
             metadata = raw.pop("__metadata__", None)
             crcs = msgspec.json.decode(metadata, type=dict[str, str]) if metadata is not None else {}
             entries = {name: msgspec.json.decode(each, type=_TensorEntry) for name, each in raw.items()}
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._give_up(8, f"the header cannot be read: {error}")
             return False
         self._data_at = 8 + length
@@ -236,7 +236,8 @@ class _Contents:
             self._damaged = True
             self.offset = self._data_at + tensor.start + block * BLOCK_BYTES
             stop = self._data_at + self._position
-            self.problem = f"up to byte {stop:,}, in {tensor.name[:80]}, the values differ from their CRC-32"
+            where = f"bytes {self.offset:,} to {stop:,}, in {tensor.name[:80]}"
+            self.problem = f"{where}, differ from their CRC-32 in the header"
 
     def _count(self, tensor: _Tensor, part: memoryview) -> None:
         """Count values that are not finite; a value may lie in two pieces."""
@@ -254,5 +255,6 @@ class _Contents:
             self._first = tensor.name
         self._bad += bad.size
         self.problem = (
-            f"{self._bad:,} values are not finite, the first one in {self._first[:80]}: the training diverged"
+            f"{self._bad:,} values are not finite, the first one at byte {self.offset:,}, in "
+            f"{self._first[:80]}: the training diverged"
         )

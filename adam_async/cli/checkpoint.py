@@ -13,6 +13,7 @@ from adam_async.checkpoint.summary import checkpoints_in, summary_of
 from adam_async.checkpoint.verification import Verification, verify_checkpoint
 from adam_async.cli.checkpoint_commands import CheckpointExportOptions, CheckpointOptions
 from adam_async.cli.files import check_target, write_file
+from adam_async.cli.printable import printable
 from adam_async.cli.tables import new_table, print_json
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError, DataError
@@ -44,9 +45,7 @@ async def list_checkpoints(path: Path, options: CheckpointOptions, terminal: Ter
             "whole" if each.whole else "damaged",
             f"{each.epoch:,}",
             f"{each.groups:,}",
-            each.run,
-            each.mode,
-            each.model,
+            *map(printable, (each.run, each.mode, each.model)),  # a line may end within a text of a file
             each.written,
             f"{each.bytes:,}",
         )

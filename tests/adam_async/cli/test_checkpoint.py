@@ -70,7 +70,7 @@ async def test_control_characters_of_a_manifest_do_not_reach_the_terminal(
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert r"\x1b[2Jrun\nnext" in out
-    assert len(out) < 3000
+    assert "x" * 81 not in out
 
 
 def test_a_damaged_checkpoint_ends_with_code_3_and_the_way_to_a_whole_one(
@@ -88,7 +88,9 @@ def test_a_damaged_checkpoint_ends_with_code_3_and_the_way_to_a_whole_one(
     assert run_command(command) == 3
     captured = capsys.readouterr()
     first, problem, second = captured.out.splitlines()
-    assert (first, problem) == (f"{NAMES[0]}: damaged", f"  {path} is damaged: its checksum is wrong")
+    place = f"bytes {len(data) - 16:,} to {len(data):,}, in steps/first/weights, differ from their CRC-32"
+    assert first == f"{NAMES[0]}: damaged"
+    assert problem == f"  {path} is damaged: its checksum is wrong; {place} in the header"
     assert second.startswith(f"{NAMES[1]}: whole, 4 files, ")
     assert captured.err == (
         f"adam-async: damaged: {NAMES[0]}; --resume {tmp_path / NAMES[1]} continues from a whole one\n"
