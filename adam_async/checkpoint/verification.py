@@ -65,8 +65,8 @@ async def verify_checkpoint(folder: Path, disk: Disk) -> Verification:
     try:
         manifest = await checkpoint_manifest(folder, disk)
     except CheckpointError as error:
-        problem = Problem(file=MANIFEST_FILE, text=str(error))
-        return Verification(name=folder.name, whole=False, files=0, bytes=0, problems=(problem,))
+        damage = Problem(file=MANIFEST_FILE, text=str(error))
+        return Verification(name=folder.name, whole=False, files=0, bytes=0, problems=(damage,))
     problems = [
         problem
         for record in manifest.files
@@ -126,7 +126,7 @@ class _Tensor:
     """CRC-32 of each block, as 8 hexadecimal digits; empty in a file of an earlier release."""
 
 
-_DTYPES = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "I64": np.dtype("<i8")}
+_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "I64": np.dtype("<i8")}
 
 
 @dataclass(slots=True, eq=False)

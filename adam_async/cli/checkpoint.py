@@ -11,7 +11,7 @@ from adam_async.checkpoint.manifest import CheckpointError, Manifest
 from adam_async.checkpoint.model_file import check_finite, dump_arrays, dump_model, load_model
 from adam_async.checkpoint.summary import checkpoints_in, summary_of
 from adam_async.checkpoint.verification import Verification, verify_checkpoint
-from adam_async.cli.checkpoint_commands import CheckpointExportOptions, CheckpointOptions
+from adam_async.cli.checkpoint_options import CheckpointExportOptions, CheckpointOptions
 from adam_async.cli.files import check_target, write_file
 from adam_async.cli.printable import printable
 from adam_async.cli.tables import new_table, print_json

@@ -12,7 +12,7 @@ from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import Checkpoint
 from adam_async.checkpoint.model_file import dump_model
 from adam_async.cli.checkpoint import export_checkpoint, list_checkpoints, verify_checkpoints
-from adam_async.cli.checkpoint_commands import CheckpointExportOptions, CheckpointOptions
+from adam_async.cli.checkpoint_options import CheckpointExportOptions, CheckpointOptions
 from adam_async.cli.commands import run_command
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError, DataError
