@@ -421,8 +421,8 @@ async def _read_tensors(
     sizes = [record.bytes for record in files]
     if (need := sum(sizes) + max(sizes, default=0)) > (free := available_bytes()):
         raise CheckpointError(
-            f"{folder} needs {need:,} bytes of memory, and {free:,} are available: end other programs, or take "
-            "a machine with more"
+            f"{folder} needs {need:,} bytes of memory, and {free:,} are available: end other programs, or "
+            "take a machine with more"
         )
     tensors: dict[str, dict[str, NDArray[Any]]] = {MODEL: {}, STATE: {}}
     for record in files:
