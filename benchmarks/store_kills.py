@@ -205,33 +205,47 @@ class Journal:
 
 
 class Cluster:
-    """The processes of one case, and their folders.
+    """A controller and servers, each a process.
 
     Args:
-        folder: Folder for the folders of the servers.
+        folder: Folder for the folders of the servers; None: stores are in memory only.
+        within: Words in front of the command of a server.
+
+    Attributes:
+        controller: Address of the controller, from `start` on.
+        pids: Process ids of the servers.
     """
 
-    def __init__(self, case: Case, folder: Path, flush_s: float) -> None:
-        self._case = case
+    def __init__(
+        self, folder: Path | None, *, servers: int, flush_s: float, within: Sequence[str] = ()
+    ) -> None:
         self._folder = folder
+        self._servers = servers
         self._flush_s = flush_s
+        self._within = within
         self._processes: list[asyncio.subprocess.Process] = []
         self.controller = ""
+        self.pids: list[int] = []
 
     async def start(self) -> None:
         """Start all processes, and wait for their addresses."""
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.controller = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-        lines = [["controller", "--bind", self.controller]]
-        for number in range(self._case.servers):
-            node = f"ps-{number}"
-            words = ["ps", "--id", node, "--dir", str(self._folder / node), "--flush-s", str(self._flush_s)]
-            lines.append([*words, "--controller", self.controller])
         async with asyncio.timeout(START_S):
-            await asyncio.gather(*[self._start(words) for words in lines])
+            _, *self.pids = await asyncio.gather(
+                self._start("controller", "--bind", self.controller),
+                *[self._start_server(f"ps-{number}") for number in range(self._servers)],
+            )
 
-    async def _start(self, words: Sequence[str]) -> None:
+    async def _start_server(self, node: str) -> int:
+        words = ["ps", "--id", node, "--controller", self.controller]
+        if self._folder is not None:
+            words += ["--dir", str(self._folder / node), "--flush-s", str(self._flush_s)]
+        return await self._start(*words, within=self._within)
+
+    async def _start(self, *words: str, within: Sequence[str] = ()) -> int:
         process = await asyncio.create_subprocess_exec(
+            *within,
             sys.executable,
             "-m",
             "adam_async",
@@ -244,6 +258,7 @@ class Cluster:
         line = (await process.stdout.readline()).decode()
         if not address_in(line):
             raise SystemExit(f"{' '.join(words)} did not start: {line!r}")
+        return process.pid
 
     def kill(self) -> None:
         """Send SIGKILL to all processes."""
@@ -265,7 +280,7 @@ class Campaign:
         self.case = case
         self.result = Result()
         self._flush_s = options.flush_s
-        self._cluster = Cluster(case, folder, options.flush_s)
+        self._cluster = Cluster(folder, servers=case.servers, flush_s=options.flush_s)
         self._journal = Journal(options.seed, self.result)
         self._dice = random.Random(f"{options.seed} {case.name}")
         self._killed_at = 0.0

@@ -41,7 +41,7 @@ class Event:
 
 
 def events_of(trace: str) -> list[Event]:
-    """Return the successful writes and syncs of files of entries, and the acknowledgements, by their begin."""
+    """Return the successful writes and syncs of files of entries, and acknowledgements, by their begin."""
     open_calls: dict[str, tuple[float, str]] = {}
     found = []
     for line in trace.splitlines():
