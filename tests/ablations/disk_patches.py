@@ -93,6 +93,12 @@ def number_behind_all_steps(self: OrderedAppends) -> int:
     return len(self)
 
 
+@replaces(StoreDisk, "_is_restorable")
+def append_before_all_disks(_: Any, self: StoreDisk, home: str) -> bool:
+    """Append entries of a bundle once its own pieces are on the disk, whatever other servers have."""
+    return home in self._complete
+
+
 @replaces(saved_shards, "_merge")
 def take_first_copy(merge: Any, found: Any, node: str, saved: Any, name: str) -> None:
     """Take each piece from the first server that has it."""
