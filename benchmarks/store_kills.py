@@ -244,20 +244,21 @@ class Cluster:
         return await self._start(*words, within=self._within)
 
     async def _start(self, *words: str, within: Sequence[str] = ()) -> int:
-        process = await asyncio.create_subprocess_exec(
-            *within,
-            sys.executable,
-            "-m",
-            "adam_async",
-            *words,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        with (self._folder / "log" if self._folder is not None else Path(os.devnull)).open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *within,
+                sys.executable,
+                "-m",
+                "adam_async",
+                *words,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+            )
         self._processes.append(process)
         assert process.stdout is not None
         line = (await process.stdout.readline()).decode()
         if not address_in(line):
-            raise SystemExit(f"{' '.join(words)} did not start: {line!r}")
+            raise AdamError(f"{' '.join(words)} did not start: see {log.name}")
         return process.pid
 
     def kill(self) -> None:
