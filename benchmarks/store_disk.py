@@ -357,7 +357,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> AsyncIterator[di
             yield row
     if "rate" in options.part:
         for copies in options.copies:
-            for model in MODELS:
+            for model in options.model:
                 for row in await asyncio.to_thread(rates, model, copies, folder, options):
                     yield row
 
@@ -384,6 +384,7 @@ def main() -> None:
     parser.add_argument("--ack-rounds", type=int, default=2, help="rounds of ack")
     parser.add_argument("--per-s", type=float, default=100.0, help="pushes per second of latency")
     parser.add_argument("--pairs", type=int, default=4, help="pairs of trainings of rate")
+    parser.add_argument("--model", nargs="+", default=list(MODELS), help="models of trainings of rate")
     parser.add_argument("--copies", type=int, nargs="+", default=[2], help="copies of trainings of rate")
     parser.add_argument("--durable-runs", type=int, default=1, help="durable trainings of each model")
     options = parser.parse_args()

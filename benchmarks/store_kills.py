@@ -28,6 +28,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import argparse
 import asyncio
 import json
+import logging
 import random
 import shutil
 import socket
@@ -60,7 +61,7 @@ LARGE_SIZE, SMALL_SIZE = 1 << 15, 1 << 9
 """Number of values in a client's row of an array: with two clients 256 KiB and 4 KiB per array."""
 PAUSE_S = 0.004
 """Pause of a client after each push, in seconds."""
-LATEST_S = 3.0
+LATEST_S = 3.5
 """Latest moment of a kill, in seconds from the start of the servers."""
 START_S = 60.0
 """Deadline of the start of all processes, and of the return of a store, in seconds."""
@@ -473,6 +474,7 @@ def main() -> None:
     parser.add_argument("--flush-s", type=float, default=1.0)
     parser.add_argument("--folder", type=Path, help="folder on the disk; by default that of temporary files")
     options = parser.parse_args()
+    logging.disable(logging.WARNING)  # each client reports each loss of its servers
     folder = Path(tempfile.mkdtemp(prefix="adam-async-kills-", dir=options.folder))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         rows = runner.run(measure(options, folder))
