@@ -214,6 +214,7 @@ async def modes(folder: Path, options: argparse.Namespace) -> list[dict[str, Any
         "mlp": (specs_of("mlp"), gradients_of("mlp")),
     }
     rows: list[dict[str, Any]] = [{"case": "ack: the disk", **measured(folder)}]
+    (folder / "ack").mkdir()
     async with AsyncExitStack() as stack:
         clusters = [
             await stack.enter_async_context(started(at, flush_s=1.0)) for at in (None, folder / "ack")
