@@ -3,8 +3,8 @@
     python -m benchmarks.store_kills --kills 200 --seed 1 --json FILE [--case durable] [--folder DIR]
 
 A controller and parameter servers with `ps --dir`, each a process, serve a store, and two clients in this
-process push to it, each one push after the other. A seed draws the moment of a kill, from the start of the
-servers on: the store may just be coming back. All processes get SIGKILL, start again without the records of
+process push to it, each one push after the other. A seed draws the moment of a kill, within 3 s after the
+store is open; one in seven may come earlier, while the store comes back. All processes get SIGKILL, start again without the records of
 the controller, and the clients open the store by its name. This goes on with the same folders until the last
 kill; the cases alternate.
 
@@ -61,8 +61,10 @@ LARGE_SIZE, SMALL_SIZE = 1 << 15, 1 << 9
 """Number of values in a client's row of an array: with two clients 256 KiB and 4 KiB per array."""
 PAUSE_S = 0.004
 """Pause of a client after each push, in seconds."""
-LATEST_S = 3.5
-"""Latest moment of a kill, in seconds from the start of the servers."""
+LATEST_S = 3.0
+"""Latest moment of a kill, in seconds after the store was open."""
+EARLY, EARLY_S = 0.15, 1.0
+"""Share of kills that may come before, and their latest moment, in seconds from the start of the servers."""
 START_S = 60.0
 """Deadline of the start of all processes, and of the return of a store, in seconds."""
 LATE_S = 0.1
@@ -354,9 +356,10 @@ class Campaign:
         """
         begin = time.monotonic()
         await self._cluster.start()
-        kill_at = time.monotonic() + self._dice.uniform(0.0, LATEST_S)
+        is_early = self._dice.random() < EARLY
         opening = asyncio.create_task(self._open(), name="open")
-        await asyncio.wait([opening], timeout=kill_at - time.monotonic())
+        early_s = self._dice.uniform(0.0, EARLY_S)
+        await asyncio.wait([opening], timeout=early_s if is_early else START_S)
         stores: list[ParameterStore] = []
         pushing: list[asyncio.Task[None]] = []
         if opening.done():
@@ -365,12 +368,15 @@ class Campaign:
             pushing = [asyncio.create_task(self._push(n, store)) for n, store in enumerate(stores)]
             await asyncio.wait(
                 pushing,
-                timeout=max(0.0, kill_at - time.monotonic()),
+                timeout=self._dice.uniform(0.0, LATEST_S),
                 return_when=asyncio.FIRST_EXCEPTION,
             )
             self._killed_at = time.monotonic()
-        else:
+        elif is_early:
             self.result.unopened += 1
+        else:
+            opening.cancel()
+            raise AdamError(f"the store was not open after {START_S:g} s")
         self.result.wrong += [f"kill {self.result.kills}: {task!r}" for task in pushing if task.done()]
         self._cluster.kill()
         self.result.kills += 1

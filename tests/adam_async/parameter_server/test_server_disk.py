@@ -184,9 +184,7 @@ async def test_a_primary_appends_no_entry_before_all_primaries_have_the_store_on
     """An earlier store comes back until then."""
     _, record = map_with()
     async with opened_disk(tmp_path, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
-        saved = SavedStores(
-            disk, node="ps-0", membership=pytest.fail, spawn=group.create_task, notice=pytest.fail
-        )
+        saved = SavedStores(disk, node="ps-0", membership=pytest.fail, spawn=pytest.fail, notice=print)
         store = disk.of(record.id)
         await store.reopen()
         store.begin(catalogue_of(durable=True), lambda name, work: group.create_task(work, name=name))
