@@ -4,9 +4,9 @@
 
 A controller and parameter servers with `ps --dir`, each a process, serve a store, and two clients in this
 process push to it, each one push after the other. A seed draws the moment of a kill, within 3 s after the
-store is open; one in seven may come earlier, while the store comes back. All processes get SIGKILL, start again without the records of
-the controller, and the clients open the store by its name. This goes on with the same folders until the last
-kill; the cases alternate.
+store is open; one in seven may come earlier, while the store comes back. All processes get SIGKILL, start
+again without the records of the controller, and the clients open the store by its name. This goes on with the
+same folders until the last kill; the cases alternate.
 
 A push adds random whole numbers to its client's row of a large and of a small array. For each row this
 process keeps a digest after each push, and the time of the push's acknowledgement. So a recovered row has the
