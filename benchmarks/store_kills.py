@@ -125,7 +125,7 @@ class Row:
 
 @dataclass(kw_only=True)
 class Result:
-    """What the kills of one case have shown."""
+    """Results of the kills of one case."""
 
     kills: int = 0
     unopened: int = 0
