@@ -451,9 +451,10 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, A
     try:
         for number in range(options.kills):
             campaign = campaigns[number % len(campaigns)]
-            result, seconds = campaign.result, time.monotonic() - begin
+            result = campaign.result
             if not result.error:
                 await campaign.attempt(campaign.kill())
+            seconds = time.monotonic() - begin
             print(
                 f"{number + 1} of {options.kills} kills in {seconds:.0f} s: {campaign.case.name}, "
                 f"{result.acknowledged} acknowledged, {result.lost} lost, {len(result.wrong)} wrong",
