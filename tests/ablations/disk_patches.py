@@ -87,10 +87,16 @@ def acknowledge_before_append(
     self._advance()
 
 
-@replaces_property(OrderedAppends, "own")
+@replaces_property(OrderedAppends, "ordered_here")
 def number_behind_all_steps(self: OrderedAppends) -> int:
     """Number an entry behind all steps, those of other messages too."""
     return len(self)
+
+
+@replaces(StoreDisk, "_is_restorable")
+def append_before_all_disks(_: Any, self: StoreDisk, home: str) -> bool:
+    """Append entries of a bundle once its own pieces are on the disk, whatever other servers have."""
+    return home in self._complete
 
 
 @replaces(saved_shards, "_merge")

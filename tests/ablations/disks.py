@@ -85,6 +85,12 @@ DISKS = (
         breaks="I2",
     ),
     _row(
+        "the first durable push waits until the store is on all disks",
+        disk_patches.append_before_all_disks,
+        guard=SERVER + "test_a_primary_appends_no_entry_before_all_primaries_have_the_store_on_their_disks",
+        seldom="a loss of all servers must come between the first writings of two of them",
+    ),
+    _row(
         "each piece comes from the server with the newest copy",
         disk_patches.take_first_copy,
         guard="tests/adam_async/checkpoint/test_saved_shards.py::"
