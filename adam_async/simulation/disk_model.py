@@ -101,7 +101,9 @@ def _sectors(write: Write) -> list[Write]:
 
 def _has_unsynced(names: dict[str, Inode]) -> bool:
     """Whether a file of a folder, or below it, has pending operations."""
-    return any(inode.pending if inode.names is None else _has_unsynced(inode.names) for inode in names.values())
+    return any(
+        inode.pending if inode.names is None else _has_unsynced(inode.names) for inode in names.values()
+    )
 
 
 class DiskModel:

@@ -207,7 +207,9 @@ async def test_a_server_whose_disk_fails_ends_with_its_error_and_other_copies_go
             assert (await store.pull())["w"].tolist() == [-41, -41, -41]
 
     assert code == 3, servers[0].output
-    assert re.search(r"ps-0/store-\w+/\S+ cannot be written: Input/output error; repair the disk", servers[0].output)
+    assert re.search(
+        r"ps-0/store-\w+/\S+ cannot be written: Input/output error; repair the disk", servers[0].output
+    )
     assert "other copies and the states on disk go on" in servers[0].output
     assert "Traceback" not in servers[0].output
 

@@ -177,7 +177,9 @@ class SavedPushes(StorePushes):
                     kind = "durable" if self._losses.permitted_s is None else "loss bound"
                     text = f"{self._store} came back without push {column} of {earlier._id}"
                     at = "in a step in progress" if since_s is None else f"acknowledged at {since_s:.3f} s"
-                    raise Violation(kind, f"{text} in rows {np.flatnonzero(missing).tolist()}, {at}, {problem}")
+                    raise Violation(
+                        kind, f"{text} in rows {np.flatnonzero(missing).tolist()}, {at}, {problem}"
+                    )
 
     def _newest_steps(self, rows: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the newest step of this store in each row of values that came back, with bsp.

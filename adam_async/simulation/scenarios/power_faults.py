@@ -46,7 +46,7 @@ ROTTEN = 0.02
 MOST_TRIES = 50
 """Maximum number of attempts to rot a sector of a small disk."""
 
-STEP_S, SHORT_STEP_S = 0.05, 0.0005
+STEP_S, SHORT_STEP_S = 0.05, 0.001
 """Interval between two checks of a condition, and of a condition that lasts for milliseconds, in seconds."""
 
 WRITING_S = 1.5
