@@ -162,7 +162,7 @@ def test_a_full_disk_stops_no_training_and_is_named(tmp_path: Path) -> None:
 
 @contextmanager
 def failing_disk(folder: Path, image: Path) -> Iterator[Callable[[], None]]:
-    """A file system on a disk of 16 MiB. The yielded function shortens the disk, and writes then fail (EIO)."""
+    """A file system on a disk of 16 MiB. The yielded function shortens the disk: writes then fail with EIO."""
     folder.mkdir(parents=True)
     with image.open("wb") as file:
         file.truncate(16 << 20)
@@ -206,12 +206,11 @@ async def test_a_server_whose_disk_fails_ends_with_its_error_and_other_copies_go
                 await store.push({"w": np.ones(3)})
             assert (await store.pull())["w"].tolist() == [-41, -41, -41]
 
-    assert code == 3, servers[0].output
-    assert re.search(
-        r"ps-0/store-\w+/\S+ cannot be written: Input/output error; repair the disk", servers[0].output
-    )
-    assert "other copies and the states on disk go on" in servers[0].output
-    assert "Traceback" not in servers[0].output
+    output = servers[0].output
+    assert code == 3, output
+    assert re.search(r"ps-0/store-\w+/\S+ cannot be written: Input/output error; repair the disk", output)
+    assert "other copies and the states on disk go on" in output
+    assert "Traceback" not in output
 
 
 def test_a_folder_that_another_server_uses_is_refused(tmp_path: Path) -> None:

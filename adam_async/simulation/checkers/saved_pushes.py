@@ -161,25 +161,23 @@ class SavedPushes(StorePushes):
             since = [each._recovered for each in self._earlier[number + 1 :] if each._recovered is not None]
             newest = earlier._newest_steps(rows)
             for column, since_s in earlier._since_s.items():
+                push = self._pushes[column]
                 missing = rows[:, column] == 0
                 for values in since:  # a loss before is judged
                     missing &= values[:, column] != 0
-                missing[list(self._pushes[column].refused)] = False
+                missing[list(push.refused)] = False
                 if not missing.any():
                     continue
                 self._losses.lost += int(missing.sum())
-                problem = ""
-                if self._summed and (missing & (newest >= self._pushes[column].clock)).any():
+                problem = "" if since_s is None else self._losses.problem(earlier._id, since_s)
+                if self._summed and (missing & (newest >= push.clock)).any():
                     problem = "and with its step, or a later one"
-                elif since_s is not None:
-                    problem = self._losses.problem(earlier._id, since_s)
                 if problem:
                     kind = "durable" if self._losses.permitted_s is None else "loss bound"
                     text = f"{self._store} came back without push {column} of {earlier._id}"
                     at = "in a step in progress" if since_s is None else f"acknowledged at {since_s:.3f} s"
-                    raise Violation(
-                        kind, f"{text} in rows {np.flatnonzero(missing).tolist()}, {at}, {problem}"
-                    )
+                    lacks = f"in rows {np.flatnonzero(missing).tolist()}, {at}"
+                    raise Violation(kind, f"{text} {lacks}, {problem}")
 
     def _newest_steps(self, rows: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the newest step of this store in each row of values that came back, with bsp.
