@@ -162,7 +162,7 @@ def test_a_full_disk_stops_no_training_and_is_named(tmp_path: Path) -> None:
 
 @contextmanager
 def failing_disk(folder: Path, image: Path) -> Iterator[Callable[[], None]]:
-    """A file system on a disk of 16 MiB. The yielded function shortens the disk: writes then fail with EIO."""
+    """A file system on a disk of 16 MiB. The yielded function cuts it short: writes then fail with EIO."""
     folder.mkdir(parents=True)
     with image.open("wb") as file:
         file.truncate(16 << 20)
