@@ -48,17 +48,17 @@ class PieceTurns:
         self._entries_wait = entries_wait
         self._hold = hold
         self._later = later
-        self._is_held = False
+        self._waits = False
         self._timer: asyncio.TimerHandle | None = None
         """End of the present turn: of entries if pieces are held, else of pieces beside entries."""
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Let pieces wait if entries wait, unless they have a turn; let them go on if no entry waits."""
-        if self._is_held:
+        if self._waits:
             if not self._entries_wait():
                 self._end_turn()
         elif self._timer is None and self._entries_wait():
-            self._is_held = True
+            self._waits = True
             self._hold(True)
             self._timer = self._later(YIELD_S, self._give_turn)
 
@@ -73,14 +73,14 @@ class PieceTurns:
 
     def _take_turn(self) -> None:
         self._timer = None
-        self.look()
+        self.update()
 
     def _end_turn(self) -> None:
         assert self._timer is not None
         self._timer.cancel()
         self._timer = None
-        if self._is_held:
-            self._is_held = False
+        if self._waits:
+            self._waits = False
             self._hold(False)
 
 
@@ -92,17 +92,17 @@ class PieceLink:
         self.queue: deque[Message] = deque()
         """At most one piece of each bundle that the server joins, in parts."""
         self.has_queue = asyncio.Event()
-        self._is_held = False
+        self._waits = False
 
     def send(self, message: Message) -> None:
         self.queue.append(message)
         self.has_queue.set()
 
-    def hold(self, is_held: bool) -> None:
+    def hold(self, waits: bool) -> None:
         """Let the pieces wait, or go on."""
-        self._is_held = is_held
+        self._waits = waits
         if self.channel.link is not None:
-            self.channel.link.hold_large(is_held)
+            self.channel.link.hold_large(waits)
 
     def drop(self) -> None:
         """End the link, and drop the queue."""
@@ -112,7 +112,7 @@ class PieceLink:
 
     async def attend(self, link: Link) -> None:
         """Send the queue, until the link ends."""
-        link.hold_large(self._is_held)
+        link.hold_large(self._waits)
         async with asyncio.TaskGroup() as group:
             pump = group.create_task(self._pump(link), name=f"pieces to {link.peer.node}")
             try:

@@ -293,12 +293,12 @@ class ServerLinks:
     def yield_pieces(self) -> None:
         """Let pieces wait if an entry has left, or go on if all entries are held."""
         if self._pieces is not None:
-            self._turns.look()
+            self._turns.update()
 
-    def _hold_pieces(self, is_held: bool) -> None:
+    def _hold_pieces(self, waits: bool) -> None:
         for peer in self._peers.values():
             if peer.pieces is not None:
-                peer.pieces.hold(is_held)
+                peer.pieces.hold(waits)
 
     async def attend(self, link: Link) -> None:
         """Take the messages of a link that another server dialled, until it ends."""

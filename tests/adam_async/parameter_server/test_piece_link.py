@@ -13,16 +13,16 @@ class Bench:
 
     def __init__(self):
         self.now = self.held_s = 0.0
-        self.is_held = False
+        self.waits = False
         self.changed_at = 0.0
         self.entries_wait = False
         self._timers = []
         self.turns = PieceTurns(lambda: self.entries_wait, self._hold, self._later)
 
-    def _hold(self, is_held):
-        assert is_held is not self.is_held, "a change that is none"
-        self.held_s += (self.now - self.changed_at) if self.is_held else 0.0
-        self.is_held, self.changed_at = is_held, self.now
+    def _hold(self, waits):
+        assert waits is not self.waits, "a change that is none"
+        self.held_s += (self.now - self.changed_at) if self.waits else 0.0
+        self.waits, self.changed_at = waits, self.now
 
     def _later(self, seconds, call):
         timer = _Timer(self.now + seconds, call)
@@ -35,7 +35,7 @@ class Bench:
 
     def look(self, entries_wait):
         self.entries_wait = entries_wait
-        self.turns.look()
+        self.turns.update()
 
     def until(self, now):
         while self._timers and self._timers[0].at <= now:
@@ -64,13 +64,13 @@ def bench():
 
 def test_pieces_wait_from_an_entry_until_all_are_held(bench):
     bench.look(True)
-    assert bench.is_held
+    assert bench.waits
     bench.until(0.9 * YIELD_S)
     bench.look(False)
-    assert not bench.is_held
+    assert not bench.waits
     assert not bench.timers
     bench.look(True)
-    assert bench.is_held
+    assert bench.waits
 
 
 def test_beside_entries_without_end_a_fifth_of_the_time_belongs_to_pieces(bench):
@@ -87,16 +87,16 @@ def test_beside_entries_without_end_a_fifth_of_the_time_belongs_to_pieces(bench)
 def test_a_turn_of_pieces_ends_without_another_look(bench):
     bench.look(True)
     bench.until(YIELD_S)
-    assert not bench.is_held
+    assert not bench.waits
     bench.until(YIELD_S + GO_S)
-    assert bench.is_held
+    assert bench.waits
 
 
 def test_after_the_end_no_timer_is_left_and_no_piece_is_held(bench):
     bench.look(True)
     bench.turns.end()
     assert not bench.timers
-    assert not bench.is_held
+    assert not bench.waits
     bench.turns.end()
 
 
@@ -105,5 +105,5 @@ def test_pieces_are_held_only_while_entries_wait_and_never_for_long(bench):
     for _ in range(5000):
         bench.until(bench.now + dice.uniform(0, YIELD_S / 3))
         bench.look(dice.random() < 0.6)
-        assert bench.entries_wait or not bench.is_held
-        assert not bench.is_held or bench.now - bench.changed_at <= YIELD_S
+        assert bench.entries_wait or not bench.waits
+        assert not bench.waits or bench.now - bench.changed_at <= YIELD_S
