@@ -102,7 +102,7 @@ def append_before_all_disks(_: Any, self: StoreDisk, home: str) -> bool:
 @replaces(saved_shards, "_merge")
 def take_first_copy(merge: Any, found: Any, node: str, saved: Any, name: str) -> None:
     """Take each piece from the first server that has it."""
-    pieces = tuple(msgspec.structs.replace(piece, place=0) for piece in saved.pieces)
+    pieces = tuple(msgspec.structs.replace(piece, position=0) for piece in saved.pieces)
     merge(found, node, msgspec.structs.replace(saved, pieces=pieces), name)
 
 
