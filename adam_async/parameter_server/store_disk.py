@@ -6,7 +6,6 @@ disks too.
 """
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -23,6 +22,7 @@ from adam_async.messages import SavedPiece, SavedStore, ShardStates
 from adam_async.model.rules import Rule, rule_of
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_saver import BundleSaver
+from adam_async.parameter_server.disk_ports import DiskPorts
 from adam_async.parameter_server.entry_replay import EntryReplay
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.piece_states import (
@@ -37,20 +37,15 @@ from adam_async.parameter_server.piece_states import (
     read_entry,
     tensors_of,
 )
-from adam_async.parameter_server.shard_pieces import pieces_of
+from adam_async.parameter_server.shard_pieces import digest_of, pieces_of
 from adam_async.parameter_server.shard_transfer import read_states
 from adam_async.persistence.findings import Recovery
 from adam_async.persistence.identity import Identity
 from adam_async.persistence.keys import EntryKey, State, StateKey, StateName
-from adam_async.persistence.settings import FlushSettings
 from adam_async.persistence.statistics import SegmentStatistics
 from adam_async.persistence.store import SegmentStore
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table
-from adam_async.runtime.clock import Clock
-from adam_async.runtime.disk import Disk
-
-logger = logging.getLogger(__name__)
 
 PREFIX, REMOVED = "store-", "removed-"
 """Prefix of the names of the folders of stores, and of folders that are being removed."""
@@ -65,36 +60,6 @@ FLUSH_END_S = 5.0
 def folder_of(folder: Path, id: str) -> Path:
     """Return the folder of a store, by its id."""
     return folder / f"{PREFIX}{blake2b(id.encode(), digest_size=12).hexdigest()}"
-
-
-class DiskPorts:
-    """The services of a process that the disk of a store needs.
-
-    Attributes:
-        states: Disk of the states.
-        entries: Disk of log entries, with a thread of its own.
-        clock: Clock of the loop.
-        wall_clock: Seconds since 1970.
-        notice: Reports a text to the operator.
-        settings: Times and sizes.
-        observe: Follows the states that go to the disk, with the id of their store.
-    """
-
-    def __init__(
-        self,
-        *,
-        states: Disk,
-        entries: Disk,
-        clock: Clock,
-        wall_clock: Clock,
-        settings: FlushSettings,
-        observe: Callable[[State, str], None] | None = None,
-    ) -> None:
-        self.states, self.entries = states, entries
-        self.clock, self.wall_clock = clock, wall_clock
-        self.settings = settings
-        self.observe = observe
-        self.notice: Callable[[str], None] = lambda text: logger.warning("%s", text)
 
 
 class StoreDisk:
@@ -181,6 +146,9 @@ class StoreDisk:
     ) -> None:
         """Begin to write the store; with several bundles only the first call has an effect."""
         if self._serving is None:
+            found = self._catalogue
+            if found is None or found.record.generation != catalogue.record.generation:
+                self._positions.clear()
             self._catalogue = catalogue
             self._spawn = spawn
             self._start()
@@ -194,13 +162,14 @@ class StoreDisk:
     def saver(self, home: str, pieces: Sequence[Sequence[ShardSpec]]) -> BundleSaver:
         """Return the saver of a bundle; it marks all pieces when the folder is open."""
         assert self._catalogue is not None
-        arrays = self._catalogue.record.state_arrays
+        on_disk = _BundleOnDisk(self, home)
         saver = BundleSaver(
             home,
             pieces,
-            state_arrays=arrays,
+            state_arrays=self._catalogue.record.state_arrays,
             mark=partial(self._mark, home),
-            journal=_BundleJournal(self, home) if self._catalogue.record.durable else None,
+            journal=on_disk if self._catalogue.record.durable else None,
+            stored=on_disk,
         )
         self._savers[home] = saver
         # Pieces of an earlier membership are older than the bundle's entries.
@@ -395,6 +364,23 @@ class StoreDisk:
         """Read a state of `recovery`; see `SegmentStore.read_state`."""
         return await self._segments.read_state(name)
 
+    def position_of(self, name: StateName) -> int | None:
+        """Return the position of a piece on the disk, or on its way; None if there is none."""
+        return self._positions.get(name)
+
+    async def read_arrays(self, name: StateName, arrays: int) -> tuple[Part, bytes]:
+        """Read the arrays of a piece of a store that is served; see `StoredPieces.read`."""
+        await self._served.wait()
+        origin = f"piece {name.shard} of bundle {name.home} in {self.folder}"
+        try:
+            _, parts = await self._segments.read_state(name)
+        except KeyError:
+            raise DataError(f"{origin} is not on the disk") from None
+        found = tensors_of(parts, origin)[1 : 1 + arrays]
+        if len(found) != arrays:
+            raise DataError(f"{origin} has {len(found)} arrays, not {arrays}")
+        return found, await self._ports.states.run(digest_of, found)
+
     async def reopen(self) -> None:
         """Open the folder, and read its catalogue.
 
@@ -553,8 +539,8 @@ class StoreDisk:
         return f"<StoreDisk {self.id} {'serving' if self._is_serving else 'saved'}>"
 
 
-class _BundleJournal:
-    """The log of one bundle's entries on the disk of a store."""
+class _BundleOnDisk:
+    """The entries and pieces of one bundle on the disk of a store."""
 
     def __init__(self, disk: StoreDisk, home: str) -> None:
         self._disk = disk
@@ -570,6 +556,14 @@ class _BundleJournal:
     def applied(self, position: int) -> None:
         """See `Journal`."""
         self._disk.applied(self._home, position)
+
+    def position(self, piece: int) -> int | None:
+        """See `StoredPieces`."""
+        return self._disk.position_of(StateName(self._home, piece))
+
+    async def read(self, piece: int, arrays: int) -> tuple[Part, bytes]:
+        """See `StoredPieces`."""
+        return await self._disk.read_arrays(StateName(self._home, piece), arrays)
 
 
 def _nothing() -> None:
