@@ -1,7 +1,8 @@
 """Shards on the disks of servers, of a store whose servers were all lost: found, and read for a new store.
 
-Each server lists the pieces on its disk. Of each piece the reader takes the copy with the highest position in
-its bundle's log. The controllers place the new store afresh, so a server may lose a piece that it had.
+Each server lists the pieces on its disk. Of each piece the reader takes the copy with the newest last entry:
+the newest generation, and in it the highest position. The controllers place the new store afresh, so a server
+may lose a piece that it had.
 """
 
 import asyncio
@@ -61,14 +62,15 @@ class FoundStore:
         arrays: Its arrays.
         began_ms: Time of its beginning, in milliseconds since 1970: of two stores of a name the larger one is
             newer.
-        best: By home and piece: the position of the newest copy, its clock, and the server that has it.
+        best: By home and piece: generation and position of the newest copy's last entry, its clock, and the
+            server that has it.
     """
 
     name: str
     record: StoreRecord
     arrays: tuple[ArrayRecord, ...]
     began_ms: int
-    best: dict[tuple[str, int], tuple[int, int, str]] = field(default_factory=dict)
+    best: dict[tuple[str, int], tuple[tuple[int, int], int, str]] = field(default_factory=dict)
 
     @property
     def table(self) -> ShardTable:
@@ -233,6 +235,6 @@ def _merge(found: dict[str, FoundStore], node: str, saved: SavedStore, name: str
         return
     store.began_ms = max(store.began_ms, saved.began_ms)
     for piece in saved.pieces:
-        key, mine = (piece.home, piece.piece), (piece.position, piece.clock, node)
-        if key not in store.best or store.best[key][0] < piece.position:
-            store.best[key] = mine
+        key, order = (piece.home, piece.piece), (piece.generation, piece.position)
+        if key not in store.best or store.best[key][0] < order:
+            store.best[key] = order, piece.clock, node

@@ -82,6 +82,8 @@ class PieceCopy(_OfSession, frozen=True, kw_only=True):
     piece: Index
     position: Count
     """Position of the last entry in the piece."""
+    origin: Version = 0
+    """Generation of the primary that formed this entry."""
     changed: Count = 0
     """Position at or after that of the last entry that changed an array of the piece."""
     digest: Digest = b""

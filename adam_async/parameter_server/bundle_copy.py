@@ -65,6 +65,7 @@ from adam_async.parameter_server.shard_pieces import (
     read_piece,
     with_arrays,
 )
+from adam_async.persistence.keys import Order
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec
@@ -89,6 +90,7 @@ class _CopiedPiece:
     """A piece on its way to another member."""
 
     tensors: Part
+    origin: int
     changed: int
     digest: bytes
 
@@ -98,6 +100,7 @@ class _ArrivedPiece:
     """A piece from the primary."""
 
     piece: Piece
+    origin: int
     changed: int
 
 
@@ -153,6 +156,10 @@ class BundleCopy:
         """Pieces to copy once the shards are between two entries."""
         self._parts = PartCollector()
         self._offers = OfferedPieces(saver, host.spawn)
+        self._generation = 0
+        """Generation of the last applied entry; 0 before the first one here."""
+        self._origins = [0] * facts.pieces
+        """Generation of the last entry in each piece when it came from a primary."""
         self._proposing: asyncio.Task[None] | None = None
         self._watch = MembersWatch(self._core, facts, host, copies)
 
@@ -323,7 +330,9 @@ class BundleCopy:
                 self._offers.read(message, len(piece_arrays(bundle, specs)), whole, failed)
                 return
             piece = read_piece(bundle, specs, self._table, tensors)
-            content = _ArrivedPiece(piece, message.changed)
+            if message.origin > message.generation:
+                raise RemoteProtocolError("origin", f"{message.origin}, of generation {message.generation}")
+            content = _ArrivedPiece(piece, message.origin, message.changed)
         try:
             self._core.received(sender, message, content)
         except Violation as error:
@@ -403,6 +412,8 @@ class BundleCopy:
                 self._shards.leave()
             case StartAnew():
                 self._offers.drop()
+                self._generation = 0
+                self._begin_log_anew()
                 self._to_apply.clear()
                 self._applying = self._done = 0
                 self._is_catching_up = True
@@ -411,6 +422,7 @@ class BundleCopy:
                 self._asked.append(effect)
             case TakePiece():
                 load_piece(self._shards.bundle, effect.content.piece)
+                self._origins[effect.piece] = effect.content.origin
                 if self._saver is not None:
                     self._saver.arrived(effect.piece, effect.content.changed)
             case ReadRecord():
@@ -423,7 +435,9 @@ class BundleCopy:
             content, parts = effect.content, []
             if isinstance(message, PieceCopy):
                 parts = cut_piece(content.tensors)
-                message = msgspec.structs.replace(message, changed=content.changed, digest=content.digest)
+                message = msgspec.structs.replace(
+                    message, origin=content.origin, changed=content.changed, digest=content.digest
+                )
             else:
                 parts = content.parts
             for number, part in enumerate(parts):
@@ -460,7 +474,7 @@ class BundleCopy:
         if self._asked and is_between:
             self._copy_piece(self._asked.popleft(), bundle)
         elif copies and is_between and self._saver is not None:
-            self._saver.copy_requested(bundle, self._core.position_of)
+            self._saver.copy_requested(bundle, self._order_of)
         elif self._to_apply and may_apply:
             self._applying += 1
             self._apply(self._to_apply.popleft(), bundle)
@@ -489,12 +503,19 @@ class BundleCopy:
         bundle.absent = absent
         if self._saver is not None:
             self._saver.entry = logged.position
+        self._generation = logged.generation
         content: _Content = logged.content
         if self._host.observe is not None:
             self._host.observe(self, logged, content.parts)
         if self._appends is not None and self._saver is not None:
             self._saver.entered(content.entry)  # a complete round drops the entry on the disk
         self._shards.committed(without_shards(content.entry, absent) if absent else content.entry)
+
+    def _begin_log_anew(self) -> None:
+        """Note on the disk that the earlier entries there need not precede those after this position."""
+        if self._appends is not None:
+            log, generation = self._core.log, self._core.record.generation
+            self._appends.append(log.start, generation, [], _nothing, None)
 
     def _count_applied(self) -> None:
         new = self._shards.bundle.entries_applied - self._done
@@ -505,14 +526,23 @@ class BundleCopy:
         if new and self._appends is not None:
             self._appends.journal.applied(self._core.log.applied)
 
+    def _order_of(self, piece: int) -> Order:
+        """Return the generation and the position of the last entry in a piece, between two entries."""
+        return max(self._generation, self._origins[piece]), self._core.position_of(piece)
+
     def _copy_piece(self, asked: CopyPiece, bundle: Bundle) -> None:
         specs, position = self._pieces[asked.piece], self._core.log.applied
         is_there = self._offers.is_unchanged(asked, position)
         tensors = copy_piece(bundle, specs, has_arrays=not is_there)
         digest = digest_of(piece_arrays(bundle, specs)) if is_there else b""
         changed = self._saver.changed_at(asked.piece) if self._saver is not None else position
-        content = _CopiedPiece(tensors, changed, digest)
+        origin, _ = self._order_of(asked.piece)
+        content = _CopiedPiece(tensors, origin, changed, digest)
         self._core.piece_copied(asked, position, content, entry_bytes([tensors]))
 
     def __repr__(self) -> str:
         return f"<BundleCopy {self._facts.home} {self._core!r}>"
+
+
+def _nothing() -> None:
+    """Wait for nothing behind an entry that has no effect."""

@@ -13,7 +13,7 @@ from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import Apply, Contribute, Entry, QueuedTick
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.piece_states import piece_state
-from adam_async.persistence.keys import State
+from adam_async.persistence.keys import Order, State
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec
 
@@ -171,18 +171,18 @@ class BundleSaver:
         finally:
             self._asked = None
 
-    def copy_requested(self, bundle: Bundle, position: Callable[[int], int]) -> None:
+    def copy_requested(self, bundle: Bundle, order: Callable[[int], Order]) -> None:
         """Copy the piece that is asked for: the bundle is between two entries.
 
         Args:
-            position: Returns the position of the last entry in a piece.
+            order: Returns the generation and the position of the last entry in a piece.
         """
         if self._asked is None:
             return
         (piece, future), self._asked = self._asked, None
         if not future.done():
             specs = self.pieces[piece]
-            future.set_result(piece_state(bundle, self.home, piece, specs, position=position(piece)))
+            future.set_result(piece_state(bundle, self.home, piece, specs, order=order(piece)))
 
     def drop(self) -> None:
         """Answer that the piece cannot be copied: the shards are replaced, or leave the server."""

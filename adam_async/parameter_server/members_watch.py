@@ -1,4 +1,4 @@
-"""The watch of one member over the others: silence, members that do not keep up, invitations and the way home.
+"""The watch of one member over the others: silence, slow members, invitations and the way home.
 
 Each tick, with a heartbeat, strikes out or invites members through the core, or takes over from a silent
 primary. The core decides which of it takes effect.

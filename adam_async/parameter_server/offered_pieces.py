@@ -100,7 +100,7 @@ class OfferedPieces:
         try:
             async with asyncio.timeout(READ_S):
                 found, digest = await stored.read(message.piece, arrays)
-            reason = "" if digest == message.digest else "it has other bits than the primary's"
+            reason = "" if _is_same(digest, message.digest) else "it has other bits than the primary's"
         except TimeoutError:
             pass
         except DataError as error:
@@ -141,3 +141,8 @@ class OfferedPieces:
             return False
         is_present = (held.session, held.pieces) == (asked.session, asked.piece)
         return is_present and self._saver.changed_at(asked.piece) <= held.offered <= position
+
+
+def _is_same(mine: bytes, theirs: bytes) -> bool:
+    """Whether the arrays on the disk are those of the primary, by their digests."""
+    return mine == theirs

@@ -41,7 +41,7 @@ from adam_async.parameter_server.shard_pieces import digest_of, pieces_of
 from adam_async.parameter_server.shard_transfer import read_states
 from adam_async.persistence.findings import Recovery
 from adam_async.persistence.identity import Identity
-from adam_async.persistence.keys import EntryKey, State, StateKey, StateName
+from adam_async.persistence.keys import EntryKey, Order, State, StateKey, StateName
 from adam_async.persistence.statistics import SegmentStatistics
 from adam_async.persistence.store import SegmentStore
 from adam_async.run.ids import ShardId
@@ -408,14 +408,14 @@ class StoreDisk:
                 # A complete round drops entries, and has each piece that one of them changes. After damage
                 # an older piece may count.
                 floor = recovery.floors.get(home, 0) if name not in lost else 0
-                position = max(key.position, floor)
-                found[name.shard] = (position, tensors_of(parts, origin))
-        if not found or keys[-1].position <= min(at for at, _ in found.values()):
+                order = key.generation, max(key.position, floor)
+                found[name.shard] = (order, tensors_of(parts, origin))
+        if not found or keys[-1].position <= min(at for (_, at), _ in found.values()):
             return
         replay = EntryReplay(catalogue, self._pieces[home], self._table, self._rules, found, origin)
         for entry in keys:
             parts = await segments.read_entry(entry)
-            if not replay.take(entry.position, read_entry(parts, origin)):
+            if not replay.take((entry.generation, entry.position), read_entry(parts, origin)):
                 self._ports.notice(f"{origin} lacks entries before {entry.position}; later ones do not count")
                 break
         self._replays[home] = replay
@@ -464,16 +464,16 @@ class StoreDisk:
             record=msgspec.json.encode(catalogue.record),
             arrays=msgspec.json.encode(catalogue.arrays),
             pieces=tuple(
-                SavedPiece(key.home, key.shard, self._position_of(key), clock_of(key))
+                SavedPiece(key.home, key.shard, *self._order_of(key), clock_of(key))
                 for name, key in self._segments.recovery.states.items()
                 if name != CATALOGUE
             ),
             began_ms=int(catalogue.began * 1000),
         )
 
-    def _position_of(self, key: StateKey) -> int:
+    def _order_of(self, key: StateKey) -> Order:
         replay = self._replays.get(key.home)
-        return key.position if replay is None else replay.positions.get(key.shard, key.position)
+        return key.order if replay is None else replay.orders.get(key.shard, key.order)
 
     def specs_of(self, home: str, piece: int) -> tuple[ShardSpec, ...]:
         """Return the shards of a piece.

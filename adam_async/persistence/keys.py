@@ -20,6 +20,10 @@ WallTime = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 """Finite time, in seconds since 1970."""
 
 
+Order = tuple[int, int]
+"""Generation and position of the last log entry in a state. Of two states of a name the greater one counts."""
+
+
 class StateName(NamedTuple):
     """Name of a state: the home of its bundle, and the number of its shard, or `BUNDLE`. A parameter server
     writes pieces, and gives the number of a piece as that of a shard."""
@@ -34,7 +38,7 @@ class StateKey(msgspec.Struct, frozen=True, array_like=True):
     home: Home
     shard: ShardNumber
     generation: Number
-    """Generation of the bundle."""
+    """Generation of the primary that formed the last log entry in the state."""
     position: Number
     """Position of the last log entry in the state: a later entry is not in it."""
     version: Number
@@ -46,8 +50,8 @@ class StateKey(msgspec.Struct, frozen=True, array_like=True):
         return StateName(self.home, self.shard)
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Generation and position, which order the states of one name."""
+    def order(self) -> Order:
+        """Generation and position."""
         return self.generation, self.position
 
 

@@ -143,7 +143,7 @@ def joined(store, home, *, ready):
     bundle = Copy(Sgd()).bundle
     saver = store.saver(home, PIECES)
     saver.is_ready = lambda: home in ready
-    saver.wake = lambda: saver.copy_requested(bundle, lambda piece: 1)
+    saver.wake = lambda: saver.copy_requested(bundle, lambda piece: (1, 1))
     return saver
 
 
