@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.errors import DataError
+from adam_async.errors import ConfigError, DataError, DiskFailed
 from adam_async.messages import SavedPiece, SavedStore, ShardStates
 from adam_async.model.rules import Rule, rule_of
 from adam_async.parameter_server.bundle import Bundle
@@ -52,6 +52,9 @@ PREFIX, REMOVED = "store-", "removed-"
 
 FIRST_S = 0.02
 """Pause between two checks of the first writing of a store with durable pushes, in seconds."""
+
+SAVED_PIECE_BYTES = 128
+"""Maximum size of a piece in the packed list of a saved store, in bytes; most of it is the name of its home."""
 
 FLUSH_END_S = 5.0
 """Maximum time for the last write of a store that leaves its server, in seconds."""
@@ -101,6 +104,8 @@ class StoreDisk:
         self._taken: set[StateName] = set()
         self._positions: dict[StateName, int] = {}
         """Position of each state on the disk, or on its way."""
+        self._catalogue_bytes = 0
+        """Size of the catalogue as JSON text, in bytes."""
         self._table: tuple[ShardSpec, ...] = ()
         self._rules: list[Rule] = []
         self._pieces: dict[str, list[tuple[ShardSpec, ...]]] = {}
@@ -301,16 +306,25 @@ class StoreDisk:
             self._ports.notice(f"the last changes of store {self.id} were not written in {FLUSH_END_S:g} s")
 
     async def retire(self, *, is_over: bool) -> None:
-        """Write the last changes, and make the states readable.
+        """Write the last changes, and make the states readable. Damage costs this store, and not the server.
 
         Args:
             is_over: Whether the store changes no longer. Else the disk follows it again if a bundle has come
                 back to the server.
+
+        Raises:
+            DiskFailed: A write failed.
+            ConfigError, DataError: The store cannot be read, and has a bundle again.
         """
         if not await self.end():
             return
-        await self.reopen()
-        if self._savers and not is_over:
+        try:
+            await self.reopen()
+        except (ConfigError, DataError) as error:
+            if isinstance(error, DiskFailed) or (self._savers and not is_over):
+                raise
+            self._ports.notice(f"store {self.id} cannot be read from the disk: {error}")
+        if self._savers and not is_over and self._serving is None:
             self._start()
 
     async def end(self, *, for_good: bool = False) -> bool:
@@ -431,7 +445,9 @@ class StoreDisk:
         if CATALOGUE not in states:
             return None
         _, parts = await self._segments.read_state(CATALOGUE)
-        return read_catalogue(parts, str(self.folder))
+        catalogue = read_catalogue(parts, str(self.folder))
+        self._catalogue_bytes = len(msgspec.json.encode(catalogue))
+        return catalogue
 
     async def _close(self) -> None:
         await self._stack.aclose()
@@ -453,6 +469,11 @@ class StoreDisk:
                 # After a crash in the middle of a removal the rest would look like damage.
                 await disk.rename(self.folder, aside)
             await disk.remove_folder(aside)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Maximum size of the packed `saved`, in bytes."""
+        return self._catalogue_bytes + SAVED_PIECE_BYTES * len(self._segments.recovery.states)
 
     def saved(self) -> SavedStore:
         """Return the list of the readable states."""

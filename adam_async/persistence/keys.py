@@ -21,7 +21,7 @@ WallTime = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
 
 Order = tuple[int, int]
-"""Generation and position of the last log entry in a state. Of two states of a name the greater one counts."""
+"""Generation and position of the last log entry in a state: of two states the greater one is newer."""
 
 
 class StateName(NamedTuple):

@@ -21,7 +21,8 @@ def listed(*, arrays=ARRAYS, **fields):
 def test_a_listed_store_counts_with_its_pieces():
     found = {}
     _merge(found, "ps-0", listed(), "a-name")
-    assert found["store-1"].best == {("ps-0", 1): ((1, 7), 0, "ps-0")}
+    (store,) = found["store-1"]
+    assert store.best == {("ps-0", 1): ((1, 7), 0, "ps-0")}
 
 
 @pytest.mark.parametrize(
@@ -50,4 +51,17 @@ def test_of_two_copies_the_one_with_the_newer_last_entry_counts(newest, is_first
     for number, order in enumerate((newest, (1, 5)) if is_first else ((1, 5), newest)):
         saved = msgspec.structs.replace(listed(), pieces=(SavedPiece("ps-0", 1, *order, 0),))
         _merge(found, f"ps-{number}", saved, "a-name")
-    assert found["store-1"].best == {("ps-0", 1): (newest, 0, "ps-0" if is_first else "ps-1")}
+    (store,) = found["store-1"]
+    assert store.best == {("ps-0", 1): (newest, 0, "ps-0" if is_first else "ps-1")}
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_server_that_lists_another_record_hides_no_store_of_others(is_first):
+    found, another = {}, listed(creator="another")
+    for node, saved in (("ps-0", another), ("ps-1", listed())) if is_first else (("ps-0", listed()),):
+        _merge(found, node, saved, "a-name")
+    _merge(found, "ps-2", another, "a-name")
+    newer = msgspec.structs.replace(listed(), pieces=(SavedPiece("ps-0", 1, 1, 8, 0),))
+    _merge(found, "ps-3", newer, "a-name")
+    servers = {store.record.creator: store.best["ps-0", 1][2] for store in found["store-1"]}
+    assert servers == {"": "ps-3", "another": "ps-0" if is_first else "ps-2"}
