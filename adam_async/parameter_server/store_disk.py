@@ -54,7 +54,7 @@ FIRST_S = 0.02
 """Pause between two checks of the first writing of a store with durable pushes, in seconds."""
 
 SAVED_PIECE_BYTES = 128
-"""Maximum size of a piece in the packed list of a saved store, in bytes; most of it is the name of its home."""
+"""Maximum size of a piece in the packed list of a saved store, in bytes; its home has most of them."""
 
 FLUSH_END_S = 5.0
 """Maximum time for the last write of a store that leaves its server, in seconds."""

@@ -1,6 +1,7 @@
 """The list of the stores on the disk of a server."""
 
 import asyncio
+from types import SimpleNamespace
 
 import msgspec
 
@@ -16,9 +17,7 @@ from tests.adam_async.runs import until
 class HeldRequest:
     """A request for which the budgets have no room until the test says so."""
 
-    class link:
-        class peer:
-            node = "a-client"
+    link = SimpleNamespace(peer=SimpleNamespace(node="a-client"))
 
     def __init__(self):
         self.charged, self.go_on, self.answer = 0, None, None
