@@ -10,11 +10,8 @@ Part = bytes | bytearray | memoryview
 """Contiguous bytes. An array is passed as ``memoryview(array.reshape(-1)).cast("B")``, or as ``array.data``
 if it is flat and not empty."""
 
-BUNDLE = -1
-"""Number in the place of a shard's, for the state of a bundle that belongs to no shard."""
-
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-ShardNumber = Annotated[int, msgspec.Meta(ge=BUNDLE, le=(1 << 31) - 1)]
+ShardNumber = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 Home = Annotated[str, msgspec.Meta(max_length=200)]
 WallTime = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 """Finite time, in seconds since 1970."""
@@ -25,8 +22,8 @@ Order = tuple[int, int]
 
 
 class StateName(NamedTuple):
-    """Name of a state: the home of its bundle, and the number of its shard, or `BUNDLE`. A parameter server
-    writes pieces, and gives the number of a piece as that of a shard."""
+    """Name of a state: the home of its bundle, and the number of its shard. A parameter server writes pieces,
+    and gives the number of a piece as that of a shard."""
 
     home: str
     shard: int

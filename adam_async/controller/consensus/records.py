@@ -160,9 +160,7 @@ def _refuse_damage(data: bytes, end: int, what: str) -> None:
     try:
         frame = confirming_frame(data, end)
     except ImitatedHeadsError as error:
-        raise DamagedLog(
-            f"{what}: {error} and before it the heads of many frames have no content; {WHAT_TO_DO}"
-        ) from None
+        raise DamagedLog(f"{what}: {error}, too many heads lack their content; {WHAT_TO_DO}") from None
     if frame is not None:
         raise DamagedLog(
             f"{what}: byte {frame.position} shows that all before byte {frame.durable} was durable; "
