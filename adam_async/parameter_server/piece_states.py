@@ -66,8 +66,8 @@ def catalogue_of(cluster: ClusterMap, name: str, store: StoreRecord, *, began: f
 
 
 def catalogue_state(catalogue: Catalogue) -> State:
-    """Return a catalogue as a state."""
-    key = StateKey(CATALOGUE.home, CATALOGUE.shard, 1, 1, 0)
+    """Return a catalogue as a state; that of a later placement is newer."""
+    key = StateKey(CATALOGUE.home, CATALOGUE.shard, 1 + catalogue.record.generation, 1, 0)
     return State(key, [msgspec.msgpack.encode(catalogue)])
 
 

@@ -191,7 +191,8 @@ def digest_of(arrays: Part) -> bytes:
     """Return the SHA-256 digest of the bytes of some arrays; their shapes are known to both sides."""
     digest = sha256()
     for array in arrays:
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        if array.size:
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.digest()
 
 

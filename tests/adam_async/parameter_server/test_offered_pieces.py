@@ -126,11 +126,10 @@ async def test_a_server_that_joined_from_its_disk_knows_what_has_not_changed(mon
 
 
 async def test_a_disk_with_other_bits_at_the_same_position_is_not_used(monkeypatch, tmp_path):
-    async with two_copies(monkeypatch, tmp_path) as (servers, _, sent):
-        served = servers.copies()[FIRST, SECOND]
-        for shard in served.state.shards.values():
+    async with two_copies(monkeypatch, tmp_path) as (servers, store, sent):
+        for shard in servers.copies()[FIRST, SECOND].state.shards.values():
             shard.values *= 1 + 1e-15  # as another arithmetic would
-        served._saver.all_touched()
+        await store.push({name: values(number) for number, name in enumerate(ARRAYS)})
         await on_disks(servers)
         await start_again(servers, SECOND, nothing())
         assert values_of(servers, SECOND) == values_of(servers, FIRST)

@@ -173,6 +173,20 @@ async def test_a_primary_appends_no_entry_of_a_bundle_before_its_pieces_are_on_t
     assert len(found.entries["ps-1"]) == 1
 
 
+async def test_the_catalogue_of_the_last_placement_counts(tmp_path):
+    async with opened_disk(tmp_path, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+        store = disk.of("store-1")
+        await store.reopen()
+        for generation in (1, 2):
+            placed = catalogue_of(generation=generation)
+            store.begin(placed, lambda name, work: group.create_task(work, name=name))
+            saver = joined(store, "ps-0", ready={"ps-0"})
+            await until(lambda: store.is_complete)
+            store.left(saver)
+            await store.retire(is_over=True)
+            assert store.catalogue.record == placed.record
+
+
 async def test_damage_that_is_found_when_a_bundle_leaves_costs_its_store_and_not_the_server(tmp_path):
     notices = []
     async with opened_disk(tmp_path / "disk", flush_s=0.01) as disk, asyncio.TaskGroup() as group:
@@ -182,7 +196,7 @@ async def test_damage_that_is_found_when_a_bundle_leaves_costs_its_store_and_not
         store.begin(catalogue_of(), lambda name, work: group.create_task(work, name=name))
         saver = joined(store, "ps-0", ready={"ps-0"})
         await until(lambda: store.is_complete)
-        store._catalogue = catalogue_of(buckets=("ps-0",))  # no server writes such a record
+        store._catalogue = catalogue_of(buckets=("ps-0",), generation=1)  # no server writes such a record
         store._segments.mark(CATALOGUE, 1, 0)
         assert store.left(saver)
         await store.retire(is_over=False)
