@@ -88,7 +88,7 @@ def acknowledge_before_append(
     self._advance()
 
 
-@replaces_property(OrderedAppends, "own")
+@replaces_property(OrderedAppends, "ordered_here")
 def number_behind_all_steps(self: OrderedAppends) -> int:
     """Number an entry behind all steps, those of other messages too."""
     return len(self)
