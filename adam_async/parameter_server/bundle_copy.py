@@ -19,7 +19,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from adam_async.messages import Body
-from adam_async.messages.replication import Begin, Committed, Copy, Held, PieceCopy
+from adam_async.messages.replication import Begin, Committed, Copy, PieceCopy
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_saver import BundleSaver
 from adam_async.parameter_server.bundle_shards import BundleShards
@@ -337,7 +337,7 @@ class BundleCopy:
             self._core.received(sender, message, content)
         except Violation as error:
             raise RemoteProtocolError("replication", str(error)) from None
-        if isinstance(message, Held) and sender in self._core.record.members:
+        if sender in self._core.record.members:
             self._offers.received(sender, message)
         self._run()
 
@@ -446,9 +446,7 @@ class BundleCopy:
                     numbered = msgspec.structs.replace(message, part=number, parts=len(parts))
                 links.send(effect.to, numbered, part, as_primary=as_primary)
         else:
-            if isinstance(message, Held):
-                message = self._offers.with_offer(message)
-            links.send(effect.to, message, as_primary=as_primary)
+            links.send(effect.to, self._offers.with_offer(message), as_primary=as_primary)
 
     async def _set_record(self, record: BundleRecord, expected: int) -> None:
         outcome = await self._host.set_record(record, expected)

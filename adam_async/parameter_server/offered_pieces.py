@@ -30,7 +30,7 @@ from adam_async.errors import DataError
 from adam_async.messages.replication import Held, PieceCopy
 from adam_async.parameter_server.bundle_saver import BundleSaver, StoredPieces
 from adam_async.parameter_server.log_entries import Part
-from adam_async.parameter_server.replication.effects import CopyPiece
+from adam_async.parameter_server.replication.effects import CopyPiece, Message
 from adam_async.run.bundle_record import Member
 from transport import RemoteProtocolError
 
@@ -64,11 +64,13 @@ class OfferedPieces:
 
     # --- of this member ----------------------------------------------------------------------
 
-    def with_offer(self, held: Held) -> Held:
-        """Return an acknowledgement with the position of the next piece on the disk, if it has this piece."""
-        if self._stored is None or not self._is_offering or not held.pieces:
-            return held  # piece 0 has no arrays
-        return msgspec.structs.replace(held, offered=self._stored.position(held.pieces))
+    def with_offer(self, message: Message) -> Message:
+        """Return a message; an acknowledgement with the position of the next piece, if the disk has it."""
+        if self._stored is None or not self._is_offering or not isinstance(message, Held):
+            return message
+        if not message.pieces:
+            return message  # piece 0 has no arrays
+        return msgspec.structs.replace(message, offered=self._stored.position(message.pieces))
 
     def read(
         self, message: PieceCopy, arrays: int, then: Callable[[Part], None], failed: Callable[[str], None]
@@ -121,13 +123,14 @@ class OfferedPieces:
 
     # --- to this member ----------------------------------------------------------------------
 
-    def received(self, sender: Member, held: Held) -> None:
-        """Note the offer in an acknowledgement that the core has accepted."""
-        self._offers[sender] = held
+    def received(self, sender: Member, message: Message) -> None:
+        """Note the offer in a message that the core has accepted, if it is an acknowledgement."""
+        if isinstance(message, Held):
+            self._offers[sender] = message
 
     def keep(self, members: Container[Member]) -> None:
         """Forget the offers of all others."""
-        self._offers = {member: held for member, held in self._offers.items() if member in members}
+        self._offers = {member: offer for member, offer in self._offers.items() if member in members}
 
     def is_unchanged(self, asked: CopyPiece, position: int) -> bool:
         """Whether a member has offered a piece that no entry has changed since.
@@ -136,11 +139,11 @@ class OfferedPieces:
             asked: The piece, its member and the session.
             position: Position of the last entry in the piece here.
         """
-        held = self._offers.get(asked.to)
-        if held is None or self._saver is None or held.offered is None:
+        offer = self._offers.get(asked.to)
+        if offer is None or self._saver is None or offer.offered is None:
             return False
-        is_present = (held.session, held.pieces) == (asked.session, asked.piece)
-        return is_present and self._saver.changed_at(asked.piece) <= held.offered <= position
+        is_present = (offer.session, offer.pieces) == (asked.session, asked.piece)
+        return is_present and self._saver.changed_at(asked.piece) <= offer.offered <= position
 
 
 def _is_same(mine: bytes, theirs: bytes) -> bool:
