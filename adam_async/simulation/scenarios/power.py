@@ -23,7 +23,7 @@ from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, settle
-from adam_async.simulation.scenarios.bundle_watch import FAILOVERS, FROM_DISK
+from adam_async.simulation.scenarios.bundle_watch import FAILOVERS
 from adam_async.simulation.scenarios.power_clients import PowerClients
 from adam_async.simulation.scenarios.power_cluster import (
     QUARANTINE,
@@ -152,7 +152,7 @@ POWER_CUTS = Scenario(
     least_operations=LEAST_PUSHES,
     events=(RECOVERED,),
     limit_s=600.0,
-    marks=(RECOVERED, LOST, TORN, QUARANTINE, REPLAYED, READ_BACK, FAILOVERS, FROM_DISK),
+    marks=(RECOVERED, LOST, TORN, QUARANTINE, REPLAYED, READ_BACK, FAILOVERS),
     plan=draw_plan,
     run=run,
 )
