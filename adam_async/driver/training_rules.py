@@ -227,8 +227,7 @@ class TrainingRules:
 def _check_epoch(record: EpochRecord, old: EpochRecord | None, run: ProgramRecord) -> str:
     """Return the fault of a change of a run's epoch; empty for a correct one.
 
-    The controllers begin epochs and deal out their shares. Nodes set only the drain, end
-    and result.
+    The controllers begin epochs and deal out their shares. Nodes set only the drain, end and result.
     """
     if old is None:
         return "no epoch is in progress, and the controllers begin each of them"
