@@ -4,8 +4,8 @@ All bundles are read at once, each a few shards at a time, so that neither a mes
 heartbeat grows with the model. If the primary of a bundle moves, the bundle is read or loaded again from its
 first shard.
 
-A read may name a clock. With ssp and bsp the servers then answer once all pushes up to it are in the values, in
-bsp with the values of exactly this clock, although training goes on (`parameter_server/clock_snapshot.py`).
+A read may name a clock. With ssp and bsp the servers then answer once all pushes up to it are in the values,
+in bsp with those of exactly this clock, although training goes on (`parameter_server/clock_snapshot.py`).
 """
 
 import asyncio

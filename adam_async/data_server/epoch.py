@@ -198,8 +198,10 @@ class Epoch:
 
     @property
     def drained(self) -> bool:
-        """Whether the epoch drains, and every leased group is finished."""
-        return self.draining and not self.leases and not any(map(self.has_work, self._live))
+        """Whether the epoch drains and is not over, and every leased group is finished."""
+        if not self.draining or self.over or self.leases:
+            return False
+        return not any(map(self.has_work, self._live))
 
     def drain(self) -> None:
         """Lease no more groups. With clocks all replicas then train up to the same clock."""

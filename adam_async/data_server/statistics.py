@@ -64,8 +64,8 @@ class DataStatistics(CommonStatistics, kw_only=True, rename={"ledger": "lending"
     trained_again: int
     late_reports: int
     finished_ranges: tuple[tuple[int, int], ...] | UnsetType = UNSET
-    """Ranges of finished groups; only at request. With a clock in the request these ranges, `images` and `loss`
-    are those of its steps, and unset while one of their groups is leased."""
+    """Ranges of finished groups; only at request. With a clock in the request these ranges, `images` and
+    `loss` are those of the steps up to it; unset while one of their groups is leased."""
     skipped: int | UnsetType = UNSET
     """Number of skipped images."""
     transforms: TransformStatistics | UnsetType | None = UNSET

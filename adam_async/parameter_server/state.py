@@ -24,9 +24,9 @@ server while those of a shard are between before and after.
 
 A pull or a reading may need a *clock*: values in which all pushes of live replicas up to it are applied. It
 waits until they are, or until its deadline; in bsp a reading gets exactly that clock (`clock_snapshot.py`).
-The controllers name the live replicas, perhaps later than a worker begins: pushes and ticks of an epoch that
+The controllers name the live replicas, perhaps after a worker has begun: pushes and ticks of an epoch that
 the server does not know yet wait for it, and later ones of the same session wait behind them, because with
-the epoch the server learns all replicas. Clocks of a replica that the map does not name are kept until it does.
+the epoch the server learns all replicas. Clocks of a replica that is not in the map are kept until it is.
 
 The staleness of a push on a shard is the number of pushes applied since the oldest version that its groups
 read, less the client's own ones that a local step had already put into the copy they read.

@@ -13,13 +13,12 @@ from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.ledger import Entry, Ledger
 from adam_async.data_server.ledger_replication import Part
 from adam_async.data_server.state import (
+    DrainAsked,
     GroupsReported,
     LeaseAsked,
     Opening,
     OpenLog,
     Parked,
-    PauseAsked,
-    PauseEnded,
     ReplicasChanged,
     TimePassed,
 )
@@ -225,8 +224,7 @@ ASKED = LeaseAsked(
             ("data-0", 2),
         ),
         GroupsReported(Replica(0), 7, 0, ()),
-        PauseAsked(3),
-        PauseEnded(),
+        DrainAsked(3),
         TimePassed(),
         ASKED,
     ],

@@ -262,7 +262,6 @@ async def test_a_driver_that_takes_a_run_over_writes_its_checkpoints_on(tmp_path
     async with AsyncExitStack() as stack, cluster_of(config) as cluster:
         first, _ = await open_checkpoints(stack, tmp_path, None)
         await lose_driver(cluster, checkpoints=first)
-        assert map_of(cluster).epoch.paused == 0, "no group waits for a checkpoint of a lost driver"
         second, _ = await open_checkpoints(stack, tmp_path, None)
         result = await attach(cluster, checkpoints=second)
         _, last = await open_checkpoints(stack, None, tmp_path)
