@@ -228,6 +228,8 @@ class Epoch:
     def lease(self, replica: Replica, count: int) -> tuple[tuple[int, int], ...]:
         """Lease the next groups, `count` at most, to a live replica."""
         granted: list[tuple[int, int]] = []
+        if self.draining and not self.closed:
+            count = min(count, self._room(replica))
         # A pool counts the new leases against its limit, so each group is checked.
         while len(granted) < count and self.has_work(replica) and replica in self._live:
             number, attempt = self._queue_of(replica).popleft()

@@ -229,17 +229,17 @@ class TrainingRun:
         async with asyncio.TaskGroup() as group:
             end = group.create_task(self._wait_epoch(epoch), name=f"{self._node}/epoch-{epoch}")
             stop = group.create_task(self._parts.stopping.wait(), name=f"{self._node}/stop")
-            tasks = [end, stop]
+            taking: list[asyncio.Task[None]] = []
             if checkpoints is not None and self._config.checkpoint_every:
-                taking = checkpoints.take(epoch)
-                tasks.append(group.create_task(taking, name=f"{self._node}/checkpoints-{epoch}"))
+                name = f"{self._node}/checkpoints-{epoch}"
+                taking.append(group.create_task(checkpoints.take(epoch), name=name))
             try:
                 await asyncio.wait((end, stop), return_when=asyncio.FIRST_COMPLETED)
                 if not end.done() and checkpoints is not None:
-                    await _cancel(tasks[2:])
+                    await _cancel(taking)
                     await self._stop_with_checkpoint(epoch, checkpoints, end)
             finally:
-                for task in tasks:
+                for task in (end, stop, *taking):
                     task.cancel()
         # An epoch that ended at the same time counts as ended, because its result is in the map.
         return None if end.cancelled() else end.result()

@@ -130,7 +130,7 @@ def test_versions_that_the_leader_does_not_know_wait_and_older_ones_are_conflict
     assert asks("worker", "nodes/new", own("worker"), 6, "new") == BEHIND
     assert asks("driver", "epoch", replace(EPOCH, ended=True), 6) == BEHIND
     assert asks("driver", "nodes/ps-0", DEAD, 4) == BEHIND
-    assert asks("driver", "epoch", GOES_ON, 4) == ""
+    assert asks("driver", "epoch", DRAINS, 4) == ""
     assert asks("driver", "nodes/ps-0", DEAD, 2) == ""
 
 

@@ -291,7 +291,9 @@ class Leases(RuleBasedStateMachine):
                 for number in list(part.held):
                     self.report(part, number, *part.held.pop(number))
         is_drained = self.scene.state.statistics().drained
-        trained = [number for start, stop in self.scene.state.trained().ranges for number in range(start, stop)]
+        trained = [
+            number for start, stop in self.scene.state.trained().ranges for number in range(start, stop)
+        ]
         assert sorted(self.done) == trained
         assert is_drained or sorted([*self.done, *self.skipped]) == list(range(self.GROUPS))
         if self.ROUND_GROUPS:

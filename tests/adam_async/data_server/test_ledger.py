@@ -162,7 +162,7 @@ MACHINES = (
     at_random.Leases,
     at_random.CutLeases,
     at_random.WarmLeases,
-    at_random.PausingLeases,
+    at_random.LeasesOfThreeParts,
     at_random.ResumedLeases,
     at_random.ClosingLeases,
     at_random.WarmClosingLeases,

@@ -30,6 +30,7 @@ GROUPS = 12
 PARTS = 2
 REPLICAS = 2
 
+
 @dataclass(frozen=True)
 class Map:
     """The cluster map of the controller."""
