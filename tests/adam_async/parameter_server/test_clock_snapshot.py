@@ -13,7 +13,7 @@ from adam_async.run.ids import ShardId
 from tests.adam_async.parameter_server.test_consistency import Server
 
 SHARDS = (0, 1, 2)
-LINK = SimpleNamespace(closed=False)
+LINK = object()
 
 
 class Trained(Server):
@@ -161,7 +161,7 @@ def test_another_reading_replaces_the_snapshot_and_its_waiting_answers_have_no_s
     server.read("r", shards=SHARDS, clock=1, link=LINK)
     steps(server, 1)
     before = server.state.bundle.snapshot
-    server.read("s", shards=SHARDS, clock=2, link=SimpleNamespace(closed=False))
+    server.read("s", shards=SHARDS, clock=2, link=object())
     assert before.take(server.shard(0)) is None
     steps(server, 2, 3)
     assert server.at(*SHARDS) == [(2, (2, 2), {"0": 2})] * 3

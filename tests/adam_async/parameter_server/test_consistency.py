@@ -25,7 +25,6 @@ from adam_async.parameter_server.events import (
     Refuse,
     ReplicasChanged,
     SendBehind,
-    SendStates,
     SendValues,
     SumApplied,
     TickArrived,
