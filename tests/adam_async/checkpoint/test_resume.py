@@ -89,7 +89,7 @@ async def test_a_run_resumed_at_the_end_of_an_epoch_has_the_bits_of_one_that_nev
 
 
 EXACT = [mode for mode in MODES if mode.startswith("bsp") and mode != "bsp-lag"]
-"""Modes with exact checkpoints within an epoch. With a lag the first step after a resume reads newer values."""
+"""Modes with exact checkpoints within an epoch. With a lag a resumed run begins with newer values."""
 
 MORE = 150
 """Training images of the runs with checkpoints within an epoch, each of which takes time to be written."""
@@ -154,20 +154,20 @@ async def test_a_checkpoint_beside_the_training_has_all_updates_of_its_groups(mo
 
 async def test_groups_that_are_trained_during_the_reading_are_counted(tmp_path):
     config = config_of(checkpoint_every=10, images_per_group=1, **ASYNCHRONOUS["copy"])
-    async with cluster_of(config, checkpoint=tmp_path) as cluster:
-        read = cluster.driver._copies.read
+    async with cluster_of(config, checkpoint=tmp_path, dataset=tiny_dataset(MORE)) as cluster:
+        read, (server,) = cluster.driver._copies.read, cluster.data_servers
 
         async def read_late(*args, **options):
             states = await read(*args, **options)
-            await turns(500)
+            before = server.state.statistics()
+            if before.finished < MORE // 2:
+                await until(lambda: server.state.statistics().finished >= before.finished + 5)
             return states
 
         cluster.driver._copies.read = read_late
         result = await cluster.train()
-    ends = [each for each in result.checkpoints if each.name.endswith("-000060")]
-    assert len(ends) == 3
-    assert {each.groups_beyond for each in ends} == {0}
-    assert max(each.groups_beyond for each in result.checkpoints) > 0
+    assert result.checkpoints[0].groups_beyond >= 5
+    assert result.checkpoints[-1].groups_beyond == 0
 
 
 def servers_of(result):
