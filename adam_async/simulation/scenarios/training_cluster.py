@@ -264,7 +264,7 @@ class TrainingCluster:
             return await self._train(node, config)
         half = msgspec.structs.replace(config, epochs=config.epochs // 2)
         async with node.open_disk() as disk:
-            folder = CheckpointFolder(CHECKPOINTS, disk)
+            folder = CheckedFolder(CHECKPOINTS, disk, config, self._ledger)
             if not self._has_half:
                 await self._train(node, half, folder)
                 self.check_acknowledged(within_s=APPLY_S if self.setup.has_copies else 0.0)
