@@ -39,6 +39,7 @@ from adam_async.run.config import Config
 from adam_async.run.result import EpochResult, RunResult
 from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.timeline import Timeline
+from adam_async.simulation.checkers.checkpoints import CheckedFolder
 from adam_async.simulation.faults import is_running
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.pool import SimulatedPool
