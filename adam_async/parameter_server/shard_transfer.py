@@ -44,7 +44,7 @@ def copy_shard(shard: Shard, *, clock: int | None = None) -> ShardCopy:
     Args:
         clock: In bsp the clock of its values, which its replicas may have passed.
     """
-    clocks = {str(r): own if clock is None else min(own, clock) for r, own in shard.clocks.items()}
+    clocks = {str(r): at if clock is None else min(at, clock) for r, at in shard.clocks.items()}
     return ShardCopy(
         state=ShardState(shard.spec.id, shard.version, clocks),
         values=shard.values.copy(),
