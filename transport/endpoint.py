@@ -186,6 +186,9 @@ class Endpoint(AnsweringLink):
         if self._over_water(None, True) and self._error is None:
             await self._wait_room()
 
+    def hold_large(self, is_held: bool) -> None:
+        pass  # within a process a message arrives at once
+
     async def _wait_room(self) -> None:
         """Wait until the unsent bytes fall to the low water mark. A stalled peer ends the link first."""
         waiter = self._loop.create_future()

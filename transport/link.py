@@ -156,6 +156,13 @@ class Link(ABC):
         """
 
     @abstractmethod
+    def hold_large(self, is_held: bool) -> None:
+        """Stop to send large messages after their present chunks, or go on. Other messages leave as before.
+
+        Held bytes are no progress: a link that is held for ``stalled_after_s`` ends.
+        """
+
+    @abstractmethod
     async def receive(self) -> Message:
         """Return the next message that is neither request nor reply. Cancelling loses no message.
 

@@ -45,6 +45,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         "_delivering",
         "_gathers",
         "_gone",
+        "_is_held",
         "_kept",
         "_pong_owed",
         "_reading",
@@ -77,6 +78,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         self.get_buffer = self._decoder.get_buffer
         self._into = self._decoder.registered
         self._writing = True
+        self._is_held = False
         self._reading = True
         self._delivering = False
         self._pong_owed = False
@@ -89,6 +91,8 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         self._gathers = sys.version_info >= (3, 12) or type(loop).__module__.startswith("uvloop")
         self._turn: list[bytes] = []
         self._turn_bytes = 0
+        if config.socket_buffer_bytes:  # a small buffer of the kernel needs no larger one before it
+            transport.set_write_buffer_limits(high=config.socket_buffer_bytes)
         self._arm(self._conversation.next_deadline())
 
     # Writing
@@ -169,11 +173,15 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
 
     def _pump(self) -> None:
         """Write queued frames as long as the transport accepts them."""
-        while self._writing:
+        while self._writing and not self._is_held:
             buffers = self._conversation.next_frame()
             if not buffers:
                 break
             self._write(buffers, sum(map(len, buffers)))
+
+    def hold_large(self, is_held: bool) -> None:
+        self._is_held = is_held
+        self._pump()
 
     def pause_writing(self) -> None:
         self._writing = False
@@ -376,6 +384,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         await asyncio.shield(self._gone)
 
     async def _send_close(self) -> None:
+        self.hold_large(False)
         while self._conversation.queuing and not self._gone.done():
             await self._wait_room()
         if not self._transport.is_closing():

@@ -3,11 +3,19 @@
 A checkpoint is written into a hidden folder, every file is synced, and the folder gets its name; only then
 ``latest`` names it, a file that is itself replaced by a rename. `latest` therefore always names a whole
 checkpoint. A crash leaves a hidden folder, which the next start removes, or a whole checkpoint that `latest`
-does not name yet. The newest two checkpoints are kept; if the newest is damaged, the older one is read.
+does not name yet. The newest checkpoints stay, as many as the run keeps; an older one is removed after
+`latest` names the new one, so a crash at any moment leaves as many as before. If the newest is damaged, the
+one before it is read. A run that continues an older checkpoint leaves the newer ones until its own first one
+is durable.
+
+**Reading believes no file.** A folder may come from elsewhere. The reader opens regular files only, under
+names that a checkpoint can have; it compares the size on the disk with the manifest before it reads, and the
+sum of the sizes with the available memory.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from errno import EFBIG
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +28,7 @@ from safetensors.numpy import load as load_tensors
 from adam_async.checkpoint.manifest import (
     INDEX_FILE,
     LATEST_FILE,
+    MANIFEST_BYTES,
     MANIFEST_FILE,
     MODEL,
     PROGRESS_FILE,
@@ -38,12 +47,19 @@ from adam_async.checkpoint.manifest import (
     tensor_file,
     trained_again,
 )
-from adam_async.runtime.disk import Disk, Part
+from adam_async.runtime.disk import Disk, FileFacts, Part
+from adam_async.runtime.machine import available_bytes
 
 _T = TypeVar("_T")
 
 ASIDE = ".aside"
 """Suffix of the names of unfinished files and folders, as in `Disk.write_atomic`."""
+
+KEPT = 2
+"""Default number of checkpoints that stay in a folder: if the newest is damaged, one is left."""
+
+NOTE_BYTES = 4096
+"""Maximum size of `latest` and of the note of progress, in bytes."""
 
 
 class CheckpointFolder:
@@ -54,6 +70,8 @@ class CheckpointFolder:
         self._disk = disk
         self.latest = ""
         """Name of the newest checkpoint; empty without one."""
+        self._left: set[str] = set()
+        """Names of checkpoints that are newer than the one that the run continues."""
 
     async def take_up(self, resumed: Manifest | None, *, runs: Collection[str] = ()) -> None:
         """Prepare the folder for a run: it may have only the checkpoints that the run continues.
@@ -65,7 +83,7 @@ class CheckpointFolder:
         Raises:
             CheckpointError: The folder has checkpoints of another run, or cannot be written to.
         """
-        self.latest = ""
+        self.latest, self._left = "", set()
         try:
             await self._disk.make_folder(self.path)
             names = await self._disk.names(self.path)
@@ -73,6 +91,7 @@ class CheckpointFolder:
                 await self._remove(name)
             if any(map(is_folder_name, names)):
                 self.latest = await self._continued(resumed, runs)
+                self._left = set(_newer(names, self.latest))
                 await self._disk.write_atomic(self.path / LATEST_FILE, [self.latest.encode()])
         except OSError as error:
             raise self._unwritable(error) from None
@@ -112,10 +131,9 @@ class CheckpointFolder:
             if newest.run in runs:
                 return newest.name
         if resumed is not None:
-            manifest = self.path / resumed.name / MANIFEST_FILE
             try:
-                there = read_manifest(await self._disk.read_bytes(manifest), str(manifest))
-            except (OSError, CheckpointError):
+                there = await checkpoint_manifest(self.path / resumed.name, self._disk)
+            except CheckpointError:
                 there = None
             if there == resumed:
                 return resumed.name
@@ -124,11 +142,12 @@ class CheckpointFolder:
             "or give another folder"
         )
 
-    async def write(self, checkpoint: Checkpoint) -> int:
-        """Write a checkpoint, durable on return, and remove all but the one before it.
+    async def write(self, checkpoint: Checkpoint, *, keep: int = KEPT) -> int:
+        """Write a checkpoint, durable on return, and then remove the oldest ones.
 
         Args:
             checkpoint: The checkpoint, whose manifest gets files and checksum here.
+            keep: Number of checkpoints that stay, this one included, at least 1.
 
         Returns:
             Size of the file in bytes.
@@ -150,24 +169,37 @@ class CheckpointFolder:
         except OSError:
             await self._disk.remove_folder(aside)
             raise
-        before, self.latest = self.latest, name
+        self.latest = name
+        self._left.discard(name)
         with suppress(OSError):  # the checkpoint is written; the next write tries the removal again
-            for old in await self._disk.names(self.path):
-                if is_folder_name(old) and old not in (name, before):
-                    await self._put_away(old)
+            await self._remove_old(keep)
         return size
+
+    async def _remove_old(self, keep: int) -> None:
+        """Remove checkpoints that the run has left behind, then the oldest of its own."""
+        names = await self._disk.names(self.path)
+        # A run that goes on from the disks of its servers may be behind its last checkpoint.
+        left = self._left.union(_newer(names, self.latest))
+        there = sorted(filter(is_folder_name, names), key=age_order)
+        own = [name for name in there if name not in left]
+        for name in (*filter(left.__contains__, there), *own[: max(len(own) - keep, 0)]):
+            await self._put_away(name)
+        self._left.clear()
 
     async def _write_files(self, checkpoint: Checkpoint, aside: Path) -> int:
         records: list[FileRecord] = []
         for stem, arrays in ((MODEL, checkpoint.weights), (STATE, checkpoint.state)):
             files = split(stem, arrays)
             for file, names in files.items():
-                parts = list(tensor_file({name: arrays[name] for name in names}))
+                parts = await self._disk.run(_parts, {name: arrays[name] for name in names})
                 records.append(await self._write_file(aside / file, parts))
             if stem == MODEL:
                 records.append(await self._write_file(aside / INDEX_FILE, [index_file(files, arrays)]))
         manifest = msgspec.structs.replace(checkpoint.manifest, files=tuple(records))
-        written = await self._disk.write_down(aside / MANIFEST_FILE, [manifest_file(manifest)])
+        text = manifest_file(manifest)
+        if len(text) > MANIFEST_BYTES:  # no reader would take it
+            raise OSError(EFBIG, f"its manifest has {len(text)} bytes of at most {MANIFEST_BYTES}")
+        written = await self._disk.write_down(aside / MANIFEST_FILE, [text])
         return written + sum(record.bytes for record in records)
 
     async def _write_file(self, path: Path, parts: Sequence[Part]) -> FileRecord:
@@ -197,6 +229,32 @@ class CheckpointFolder:
         await self._disk.write_atomic(self.path / PROGRESS_FILE, [msgspec.json.encode(note)])
 
 
+def named_checkpoint(path: Path) -> tuple[Path, str]:
+    """Return folder and name of a checkpoint; an empty name if the path is a folder of checkpoints."""
+    return (path.parent, path.name) if is_folder_name(path.name) else (path, "")
+
+
+def written_folder(checkpoint: Path | None, resume: Path | None) -> Path | None:
+    """Return the folder for the checkpoints of a run, by its options; None without checkpoints."""
+    return checkpoint or (named_checkpoint(resume)[0] if resume is not None else None)
+
+
+def check_resumes_newest(resume: Path | None, what: str) -> None:
+    """Check that a command that may start again continues the newest checkpoint, not always the same one.
+
+    Args:
+        what: The command or option.
+
+    Raises:
+        CheckpointError: `resume` names one checkpoint.
+    """
+    if resume is not None and is_folder_name(resume.name):
+        raise CheckpointError(
+            f"{what} continues from the newest checkpoint at each start, and --resume {resume} names one: "
+            "copy it into a folder of its own, and give that folder to --resume"
+        )
+
+
 async def open_checkpoints(
     stack: AsyncExitStack, checkpoint: Path | None, resume: Path | None
 ) -> tuple[CheckpointFolder | None, Checkpoint | None]:
@@ -204,13 +262,16 @@ async def open_checkpoints(
 
     Args:
         checkpoint: The folder; None: that of `resume`.
+        resume: The folder, or one checkpoint in it.
 
     Raises:
-        CheckpointError: The folder has no checkpoint, or a damaged one.
+        CheckpointError: The folder has no checkpoint, or a damaged one, or its name is that of a checkpoint.
     """
-    path = checkpoint or resume
+    path = written_folder(checkpoint, resume)
     if path is None:
         return None, None
+    if is_folder_name(path.name):
+        raise CheckpointError(f"--checkpoint {path} has the name of one checkpoint: choose another name")
     disk = await stack.enter_async_context(Disk(name="checkpoints"))
     found = await load_checkpoint(resume, disk) if resume is not None else None
     return CheckpointFolder(path, disk), found
@@ -219,17 +280,41 @@ async def open_checkpoints(
 async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
     """Read the newest whole checkpoint of a folder, with its tensors.
 
+    Args:
+        folder: A folder of checkpoints; or one checkpoint in it, which is then read and no other.
+
     Raises:
         CheckpointError: The folder has no whole checkpoint; the error names the damage of each.
     """
     (manifest, weights, state), problems = await _newest(folder, disk, _read_one)
+    above, name = named_checkpoint(folder)
+    if name and (newer := _newer(await _names(above, disk), name)):
+        problems.append(
+            f"newer ones in {above} ({', '.join(newer)}) are removed once the run has written one there"
+        )
     return Checkpoint(
         manifest=manifest,
         weights=weights,
         state=state,
         problems=tuple(problems),
-        trained_again=trained_again(manifest, await _read_progress(folder, disk)),
+        trained_again=trained_again(manifest, await _read_progress(above, disk)),
     )
+
+
+async def load_weights(folder: Path, disk: Disk) -> tuple[Manifest, dict[str, NDArray[Any]], list[str]]:
+    """Read the parameters of the newest checkpoint whose files of parameters are whole.
+
+    Args:
+        folder: As for `load_checkpoint`.
+
+    Returns:
+        The manifest, the values by tensor, and the problems of newer checkpoints.
+
+    Raises:
+        CheckpointError: See `load_checkpoint`.
+    """
+    (manifest, tensors), problems = await _newest(folder, disk, _read_weights)
+    return manifest, tensors, problems
 
 
 async def has_checkpoints(folder: Path, disk: Disk) -> bool:
@@ -243,17 +328,26 @@ async def has_checkpoints(folder: Path, disk: Disk) -> bool:
 async def newest_manifest(folder: Path, disk: Disk) -> Manifest:
     """Read the manifest of the newest checkpoint of a folder, without tensors.
 
+    Args:
+        folder: As for `load_checkpoint`.
+
     Raises:
         CheckpointError: The folder has no readable manifest; the error names the damage of each.
     """
-    return (await _newest(folder, disk, _read_manifest))[0]
+    return (await _newest(folder, disk, checkpoint_manifest))[0]
 
 
 async def _newest(
     folder: Path, disk: Disk, read: Callable[[Path, Disk], Awaitable[_T]]
 ) -> tuple[_T, list[str]]:
     """Read the newest checkpoint that `read` accepts; return it, and the damage of newer ones."""
-    candidates, problems = await _candidates(folder, disk)
+    above, name = named_checkpoint(folder)
+    if name:
+        try:
+            return await read(folder, disk), []
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; the newest whole one of {above}: --resume {above}") from None
+    candidates, problems = await candidates_in(folder, disk)
     for name in candidates:
         try:
             return await read(folder / name, disk), problems
@@ -263,39 +357,78 @@ async def _newest(
     raise CheckpointError(f"no checkpoint in {folder} can be read: {why}")
 
 
-async def _candidates(folder: Path, disk: Disk) -> tuple[list[str], list[str]]:
-    """Return the checkpoints of a folder in reading order, and the problems of the folder itself."""
-    try:
-        names = await disk.names(folder)
-    except OSError as error:
-        raise CheckpointError(f"no checkpoint in {folder}: {error.strerror or error}") from None
+async def candidates_in(folder: Path, disk: Disk) -> tuple[list[str], list[str]]:
+    """Return the checkpoints of a folder in reading order, and the problems of the folder itself.
+
+    Raises:
+        CheckpointError: The folder cannot be read.
+    """
+    names = await _names(folder, disk)
     candidates = sorted(filter(is_folder_name, names), key=age_order, reverse=True)
     if LATEST_FILE not in names:
         return candidates, []
-    latest = (await _read(folder / LATEST_FILE, disk)).decode(errors="replace").strip()
+    try:
+        latest = (await _read(folder / LATEST_FILE, disk, NOTE_BYTES)).decode(errors="replace").strip()
+    except CheckpointError as error:
+        return candidates, [str(error)]
     if latest not in candidates:
         return candidates, [f"{folder / LATEST_FILE} names {latest[:40]!r}, which is not there"]
     candidates.remove(latest)
     return [latest, *candidates], []
 
 
+async def _names(folder: Path, disk: Disk) -> list[str]:
+    try:
+        return await disk.names(folder)
+    except OSError as error:
+        raise CheckpointError(f"no checkpoint in {folder}: {error.strerror or error}") from None
+
+
+def _newer(names: Iterable[str], name: str) -> list[str]:
+    """Return the names of newer checkpoints, the oldest first."""
+    newer = [each for each in names if is_folder_name(each) and age_order(each) > age_order(name)]
+    return sorted(newer, key=age_order)
+
+
 async def _read_one(
     folder: Path, disk: Disk
 ) -> tuple[Manifest, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Read a checkpoint; returns its manifest, and the tensors of the model and of the rules by name.
+    """Read a checkpoint; returns its manifest, and the tensors of the model and of the rules by name."""
+    manifest = await checkpoint_manifest(folder, disk)
+    tensors = await _read_tensors(folder, disk, manifest.files)
+    return manifest, tensors[MODEL], tensors[STATE]
+
+
+async def _read_weights(folder: Path, disk: Disk) -> tuple[Manifest, dict[str, NDArray[Any]]]:
+    """Read the parameters of a checkpoint, without the arrays of the rule."""
+    manifest = await checkpoint_manifest(folder, disk)
+    files = [record for record in manifest.files if not record.name.startswith(f"{STATE}-")]
+    return manifest, (await _read_tensors(folder, disk, files))[MODEL]
+
+
+async def _read_tensors(
+    folder: Path, disk: Disk, files: Sequence[FileRecord]
+) -> dict[str, dict[str, NDArray[Any]]]:
+    """Read files of a checkpoint; returns their tensors by kind and name.
 
     Raises:
-        CheckpointError: A file is missing, has another size or checksum, or cannot be read.
+        CheckpointError: A file is missing, has another size or checksum, or cannot be read; or the available
+            memory does not suffice.
     """
-    manifest = await _read_manifest(folder, disk)
+    for record in files:
+        await check_size(folder / record.name, record, disk)
+    # The bytes of one file are in memory beside all tensors.
+    sizes = [record.bytes for record in files]
+    if (need := sum(sizes) + max(sizes, default=0)) > (free := available_bytes()):
+        raise CheckpointError(
+            f"{folder} needs {need:,} bytes of memory, and {free:,} are available: end other programs, or "
+            "take a machine with more"
+        )
     tensors: dict[str, dict[str, NDArray[Any]]] = {MODEL: {}, STATE: {}}
-    for record in manifest.files:
+    for record in files:
         path = folder / record.name
-        data = await _read(path, disk)
-        if len(data) != record.bytes:
-            raise CheckpointError(f"{path} is damaged: it has {len(data)} bytes of {record.bytes}")
-        if await disk.run(_digest, [data]) != record.sha256:
-            raise CheckpointError(f"{path} is damaged: its checksum is wrong")
+        data = await _read(path, disk, record.bytes)
+        check_digest(path, await disk.run(_digest, [data]), record)
         if record.name == INDEX_FILE:
             continue
         try:
@@ -303,31 +436,73 @@ async def _read_one(
         except (SafetensorError, ValueError, KeyError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from None
         tensors[record.name.partition("-")[0]].update(found)
-    return manifest, tensors[MODEL], tensors[STATE]
+    return tensors
 
 
-async def _read_manifest(folder: Path, disk: Disk) -> Manifest:
+async def check_size(path: Path, record: FileRecord, disk: Disk) -> None:
+    """Check a file without reading it.
+
+    Raises:
+        CheckpointError: It is missing, is no regular file, or has another size than in the manifest.
+    """
+    size = (await file_facts(path, disk)).size
+    if size != record.bytes:
+        raise CheckpointError(f"{path} is damaged: it has {size} bytes of {record.bytes}")
+
+
+def check_digest(path: Path, digest: str, record: FileRecord) -> None:
+    """Check the SHA-256 of a whole file. Raises CheckpointError: the manifest has another one."""
+    if digest != record.sha256:
+        raise CheckpointError(f"{path} is damaged: its checksum is wrong")
+
+
+async def checkpoint_manifest(folder: Path, disk: Disk) -> Manifest:
+    """Read the manifest of one checkpoint.
+
+    Raises:
+        CheckpointError: It is missing or damaged, or is that of a checkpoint with another name.
+    """
     path = folder / MANIFEST_FILE
-    manifest = read_manifest(await _read(path, disk), str(path))
+    manifest = await disk.run(read_manifest, await _read(path, disk, MANIFEST_BYTES), str(path))
     if manifest.name != folder.name:
-        raise CheckpointError(f"{folder} holds {manifest.name}: it was renamed")
+        raise CheckpointError(f"{folder} holds {manifest.name[:80]}: it was renamed")
     return manifest
 
 
-async def _read(path: Path, disk: Disk) -> bytes:
+async def file_facts(path: Path, disk: Disk) -> FileFacts:
+    """Return the facts of a regular file of a checkpoint.
+
+    Raises:
+        CheckpointError: It is missing, or is no regular file.
+    """
     try:
-        return await disk.read_bytes(path)
+        return await disk.file_facts(path)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
+async def _read(path: Path, disk: Disk, most: int) -> bytes:
+    """Read a regular file of at most `most` bytes. Raises CheckpointError."""
+    size = (await file_facts(path, disk)).size
+    if size > most:
+        raise CheckpointError(f"{path} is damaged: it has {size} bytes of at most {most}")
+    try:
+        return await disk.read_part(path, 0, size)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
 async def _read_progress(folder: Path, disk: Disk) -> ProgressNote | None:
     try:
-        return msgspec.json.decode(await disk.read_bytes(folder / PROGRESS_FILE), type=ProgressNote)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(await _read(folder / PROGRESS_FILE, disk, NOTE_BYTES), type=ProgressNote)
+    except (CheckpointError, msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def _parts(arrays: Mapping[str, NDArray[Any]]) -> list[Part]:
+    return list(tensor_file(arrays))
 
 
 def _digest(parts: Iterable[Part]) -> str:

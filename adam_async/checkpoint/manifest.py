@@ -14,16 +14,20 @@ can read the weights. A rule's counts, one for each shard, are vectors with one 
 Other files of the folder are ``latest``, the name of the newest whole checkpoint, and ``progress.json``, the
 progress of training after it: a resumed run trains the groups between the two again.
 
-The manifest has a checksum of itself, so that a reader detects any change in it.
+The manifest has a checksum of itself, so that a reader detects any change in it. A checksum is no signature:
+a forged manifest has a right one. A reader therefore opens only files with the names above, and reads no more
+bytes than the manifest and the disk agree on.
 """
 
 import json
+import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from math import isfinite
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -53,11 +57,23 @@ MODEL, STATE = "model", "state"
 FILE_BYTES = 256 << 20
 """Maximum size of the tensors of one file in bytes, unless a single tensor is larger."""
 
+MANIFEST_BYTES = 256 << 20
+"""Maximum size of a manifest in bytes; the clocks and dedup tables of 10,000 shards need a tenth of it."""
+
+BLOCK_BYTES = 1 << 20
+"""Number of bytes of a tensor that share a CRC-32, by which a reader finds the place of damage."""
+
+CRC_KEY = "crc32/"
+"""Prefix of a tensor's name in the metadata of its file; the value has 8 hexadecimal digits per block."""
+
+TENSOR_FILE = re.compile(rf"({MODEL}|{STATE})-\d{{5,9}}-of-\d{{5,9}}\.safetensors")
+"""Name of a file of tensors; the first group is its kind."""
+
 MAY_CHANGE = frozenset(
     (
         "data damaged cache spill transforms epochs epoch_fraction epoch_rule replicas threads in_flight "
         "pin_threads slow servers data_servers controllers processes weights kernels evaluation "
-        "until_accuracy patience keep_best keep_going checkpoint_every checkpoint_misses memory "
+        "until_accuracy patience keep_best keep_going keep checkpoint_every checkpoint_misses memory "
         "memory_budget checksum record read_ahead ack flush_s waits"
     ).split()
 )
@@ -215,14 +231,20 @@ def split(stem: str, arrays: Mapping[str, NDArray[Any]], limit: int = FILE_BYTES
 def tensor_file(arrays: Mapping[str, NDArray[Any]]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a safetensors file, part by part, without copies of tensors.
 
+    Its metadata have the CRC-32 of each block of a tensor. Other programs ignore them.
+
     Args:
         arrays: C-contiguous arrays of float32, float64 or int64.
     """
-    header: dict[str, Any] = {}
+    crcs: dict[str, str] = {}
+    header: dict[str, Any] = {"__metadata__": crcs}
     at = 0
     for name, array in arrays.items():
         end = at + array.nbytes
         header[name] = {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": [at, end]}
+        values = array.reshape(-1).view(np.uint8).data
+        blocks = range(0, array.nbytes, BLOCK_BYTES)
+        crcs[CRC_KEY + name] = "".join(f"{crc32(values[i : i + BLOCK_BYTES]):08x}" for i in blocks)
         at = end
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)  # values begin aligned
@@ -254,17 +276,41 @@ def read_manifest(text: bytes, origin: str) -> Manifest:
     """
     try:
         version = msgspec.json.decode(text)["format"]
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         raise CheckpointError(f"{origin} is damaged: it is not the JSON of a manifest") from None
+    except RecursionError:
+        raise CheckpointError(f"{origin} is damaged: its JSON nests too deeply") from None
     if version != FORMAT:
-        raise CheckpointError(f"{origin} has the format {version!r}; this version reads {FORMAT!r}")
+        shown = repr(version)[:80]
+        raise CheckpointError(f"{origin} has the format {shown}; this version reads {FORMAT!r}")
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{origin} is damaged: {error}") from None
     if manifest.checksum != _checksum(manifest):
         raise CheckpointError(f"{origin} is damaged: its checksum is wrong")
+    # A changed name of a field with its default value leaves the checksum right.
+    if text != manifest_file(manifest):
+        raise CheckpointError(f"{origin} is damaged: its text is not the one that was written")
+    _check_files(manifest.files, origin)
     return manifest
+
+
+def _check_files(files: Sequence[FileRecord], origin: str) -> None:
+    """Check that a manifest names files of a checkpoint, each once.
+
+    Raises:
+        CheckpointError: A name could be that of another file, such as ``../x``, or a size is negative.
+    """
+    seen = set[str]()
+    for record in files:
+        if record.name != INDEX_FILE and TENSOR_FILE.fullmatch(record.name) is None:
+            raise CheckpointError(f"{origin} names the file {record.name[:80]!r}, which no checkpoint has")
+        if record.name in seen:
+            raise CheckpointError(f"{origin} names {record.name} twice")
+        if record.bytes < 0:
+            raise CheckpointError(f"{origin} gives {record.name} a size of {record.bytes} bytes")
+        seen.add(record.name)
 
 
 def _checksum(manifest: Manifest) -> str:

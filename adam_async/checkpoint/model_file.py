@@ -70,13 +70,27 @@ def dump_model(
     # `np.ascontiguousarray` would make a scalar a vector.
     tensors = {p.name: np.asarray(weights[p.name], network.dtype, order="C") for p in network.parameters}
     if isinstance(network, StepModel):
-        found = network.tensors(tensors)
-        return bytes(save_tensors({name: np.asarray(each, order="C") for name, each in found.items()}))
+        return dump_arrays(network.tensors(tensors))
     # One entry, because the library writes several in an order that changes from process to process.
     ours: dict[str, Any] = {"format_version": FORMAT, "spec": network.spec.to_dict()}
     if class_names:
         ours["class_names"] = list(class_names)
     return bytes(save_tensors(tensors, metadata={METADATA_KEY: json.dumps(ours)}))
+
+
+def dump_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Write arrays by name as the bytes of a safetensors file without metadata."""
+    return bytes(save_tensors({name: np.asarray(each, order="C") for name, each in arrays.items()}))
+
+
+def check_finite(name: str, value: NDArray[Any]) -> None:
+    """Check that a tensor of a model for other programs is finite. Raises ConfigError: it is not."""
+    bad = value.size - int(np.count_nonzero(np.isfinite(value)))
+    if bad:
+        raise ConfigError(
+            f"{bad} of {value.size} values of {name!r} are not finite; the training diverged: train again "
+            "with a lower rate, or take an earlier model"
+        )
 
 
 async def save_model(

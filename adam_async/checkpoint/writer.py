@@ -184,7 +184,7 @@ class Checkpointer:
         begin = loop.time()
         name = checkpoint.manifest.name
         try:
-            size = await self._folder.write(checkpoint)
+            size = await self._folder.write(checkpoint, keep=self._config.keep)
         except OSError as error:
             self.miss(f"{name} could not be written: {error.strerror or error}")
             return

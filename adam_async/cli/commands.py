@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
+from adam_async.cli.checkpoint_commands import checkpoint_commands
 from adam_async.cli.drill_options import DrillOptions
 from adam_async.cli.launch_commands import launch_commands
 from adam_async.cli.operation_options import OperatorOptions, StatusOptions
@@ -56,6 +57,8 @@ data_commands = App(name="data")
 app.command(data_commands)
 
 app.command(launch_commands)
+
+app.command(checkpoint_commands)
 
 token_commands = App(name="token", help="Make a cluster's token, or derive the keys of one role from it.")
 app.command(token_commands)
@@ -107,7 +110,13 @@ def check_words(arguments: list[str]) -> None:
         ConfigError: The command is unknown; the error has the nearest command, and all commands.
     """
     path, _, rest = app.parse_commands(arguments)
-    groups = {(): app, ("data",): data_commands, ("launch",): launch_commands, ("token",): token_commands}
+    groups = {
+        (): app,
+        ("checkpoint",): checkpoint_commands,
+        ("data",): data_commands,
+        ("launch",): launch_commands,
+        ("token",): token_commands,
+    }
     group = groups.get(path)
     if group is None or not rest or (path and rest[0].startswith("-")):
         return

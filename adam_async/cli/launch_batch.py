@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from adam_async.checkpoint.files import newest_manifest
+from adam_async.checkpoint.files import check_resumes_newest, newest_manifest, written_folder
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.cli.launch import launched
 from adam_async.cli.launch_options import SlurmOptions
@@ -59,6 +59,7 @@ async def launch_with_torchrun(
         AdamError: A variable or option is wrong, an agent does not arrive, or the run fails.
     """
     options = launched(options, file)
+    check_resumes_newest(options.resume, "launch torchrun")
     if not 0 <= port <= 65535:
         raise ConfigError(f"--port must be within 0 and 65535, not {port}")
     rank = Rank.of(environment, port)
@@ -121,6 +122,7 @@ async def launch_on_slurm(
         AdamError: An option is wrong, Slurm refuses the job, an agent does not arrive, or the run fails.
     """
     options = launched(options, file)
+    check_resumes_newest(options.resume, "launch slurm")
     if slurm.here:
         return await _train_in_job(options, environment, terminal)
     async with Disk() as disk:
@@ -260,7 +262,7 @@ async def _continued(options: TrainOptions, restarts: int, terminal: Terminal) -
 
 async def _newest_checkpoint(options: TrainOptions) -> str:
     """Return the name of the newest checkpoint of a run; empty without one."""
-    folder = options.checkpoint or options.resume
+    folder = written_folder(options.checkpoint, options.resume)
     if folder is None:
         return ""
     with suppress(CheckpointError):

@@ -206,6 +206,8 @@ class TrainOptions:
     """Groups between two checkpoints within an epoch; 0: at epoch ends only."""
     checkpoint_misses: int | None = None
     """Failed checkpoints in a row that end the run; 0: train on without checkpoints."""
+    keep: int | None = None
+    """Checkpoints that stay in the folder, the newest ones; an older one goes once a new one is durable."""
     weights: Literal["auto", "copy", "aliased"] | None = None
     """Train on a copy, or in place on the servers' memory (aliased); auto is in place if possible."""
     protocol: Literal["auto", "delta", "factors"] | None = None
@@ -252,7 +254,8 @@ class TrainOptions:
     checkpoint: Path | None = None
     """Write checkpoints to this folder at the end of each epoch; by default to the folder of --resume."""
     resume: Path | None = None
-    """Continue the run of the newest checkpoint in this folder, with its options and model."""
+    """Continue the run of the newest checkpoint in this folder, or of one checkpoint DIR/checkpoint-..., with
+    its options and model."""
     store: Path | None = None
     """Keep the shards of each server on disk, in folders below this one; the same command again continues
     the run after the loss of all servers. With --controller the folder has the notes of the run only, and

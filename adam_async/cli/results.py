@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from adam_async.checkpoint.files import written_folder
 from adam_async.checkpoint.model_file import FILE_NAME, save_model
 from adam_async.cli.options import TrainOptions
 from adam_async.driver.driver import Driver
@@ -143,7 +144,7 @@ async def keep_results(
         except (AdamError, TransportError, TimeoutError, ExceptionGroup) as error:
             kept.append(f"no weights, because the servers could not be read ({first_cause(error)})")
     if progress.checkpoint:
-        folder = options.checkpoint or options.resume
+        folder = written_folder(options.checkpoint, options.resume)
         kept.append(f"{progress.checkpoint} (go on with --resume {folder})")
     if options.report is not None:
         kept.append(f"the report in {options.report}")

@@ -11,7 +11,12 @@ from typing import Any
 
 import msgspec
 
-from adam_async.checkpoint.files import has_checkpoints, newest_manifest, open_checkpoints
+from adam_async.checkpoint.files import (
+    check_resumes_newest,
+    has_checkpoints,
+    newest_manifest,
+    open_checkpoints,
+)
 from adam_async.checkpoint.manifest import (
     Manifest,
     resumed_config,
@@ -69,7 +74,6 @@ from adam_async.runtime.timeline import Timeline
 from transport import BufferPool, Identity
 
 logger = logging.getLogger(__name__)
-
 
 LEFT = "adam-async: ended by SIGTERM; a run in progress goes on, and waits for the next train --attach"
 """Last line of a driver that leaves its run to the next one."""
@@ -189,6 +193,7 @@ async def _resumed(options: TrainOptions, disk: Disk) -> tuple[TrainOptions, Man
         CheckpointError: No checkpoint can be read.
     """
     if options.attach is not None:
+        check_resumes_newest(options.resume, "--attach")
         EARLY.end_at_once_on_sigterm(LEFT)
     if options.store is not None and (notes := await read_run_notes(options.store, disk)) is not None:
         # The same command again may name the first weights of the run that it continues.
@@ -420,7 +425,7 @@ async def configure(
     other = "--resume" if options.resume is not None else "--record" if config.record else ""
     if options.init is not None and other:
         raise ConfigError(f"--init and {other} both set the first weights: leave one of them out")
-    for name in ("checkpoint_every", "checkpoint_misses"):
+    for name in ("checkpoint_every", "checkpoint_misses", "keep"):
         if getattr(options, name) is not None and options.checkpoint is None and options.resume is None:
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{option} needs a folder for the checkpoints: give --checkpoint DIR")

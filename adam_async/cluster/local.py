@@ -81,7 +81,7 @@ class LocalCluster:
         entropy: Random bytes for incarnations and session ids.
         timeline: Records the work of all roles; see docs/how-to/profile.md.
         checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
-        resume: Folder of checkpoints; the first training continues their run.
+        resume: Folder of checkpoints, or one of them; the first training continues its run.
         store: Folder in which the servers keep their shards; see `ClusterSetup`.
         init: Saved model, from which each training takes the tensors with equal names and shapes.
         step: Step to train in place of a network, or the import path of its factory,

@@ -6,12 +6,14 @@ network.dial("tcp://10.0.0.1:7070", ...)              # to a data server elsewhe
 """
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from adam_async.errors import ConfigError
 from adam_async.messages import role_table, table_among
-from adam_async.parameter_server.server_links import PIECES_BUFFER_BYTES, CopiesPath
+from adam_async.parameter_server.piece_link import PIECES_CONFIG
+from adam_async.parameter_server.server_links import CopiesPath
 from adam_async.run.cache_size import read_budget
 from adam_async.run.config import Config
 from adam_async.run.stragglers import slow_links
@@ -111,7 +113,7 @@ def copies_path(
     return CopiesPath(
         address=address,
         network=network(LinkConfig(checksum=checksum)),
-        pieces=network(LinkConfig(checksum=checksum, socket_buffer_bytes=PIECES_BUFFER_BYTES)),
+        pieces=network(dataclasses.replace(PIECES_CONFIG, checksum=checksum)),
     )
 
 

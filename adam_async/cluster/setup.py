@@ -36,7 +36,7 @@ class ClusterSetup:
         entropy: Random bytes for incarnations, session ids and tokens.
         timeline: Records the work of the roles.
         checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
-        resume: Folder of checkpoints; the first training continues their run.
+        resume: Folder of checkpoints, or one of them; the first training continues its run.
         store: Folder in which each server keeps its shards, in a folder of its own, and the driver its notes;
             the first training continues their run. None: in memory only.
 

@@ -74,7 +74,7 @@ _News = queue.SimpleQueue[_Epoch | _Outcome]
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
-    """Read the newest whole checkpoint of a folder, with its weights.
+    """Read the newest whole checkpoint of a folder, or one checkpoint in it, with its weights.
 
     Raises:
         CheckpointError: The folder has no whole checkpoint; the error names the damage of each.

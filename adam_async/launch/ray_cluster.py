@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from adam_async.checkpoint.files import newest_manifest
+from adam_async.checkpoint.files import newest_manifest, written_folder
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.cluster.processes import ProcessCluster
 from adam_async.errors import AdamError
@@ -99,7 +99,7 @@ class RayCluster(ProcessCluster):
 
     async def _checkpoint(self) -> Path | None:
         """Return the folder of checkpoints, if it has one."""
-        folder = self._setup.checkpoint or self._setup.resume
+        folder = written_folder(self._setup.checkpoint, self._setup.resume)
         if folder is None:
             return None
         async with Disk() as disk:

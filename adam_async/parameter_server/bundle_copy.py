@@ -467,6 +467,7 @@ class BundleCopy:
                 self._effects += self._core.take_effects()
         finally:
             self._is_running = False
+        self._host.links.yield_pieces()
         if not self._reports_soon:
             self._reports_soon = True
             self._host.call_soon(self._report)

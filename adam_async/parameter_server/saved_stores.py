@@ -2,7 +2,8 @@
 
 The server writes a store from its placement there on. When all its pieces were written once, the
 server reports that in the cluster map. Once the primaries of all bundles of a store have reported it, the
-servers remove the earlier stores that it replaces: those of another run, or of the same name.
+servers remove the earlier stores that it replaces: those of another run, or of the same name. The first
+durable push waits for that, too: until then the earlier store would come back.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from adam_async.errors import ConfigError, DataError, DeadlineExceeded, DiskFail
 from adam_async.messages import ListSaved, ReadSaved, SavedList, pack, packed_tensor
 from adam_async.messages.saved_shards import MOST_SAVED_STORES
 from adam_async.parameter_server.piece_states import catalogue_of
-from adam_async.parameter_server.server_disk import SAVED, ServerDisk
+from adam_async.parameter_server.server_disk import SAVED, ServerDisk, is_saved
 from adam_async.parameter_server.statistics import DiskCounts
 from adam_async.parameter_server.store_disk import StoreDisk
 from adam_async.run.cluster_map import ClusterMap
@@ -76,18 +77,27 @@ class SavedStores:
 
     async def _report(self) -> None:
         assert self._disk is not None
-        cluster = self._membership().map
-        found = (cluster.store(each.id) for each in self._disk if each.is_complete)
-        words = sorted({served_word(store) for store in found if store is not None})
-        try:
-            await self._membership().set_info(**{SAVED: words})
-        except (RunFailed, DeadlineExceeded, LinkClosed) as error:
-            logger.error("%s cannot report the stores on its disk: %s", self._node, error)
+        is_reported = False
+        while not is_reported:
+            cluster = self._membership().map
+            found = (cluster.store(each.id) for each in self._disk if each.is_complete)
+            words = sorted({served_word(store) for store in found if store is not None})
+            try:
+                await self._membership().set_info(**{SAVED: words})
+                is_reported = True
+            except DeadlineExceeded as error:  # durable pushes wait for this report
+                logger.warning("%s reports the stores on its disk again: %s", self._node, error)
+            except (RunFailed, LinkClosed) as error:
+                logger.error("%s cannot report the stores on its disk: %s", self._node, error)
+                return
 
     def follow(self, cluster: ClusterMap) -> None:
-        """Remove the stores that another one has replaced, and deleted ones."""
+        """Note the stores that are whole on the disks; remove replaced and deleted ones."""
         if self._disk is None:
             return
+        for store in cluster.stores.values():
+            if (found := self._disk.find(store.id)) is not None and is_saved(cluster, store):
+                found.whole()
         before, self._seen = self._seen, cluster
         gone = self._disk.superseded(cluster)
         if before is not None:

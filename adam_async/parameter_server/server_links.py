@@ -10,9 +10,8 @@ beats may lie unread in its sockets.
 
 *A path of their own.* A server with a `CopiesPath` has a second listener, which accepts servers only, and
 whose address the cluster map has. Other servers dial that address for all their links to it; clients keep the
-first one. Pieces of the state, for a server that joins, then leave on a third link, whose send buffer is
-small: an entry finds at most twice `PIECES_BUFFER_BYTES` of pieces before it, for each joining server, and
-never waits for a whole piece. The core sends a piece only after the member holds all entries in it, and lets
+first one. Pieces of the state, for a server that joins, then leave on a third link, a `PieceLink`, and wait
+for entries there. The core sends a piece only after the member holds all entries in it, and lets
 the member apply no later entry before the piece, so the order of the two links does not matter. If the link
 for pieces ends, the link for entries ends too, and the next one begins a new session.
 """
@@ -21,12 +20,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from adam_async.messages import Body, pack, unpack_any
 from adam_async.messages.replication import Beat, PieceCopy
+from adam_async.parameter_server.piece_link import PieceLink, PieceTurns
 from adam_async.parameter_server.replication.effects import MESSAGES
 from adam_async.parameter_server.replication.effects import Message as ReplicationMessage
 from adam_async.run.bundle_record import Member
@@ -57,10 +56,6 @@ DIAL_S = 1.0
 GONE_DIALS = 2
 """Number of failed dials in a row after which a server counts as gone."""
 
-PIECES_BUFFER_BYTES = 8 << 10
-"""Size of SO_SNDBUF of a link for pieces, in bytes; Linux doubles it. It bounds the bytes on the wire, and so
-the share of a queue at the interface that pieces take beside entries."""
-
 OnMessage = Callable[[Member, ReplicationMessage, Sequence[Any]], None]
 """Takes a message of another server, and its tensors. It raises `ProtocolError` for an invalid one."""
 
@@ -80,49 +75,12 @@ class CopiesPath:
     Attributes:
         address: Address to listen on; the cluster map gets that of the listener.
         network: Its listener, which accepts only servers.
-        pieces: Links for pieces, with a send buffer of `PIECES_BUFFER_BYTES`.
+        pieces: Links for pieces, with `PIECES_CONFIG`.
     """
 
     address: str
     network: Network
     pieces: Network
-
-
-class _Pieces:
-    """Pieces on their way to another server, and their link."""
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.queue: deque[Message] = deque()
-        """At most one piece of each bundle that the server joins, in parts."""
-        self.has_queue = asyncio.Event()
-
-    def send(self, message: Message) -> None:
-        self.queue.append(message)
-        self.has_queue.set()
-
-    def drop(self) -> None:
-        """End the link, and drop the queue."""
-        self.queue.clear()
-        self.has_queue.clear()
-        self.channel.drop()
-
-    async def attend(self, link: Link) -> None:
-        """Send the queue, until the link ends."""
-        async with asyncio.TaskGroup() as group:
-            pump = group.create_task(self._pump(link), name=f"pieces to {link.peer.node}")
-            try:
-                await link.wait_closed()  # the pump may have no more to send
-            finally:
-                pump.cancel()
-
-    async def _pump(self, link: Link) -> None:
-        with suppress(TransportError):
-            while True:
-                await self.has_queue.wait()
-                self.has_queue.clear()
-                while self.queue:
-                    await link.send(self.queue.popleft(), ordered=True)
 
 
 class _Peer:
@@ -136,9 +94,9 @@ class _Peer:
         self, endpoint: Endpoint, pieces: Endpoint | None, member: Member, address: str, now: float
     ) -> None:
         self.member = member
-        self.pieces: _Pieces | None = None
+        self.pieces: PieceLink | None = None
         if pieces is not None:
-            self.pieces = _Pieces(Channel(pieces, peer=member[0], address=address, peer_role="ps"))
+            self.pieces = PieceLink(Channel(pieces, peer=member[0], address=address, peer_role="ps"))
         self.entries = Channel(endpoint, peer=member[0], address=address, peer_role="ps")
         self.beats = Channel(endpoint, peer=member[0], address=address, peer_role="ps", pauses=_DIALS)
         self.is_wanted = asyncio.Event()
@@ -160,6 +118,7 @@ class ServerLinks:
         on_message: Takes the messages of the other servers.
         on_link: Called with a member if its link for entries begins (True) or ends (False).
         on_tick: Called with each heartbeat.
+        entries_wait: Whether an entry of this server is not held by all its members in sync.
     """
 
     def __init__(
@@ -172,6 +131,7 @@ class ServerLinks:
         on_message: OnMessage,
         on_link: Callable[[Member, bool], None],
         on_tick: Callable[[], None],
+        entries_wait: Callable[[], bool],
     ) -> None:
         self._endpoint = endpoint
         self._pieces = pieces
@@ -185,6 +145,7 @@ class ServerLinks:
         """Links for entries that this server dialled."""
         self._into: dict[Member, _Outgoing] = {}
         """Links for entries that the primary of a bundle dialled."""
+        self._turns = PieceTurns(entries_wait, self._hold_pieces, asyncio.get_running_loop().call_later)
         self._last_tick = now()
         self._is_over = False
 
@@ -196,6 +157,7 @@ class ServerLinks:
                 self._tick()
         finally:
             self._is_over = True
+            self._turns.end()
             self.follow({}, frozenset())
 
     def _tick(self) -> None:
@@ -308,7 +270,7 @@ class ServerLinks:
                 self._on_link(peer.member, False)
             await peer.entries.pause()
 
-    async def _send_pieces(self, peer: _Peer, pieces: _Pieces) -> None:
+    async def _send_pieces(self, peer: _Peer, pieces: PieceLink) -> None:
         """Send the queued pieces on a link of their own, which begins with the first of them."""
         channel = pieces.channel
         try:
@@ -327,6 +289,16 @@ class ServerLinks:
                 await channel.pause()
         finally:
             pieces.drop()
+
+    def yield_pieces(self) -> None:
+        """Let pieces wait if an entry has left, or go on if all entries are held."""
+        if self._pieces is not None:
+            self._turns.update()
+
+    def _hold_pieces(self, waits: bool) -> None:
+        for peer in self._peers.values():
+            if peer.pieces is not None:
+                peer.pieces.hold(waits)
 
     async def attend(self, link: Link) -> None:
         """Take the messages of a link that another server dialled, until it ends."""

@@ -150,6 +150,7 @@ class ParameterServer(Role):
             on_message=self._on_message,
             on_link=self._on_entries_link,
             on_tick=self._on_tick,
+            entries_wait=self._entries_wait,
         )
         return {
             "follow": self._follow(),
@@ -366,6 +367,10 @@ class ParameterServer(Role):
             if served.copy is not None:
                 served.copy.tick()
         self._follow_members(self._membership.map)
+
+    def _entries_wait(self) -> bool:
+        copies = [served.copy for served in self.served.values() if served.copy is not None]
+        return any(copy.is_primary and copy.log.committed < copy.log.last for copy in copies)
 
     async def _announce(self) -> None:
         """Report the stores with values for all their shards here."""

@@ -122,8 +122,10 @@ class StoreDisk:
         """Set while states and entries are written."""
         self._complete: set[str] = set()
         """Homes of the bundles of which the disk has each piece."""
+        self._is_whole = False
+        """Whether the primaries of all bundles have had the store on their disks."""
         self._completed = asyncio.Event()
-        """Set, and replaced, when `_complete` grows."""
+        """Set, and replaced, when `_complete` grows or `_is_whole` is set."""
         self._joined = asyncio.Event()
         """Set while the disk may lack pieces of a bundle on this server."""
         self._serving: asyncio.Task[None] | None = None
@@ -188,7 +190,7 @@ class StoreDisk:
     def _start(self) -> None:
         self._taken.clear()
         self._joined.set()
-        self.is_complete = False
+        self.is_complete = self._is_whole = False
         self._serving = self._spawn(f"disk-{self.id}", self._serve())
 
     def saver(self, home: str, pieces: Sequence[Sequence[ShardSpec]]) -> BundleSaver:
@@ -245,8 +247,9 @@ class StoreDisk:
         """Append an entry of a bundle's log; it is on the disk on return.
 
         Args:
-            of_primary: Whether this server orders the entries. The disk then has all pieces of the bundle
-                before the first one: entries alone restore no state.
+            of_primary: Whether this server orders the entries. The disks then have all pieces of the store
+                before the first one: entries alone restore no state, and a store that lacks pieces gives
+                way to an earlier one.
 
         Raises:
             DiskFailed: See `SegmentStore.append_durably`.
@@ -257,11 +260,25 @@ class StoreDisk:
         try:
             if self._has_ended:
                 task.cancel()
-            while not self._served.is_set() or (of_primary and key.home not in self._complete):
+            while not self._served.is_set() or (of_primary and not self._is_restorable(key.home)):
                 await (self._completed if self._served.is_set() else self._served).wait()
             await self._segments.append_durably(key, entry_parts(parts))
         finally:
             self._appending.discard(task)
+
+    def _is_restorable(self, home: str) -> bool:
+        return self._is_whole and home in self._complete
+
+    def whole(self) -> None:
+        """Note that the primaries of all bundles have had the store on their disks."""
+        if not self._is_whole:
+            self._is_whole = True
+            self._announce()
+
+    def _announce(self) -> None:
+        """Let entries look again whether they may be appended."""
+        self._completed.set()
+        self._completed = asyncio.Event()
 
     def applied(self, home: str, position: int) -> None:
         """Note that all entries of a bundle up to a position are applied, and their pieces marked."""
@@ -269,7 +286,7 @@ class StoreDisk:
             self._segments.applied(home, position)
 
     async def _watch(self) -> None:
-        """Note when each piece of a bundle was written once; its durable pushes wait for it."""
+        """Note when each piece of a bundle was written once."""
         assert self._catalogue is not None
         is_durable = self._catalogue.record.durable
         pause_s = min(self._ports.settings.flush_s / 4, FIRST_S if is_durable else math.inf)
@@ -291,8 +308,7 @@ class StoreDisk:
                 elif is_clean or counts.rounds > rounds.setdefault(home, counts.rounds + counts.in_round):
                     rounds.pop(home, None)
                     self._complete.add(home)
-                    self._completed.set()
-                    self._completed = asyncio.Event()
+                    self._announce()
             if here and here <= self._complete:
                 self._joined.clear()
                 if not self.is_complete:

@@ -177,6 +177,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ends of epochs."""
     checkpoint_misses: int = 3
     """Number of failed checkpoints in a row that end the run; 0: the run continues without checkpoints."""
+    keep: int = 2
+    """Number of checkpoints that stay in the folder, the newest ones."""
     record: bool = False
     """Whether roles record the order, read versions and batch boundaries that a replay needs."""
     protocol: Literal["auto", "delta", "factors"] = "auto"
@@ -564,11 +566,13 @@ _LEAST = {
     "flush_s": 0.01,
     "checkpoint_every": 0,
     "checkpoint_misses": 0,
+    "keep": 1,
 }
 """Minimum values."""
 
 MOST = {
     "checkpoint_misses": 1_000_000,
+    "keep": 1_000_000,
     "images_per_group": 65_536,
     "in_flight": 4096,  # each has its own memory
     "replicas": 1024,

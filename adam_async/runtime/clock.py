@@ -12,6 +12,9 @@ from collections.abc import Callable
 Clock = Callable[[], float]
 """Returns seconds from an arbitrary start, for differences only. In a loop this is ``loop.time``."""
 
+LAST_S = 253_402_300_799.0
+"""End of the year 9999, in seconds since 1970."""
+
 INTERVAL_S = 0.02
 """Time between two samples of a loop's lag, in seconds."""
 
@@ -36,6 +39,14 @@ def wall_clock() -> float:
 def time_of_day(wall_s: float) -> str:
     """Return a time of the wall clock in the local zone, such as ``12:03:04``."""
     return time.strftime("%H:%M:%S", time.localtime(wall_s))
+
+
+def utc_time(wall_s: float) -> str:
+    """Return a time of the wall clock in UTC, such as ``2026-11-27T12:03:04Z``.
+
+    A time before 1970 or after the year 9999 becomes the nearest one between; a file may have any.
+    """
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(min(max(wall_s, 0.0), LAST_S)))
 
 
 def system_entropy(size_bytes: int) -> bytes:

@@ -11,6 +11,7 @@ and the folder is then renamed. The opener of a `Disk` owns it (``async with Dis
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -54,6 +55,16 @@ class DiskStatistics:
     read_bytes: int
     writes: int
     written_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """Facts of a file that a program learns without reading it."""
+
+    size: int
+    """Size in bytes."""
+    modified_s: float
+    """Time of the last change, in seconds since 1970."""
 
 
 class Disk:
@@ -158,6 +169,14 @@ class Disk:
             OSError: The file is missing, or belongs to another user.
         """
         return await self.run(_keep_private, path)
+
+    async def file_facts(self, path: Path) -> FileFacts:
+        """Return the facts of a regular file.
+
+        Raises:
+            OSError: The path is missing, or is a link, a folder, a pipe or a device.
+        """
+        return await self.run(_file_facts, path)
 
     async def read_part(self, path: Path, start: int, stop: int) -> bytes:
         """Return the bytes from `start` to `stop` of a file, or fewer if the file ends before `stop`."""
@@ -370,6 +389,14 @@ def _force_file(path: Path) -> None:
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+def _file_facts(path: Path) -> FileFacts:
+    # Not of the target of a link: a folder from elsewhere may link to any file of this machine.
+    found = os.lstat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is a link, a folder, a pipe or a device, and no file", str(path))
+    return FileFacts(found.st_size, found.st_mtime)
 
 
 def _read_secret(path: Path) -> bytes:

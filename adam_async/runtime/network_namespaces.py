@@ -30,8 +30,12 @@ MOST_HOSTS = 250
 MOST_PATHS = 3
 """Maximum number of paths; the names of interfaces have room for three digits."""
 
-BURST_S = 0.004
-"""Time whose bytes a limited link sends at once after a pause, in seconds: a tick of a slow kernel."""
+BURST_S = 0.00025
+"""Time whose bytes a limited link sends at once after a pause, in seconds. A long one would make an idle link
+faster than its rate."""
+
+LEAST_BURST_BYTES = 3 << 10
+"""Minimum of these bytes: two packets of an Ethernet."""
 
 QUEUE_S = 0.05
 """Maximum wait of a packet in the queue of a limited link, in seconds; the link drops others."""
@@ -98,7 +102,7 @@ class NamespaceNetwork:
         Raises:
             OSError: The system refuses, or has no such bucket.
         """
-        burst = round(bits_per_s / 8 * BURST_S)
+        burst = max(LEAST_BURST_BYTES, round(bits_per_s / 8 * BURST_S))
         bucket = ("rate", f"{bits_per_s}bit", "burst", f"{burst}b", "latency", f"{QUEUE_S * 1000:g}ms")
         device = ("dev", f"veth{path}", "root")
         await _run("tc", "-n", self._spaces[host], "qdisc", "replace", *device, "tbf", *bucket)

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
-from adam_async.runtime.disk import Disk, Part, check_size
+from adam_async.runtime.disk import Disk, FileFacts, Part, check_size
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.disk_model import DiskModel, Inode
 from adam_async.simulation.host import HOST
@@ -176,6 +176,9 @@ class SimulatedDisk(Disk):
 
     async def read_bytes(self, path: Path) -> bytes:
         return await self._read(path, 0, None)
+
+    async def file_facts(self, path: Path) -> FileFacts:
+        return await self._ask(lambda: FileFacts(len(self._disk_model.file(path).data), 0.0))
 
     async def read_part(self, path: Path, start: int, stop: int) -> bytes:
         return await self._read(path, start, stop)

@@ -99,6 +99,13 @@ def _sectors(write: Write) -> list[Write]:
     return pieces
 
 
+def _has_unsynced(names: dict[str, Inode]) -> bool:
+    """Whether a file of a folder, or below it, has pending operations."""
+    return any(
+        inode.pending if inode.names is None else _has_unsynced(inode.names) for inode in names.values()
+    )
+
+
 class DiskModel:
     """A disk with its file system. Paths are absolute; the root folder exists.
 
@@ -226,7 +233,10 @@ class DiskModel:
 
     def has_unsynced(self, folder: PurePath) -> bool:
         """Whether a file in a folder, or below it, has changes that a crash may lose."""
-        return any(inode.pending for path, inode in self._files() if folder in path.parents)
+        try:
+            return _has_unsynced(self.folder(folder)[1])
+        except FileNotFoundError:
+            return False
 
     def crash(self) -> None:
         """Lose all or part of the pending operations."""

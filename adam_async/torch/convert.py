@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from adam_async.checkpoint.model_file import check_finite
 from adam_async.checkpoint.trained_model import Model
 from adam_async.errors import ConfigError
 from adam_async.model import layers as built_in
@@ -188,19 +189,10 @@ def _tensors(model: Model, paths: Mapping[str, str]) -> dict[str, Any]:
                 f"weight {parameter.name!r} is {shape}, but the network needs {list(parameter.shape)}; load "
                 "the model again"
             )
-        _check_finite(parameter.name, value)
+        check_finite(parameter.name, value)
         tensor = torch.from_numpy(np.array(value, model.network.dtype, order="C"))
         found[f"{paths[parameter.layer]}.{parameter.kind}"] = tensor
     return found
-
-
-def _check_finite(name: str, value: NDArray[Any]) -> None:
-    bad = value.size - int(np.count_nonzero(np.isfinite(value)))
-    if bad:
-        raise ConfigError(
-            f"{bad} of {value.size} values of {name!r} are not finite; the training diverged: train again "
-            "with a lower rate, or take an earlier model"
-        )
 
 
 def from_module(

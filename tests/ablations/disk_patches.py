@@ -87,16 +87,22 @@ def acknowledge_before_append(
     self._advance()
 
 
-@replaces_property(OrderedAppends, "own")
+@replaces_property(OrderedAppends, "ordered_here")
 def number_behind_all_steps(self: OrderedAppends) -> int:
     """Number an entry behind all steps, those of other messages too."""
     return len(self)
 
 
+@replaces(StoreDisk, "_is_restorable")
+def append_before_all_disks(_: Any, self: StoreDisk, home: str) -> bool:
+    """Append entries of a bundle once its own pieces are on the disk, whatever other servers have."""
+    return home in self._complete
+
+
 @replaces(saved_shards, "_merge")
 def take_first_copy(merge: Any, found: Any, node: str, saved: Any, name: str) -> None:
     """Take each piece from the first server that has it."""
-    pieces = tuple(msgspec.structs.replace(piece, place=0) for piece in saved.pieces)
+    pieces = tuple(msgspec.structs.replace(piece, position=0) for piece in saved.pieces)
     merge(found, node, msgspec.structs.replace(saved, pieces=pieces), name)
 
 

@@ -92,6 +92,7 @@ def replaces_property(owner: type, name: str) -> Callable[[Callable[[Any], Any]]
     def make(getter: Callable[[Any], Any]) -> Patch:
         @wraps(getter)
         def apply(change: Change = setattr) -> None:
+            assert isinstance(getattr(owner, name), property), f"{owner.__name__} has no property {name}"
             change(owner, name, property(getter))
 
         return apply

@@ -1,10 +1,12 @@
 """Runs and stores on disk, whose servers are all killed: the same command goes on."""
 
+import asyncio
+import os
 import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -155,6 +157,59 @@ def test_a_full_disk_stops_no_training_and_is_named(tmp_path: Path) -> None:
     assert code == 0, output
     assert "the end of the run was not on the disks for lack of space" in output
     assert re.search(r"the disk of \S+ is full: ", output), output
+    assert "Traceback" not in output
+
+
+@contextmanager
+def failing_disk(folder: Path, image: Path) -> Iterator[Callable[[], None]]:
+    """A file system on a disk of 16 MiB. The yielded function cuts it short: writes then fail with EIO."""
+    folder.mkdir(parents=True)
+    with image.open("wb") as file:
+        file.truncate(16 << 20)
+    make = ["mkfs.ext4", "-q", "-O", "^has_journal", str(image)]
+    for words in (make, ["mount", "-o", "loop", str(image), str(folder)]):
+        try:
+            made = subprocess.run(words, check=False, capture_output=True, text=True)
+        except FileNotFoundError:
+            pytest.skip(f"no file system can be made here: {words[0]} is missing")
+        if made.returncode:
+            pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
+
+    def shorten() -> None:
+        listed = ["losetup", "--noheadings", "--output", "NAME", "--associated", str(image)]
+        device = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.strip()
+        os.truncate(image, 64 << 10)
+        subprocess.run(["losetup", "--set-capacity", device], check=True)
+
+    try:
+        yield shorten
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+async def test_a_server_whose_disk_fails_ends_with_its_error_and_other_copies_go_on(tmp_path: Path) -> None:
+    arrays, names = {"w": np.zeros(3)}, ("ps-0", "ps-1", "ps-2")
+    with ExitStack() as stack:
+        fail = stack.enter_context(failing_disk(tmp_path / "ps-0", tmp_path / "image"))
+        where, start = started_by_hand(stack)
+        servers = [
+            start("ps", "--id", node, "--dir", str(tmp_path / node), "--flush-s", "0.1", "--controller")
+            for node in names
+        ]
+        async with ParameterStore.open(where, arrays, rule=Sgd(rate=1.0), copies=3, servers=3) as store:
+            for _ in range(20):
+                await store.push({"w": np.ones(3)})
+            fail()
+            await store.push({"w": np.ones(3)})
+            code = await asyncio.to_thread(servers[0].finish)
+            for _ in range(20):
+                await store.push({"w": np.ones(3)})
+            assert (await store.pull())["w"].tolist() == [-41, -41, -41]
+
+    output = servers[0].output
+    assert code == 3, output
+    assert re.search(r"ps-0/store-\w+/\S+ cannot be written: Input/output error; repair the disk", output)
+    assert "other copies and the states on disk go on" in output
     assert "Traceback" not in output
 
 

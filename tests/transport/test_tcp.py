@@ -230,6 +230,31 @@ def test_loopback_addresses_are_recognised() -> None:
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org")] == [False] * 4
 
 
+async def test_a_held_message_stops_after_few_chunks_and_a_small_one_passes_it() -> None:
+    small = {"socket_buffer_bytes": 4 << 10, "chunk_bytes": 4 << 10, "gather_bytes": 4 << 10}
+    large = np.arange(1 << 18, dtype=np.float32)
+    async with link_pair(network(**small)) as (near, far):
+        near.send_nowait(Message(type="note", tensors=[large]))
+        near.hold_large(True)
+        for number in range(100):  # each arrives, so the bytes that the kernel had have arrived, too
+            await near.send(Message(type="note", meta={"number": number}))
+            assert (await far.receive()).meta == {"number": number}
+        arrived = far._bytes_moved()  # type: ignore[attr-defined]
+        assert arrived < 128 << 10
+        near.hold_large(False)
+        assert np.array_equal((await far.receive()).tensors[0], large)
+
+
+async def test_a_link_that_is_closed_sends_a_held_message_first() -> None:
+    large = np.arange(1 << 18, dtype=np.float32)
+    async with link_pair(network(chunk_bytes=4 << 10, gather_bytes=4 << 10)) as (near, far):
+        near.hold_large(True)
+        near.send_nowait(Message(type="note", tensors=[large]))
+        closing = asyncio.create_task(near.aclose())
+        assert np.array_equal((await far.receive()).tensors[0], large)
+        await closing
+
+
 async def test_a_small_call_passes_a_large_one_on_the_way() -> None:
     finished: list[str] = []
     async with link_pair(network()) as (near, far):

@@ -186,6 +186,9 @@ class FaultyLink(Link):
         elif release is not None:
             release()
 
+    def hold_large(self, is_held: bool) -> None:
+        self.inner.hold_large(is_held)
+
     async def wait_writable(self) -> None:
         await self.inner.wait_writable()
 

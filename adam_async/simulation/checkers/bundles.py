@@ -18,7 +18,6 @@ from hashlib import blake2b
 from typing import Protocol
 
 import msgspec
-import numpy as np
 
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.log_entries import Part
@@ -168,17 +167,17 @@ class Bundles:
         self._compared[key, me] = bundle, position
         if store.slack is not None and not store.program:
             _check_clocks(bundle, store.slack, me)
-        contents = []
+        contents, tables = [], []
         for number, shard in sorted(bundle.shards.items()):
             content = _content_of(shard)
             contents.append(content)
+            tables.append(_tables_of(shard))
             at = (key[0], int(number), int(shard.version))
             first, other = self._shards.setdefault(at, (content, me))
             if first != content:
                 text = f"shard {number} in version {shard.version} differs between {other} and {me}"
                 raise Violation("equal copies", text)
-        tables = [_tables_of(shard) for _, shard in sorted(bundle.shards.items())]
-        digest = _digest([*contents, *tables, _clocks_of(bundle)])
+        digest = _digest([msgspec.msgpack.encode((contents, tables, _clocks_of(bundle)))])
         first, other = self._states.setdefault((key, position), (digest, me))
         self.compared += other != me
         if first != digest:
@@ -208,34 +207,31 @@ def _digest(pieces: Sequence[bytes]) -> Digest:
 
 
 def _content_of(shard: Shard) -> Digest:
-    state = [np.ascontiguousarray(shard.rule_state[name]).tobytes() for name in sorted(shard.rule_state)]
-    return _digest([np.ascontiguousarray(shard.values).tobytes(), *state])
+    state = [shard.rule_state[name].tobytes() for name in sorted(shard.rule_state)]
+    return _digest([shard.values.tobytes(), *state])
 
 
-def _tables_of(shard: Shard) -> bytes:
+def _tables_of(shard: Shard) -> list[object]:
     """Return all tables of a shard that are functions of the log."""
     tables, pending = shard.tables, shard.pending
-    waiting: dict[int, list[tuple[int, int]]] = {}
+    found = [_in_order(getattr(tables, name)) for name in LOGGED]
     if pending is not None:
         waiting = {
             clock: [(int(each.replica), each.place) for each in contributions]
             for clock, contributions in pending.waiting.items()
         }
-    reached = pending.reached if pending is not None else 0
-    return _encoded([*(getattr(tables, name) for name in LOGGED), waiting, reached])
+        found += [_in_order(waiting), pending.reached]
+    return found
 
 
-def _clocks_of(bundle: Bundle) -> bytes:
+def _clocks_of(bundle: Bundle) -> list[object]:
     """Return the replica generations of a bundle."""
-    return _encoded([bundle.epoch, *msgspec.structs.astuple(bundle.replicas.state())])
-
-
-def _encoded(values: Iterable[object]) -> bytes:
-    return msgspec.msgpack.encode([_in_order(each) for each in values])
+    return [bundle.epoch, *map(_in_order, msgspec.structs.astuple(bundle.replicas.state()))]
 
 
 def _in_order(value: object) -> object:
     """Return a value with its dictionaries as sorted pairs; no list contains one."""
-    if isinstance(value, dict):
-        return sorted([(key, _in_order(each)) for key, each in value.items()])
-    return value
+    if not isinstance(value, dict):
+        return value
+    # Most values are numbers: no call for these.
+    return [(key, each if type(each) is int else _in_order(each)) for key, each in sorted(value.items())]

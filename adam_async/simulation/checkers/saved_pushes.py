@@ -5,6 +5,9 @@ all. A push that was acknowledged and is not there must be recent: acknowledged 
 before the loss of its store (`loss bound`), and never if pushes are durable (`durable`). From then on the old
 pushes stay as they are, because their clients have new sessions.
 
+With bsp a step in progress ends with its store, whenever its pushes were acknowledged: a push counts from the
+first pull that has its step. The values that came back have a step as a whole, and all earlier ones.
+
     losses = Losses(permitted_s=2.0, now=clock)
     array = SavedPushes("store-1/a", rows=4, columns=64, losses=losses)
     again = SavedPushes("store-2/a", rows=4, columns=64, losses=losses, before=array)
@@ -76,6 +79,7 @@ class SavedPushes(StorePushes):
     Args:
         store: Id of the store.
         array: Name of the array.
+        summed: Whether the servers apply means (bsp).
         before: The pushes to the return before this one; None for the first store.
     """
 
@@ -87,14 +91,16 @@ class SavedPushes(StorePushes):
         rows: int,
         columns: int,
         losses: Losses,
+        summed: bool = False,
         before: "SavedPushes | None" = None,
     ) -> None:
-        super().__init__(f"{store}/{array}", rows=rows, columns=columns, summed=False)
+        super().__init__(f"{store}/{array}", rows=rows, columns=columns, summed=summed)
         self._id = store
         self._losses = losses
         self._earlier: list[SavedPushes] = []
-        self._acknowledged_s: dict[int, float] = {}
-        """Time of the acknowledgement of each push to this store, in seconds."""
+        self._since_s: dict[int, float | None] = {}
+        """Time from which each acknowledged push to this store counts, in seconds; None: its step is in
+        progress."""
         self._mine: set[int] = set()
         """Columns of the pushes to this store."""
         self._recovered: NDArray[np.float64] | None = None
@@ -110,7 +116,10 @@ class SavedPushes(StorePushes):
 
     def acknowledged(self, column: int, refused: Iterable[int]) -> None:
         super().acknowledged(column, refused)
-        self._acknowledged_s[column] = self._losses.now()
+        self._since_s[column] = None if self._summed else self._losses.now()
+
+    def _columns_here(self) -> NDArray[np.int64]:
+        return np.array(sorted(self._mine), np.int64)
 
     def before(self) -> Before:
         found = super().before()
@@ -133,26 +142,56 @@ class SavedPushes(StorePushes):
             values = f"{old[row, column]:g} times after {self._recovered[row, column]:g}"
             raise Violation("I2", f"{text} {values}")
         super().pulled(client, before, replace(pulled, rows=pulled.rows - old))
+        if self._summed:
+            self._count_steps(before, pulled.bound)
+
+    def _count_steps(self, before: Before, bound: int) -> None:
+        """Let the pushes of all steps up to `bound` count from now on: their sums were pulled."""
+        for column in before.acknowledged:
+            if self._since_s[column] is None and self._pushes[column].clock <= bound:
+                self._since_s[column] = self._losses.now()
+
+    # --- the values that came back -------------------------------------------------------------
 
     def _check_recovered(self, rows: NDArray[np.float64]) -> None:
         """Check the values with which the store came back. Raises Violation."""
-        for row, column in np.argwhere((rows != 0) & (rows != 1)).tolist():
-            text = f"row {row} of {self._store} came back with push {column}"
-            raise Violation("I2", f"{text} {rows[row, column]:g} times")
+        self._check_new(rows)
         self._losses.recovered += bool(rows.any())
         for number, earlier in enumerate(self._earlier):
             since = [each._recovered for each in self._earlier[number + 1 :] if each._recovered is not None]
-            for column, acknowledged_s in earlier._acknowledged_s.items():
+            newest = earlier._newest_steps(rows)
+            for column, since_s in earlier._since_s.items():
+                push = self._pushes[column]
                 missing = rows[:, column] == 0
                 for values in since:  # a loss before is judged
                     missing &= values[:, column] != 0
+                missing[list(push.refused)] = False
                 if not missing.any():
                     continue
                 self._losses.lost += int(missing.sum())
-                if problem := self._losses.problem(earlier._id, acknowledged_s):
+                problem = "" if since_s is None else self._losses.problem(earlier._id, since_s)
+                if self._summed and (missing & (newest >= push.clock)).any():
+                    problem = "and with its step, or a later one"
+                if problem:
                     kind = "durable" if self._losses.permitted_s is None else "loss bound"
                     text = f"{self._store} came back without push {column} of {earlier._id}"
-                    lacks = (
-                        f"in rows {np.flatnonzero(missing).tolist()}, acknowledged at {acknowledged_s:.3f} s"
-                    )
+                    at = "in a step in progress" if since_s is None else f"acknowledged at {since_s:.3f} s"
+                    lacks = f"in rows {np.flatnonzero(missing).tolist()}, {at}"
                     raise Violation(kind, f"{text} {lacks}, {problem}")
+
+    def _newest_steps(self, rows: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the newest step of this store in each row of values that came back, with bsp.
+
+        Raises:
+            Violation: A push is there several times, or in part.
+        """
+        newest = np.zeros(len(rows), np.int64)
+        if self._summed:
+            for clock, is_there in self._summed_steps(rows):
+                newest[is_there] = clock
+            return newest
+        mine = self._columns_here()
+        for row, place in np.argwhere((rows[:, mine] != 0) & (rows[:, mine] != 1)).tolist():
+            text = f"row {row} of {self._store} came back with push {mine[place]}"
+            raise Violation("I2", f"{text} {rows[row, mine[place]]:g} times")
+        return newest

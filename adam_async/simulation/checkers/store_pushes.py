@@ -5,7 +5,7 @@ therefore the number of times that a push was applied to a shard. With bsp the s
 of the pushes of a clock, so the entries of a clock are the weights of its pushes, divided by their sum.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -140,20 +140,10 @@ class StorePushes:
     def _check_sums(self, client: str, before: Before, pulled: Pulled) -> None:
         rows = pulled.rows
         self._check_new(rows)
-        clocks = np.array([push.clock for push in self._pushes], np.int64)
-        weights = np.array([push.weight for push in self._pushes], np.float64)
         applied = np.zeros(len(rows), np.int64)
-        for clock in np.unique(clocks):
-            mine = np.flatnonzero(clocks == clock)
-            there = rows[:, mine] != 0
-            shares = np.where(there, weights[mine], 0.0)
-            sums = shares.sum(axis=1, keepdims=True)
-            applied += sums[:, 0] > 0
-            expected = shares / np.maximum(sums, 1.0)
-            if (np.abs(rows[:, mine] - expected) > EXACT).any():
-                text = f"step {clock} of {self._store} has the shares {rows[:, mine]}, not {expected}"
-                raise Violation("I2", text)
-            if pulled.at is not None and clock > pulled.at and there.any():
+        for clock, is_there in self._summed_steps(rows):
+            applied += is_there
+            if pulled.at is not None and clock > pulled.at and is_there.any():
                 text = f"{client} at step {pulled.at} of {self._store} pulled pushes of step {clock}"
                 raise Violation("staleness", text)
         for column in sorted(before.acknowledged):
@@ -163,6 +153,26 @@ class StorePushes:
                 text = f"{client} pulled step {pulled.bound} of {self._store} without push {column}"
                 raise Violation("I1", f"{text} of step {push.clock} in rows {lacks}")
         self._check_versions(pulled.versions, applied)
+
+    def _columns_here(self) -> NDArray[np.int64]:
+        """Return the columns of the pushes to this store."""
+        return np.arange(len(self._pushes))
+
+    def _summed_steps(self, rows: NDArray[np.float64]) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+        """Yield each step, and by row whether its sum is there. Raises Violation: it is no sum of pushes."""
+        columns = self._columns_here()
+        clocks = np.array([self._pushes[column].clock for column in columns], np.int64)
+        weights = np.array([self._pushes[column].weight for column in columns], np.float64)
+        for clock in np.unique(clocks).tolist():
+            of_clock = clocks == clock
+            values = rows[:, columns[of_clock]]
+            shares = np.where(values != 0, weights[of_clock], 0.0)
+            sums = shares.sum(axis=1, keepdims=True)
+            expected = shares / np.maximum(sums, 1.0)
+            if (np.abs(values - expected) > EXACT).any():
+                text = f"step {clock} of {self._store} has the shares {values}, not {expected}"
+                raise Violation("I2", text)
+            yield clock, sums[:, 0] > 0
 
     def _check_new(self, rows: NDArray[np.float64]) -> None:
         if rows[:, len(self._pushes) :].any():

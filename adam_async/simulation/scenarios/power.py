@@ -10,8 +10,8 @@ whole.
 The invariants: the disks give back states that servers gave to them, none older than at the last start
 (`checkers.saved_states`); the store comes back with each push once or never, without acknowledged ones of the
 last two intervals of writing at most, in mode `durable` with all of them (`checkers.saved_pushes`); each push
-is then applied at most once; and, as in `pushes`, the copies of a bundle are equal. Bsp is not drawn: the
-contributions of a step in progress end with it unless they are durable.
+is then applied at most once; and, as in `pushes`, the copies of a bundle are equal. In bsp a step in progress
+ends with its store.
 """
 
 import asyncio
@@ -49,6 +49,9 @@ from adam_async.simulation.scenarios.push_cluster import SERVERS
 ACKS = ("single", "replicated", "durable")
 """Moments of acknowledgement to draw from."""
 
+CONSISTENCIES = ("asp", "asp", "ssp:2", "bsp")
+"""Consistencies to draw from."""
+
 FLUSH_S = (0.2, 0.5, 1.0)
 """Times between two rounds of writing to draw from, in seconds."""
 
@@ -79,14 +82,14 @@ def draw_plan(dice: RandomStream) -> Plan:
 
 
 def _draw_store(dice: RandomStream) -> dict[str, Setting]:
-    ack, consistency = dice.choose(ACKS), dice.choose(["asp", "asp", "ssp:2"])
+    ack, consistency = dice.choose(ACKS), dice.choose(CONSISTENCIES)
     copies = {"single": 1, "replicated": dice.choose([2, 3]), "durable": dice.choose([1, 2, 3])}[ack]
     return {
         "ack": ack,
         "copies": copies,
         "min_in_sync": 0 if copies == 1 else dice.choose([0, 0, 1]),
         "consistency": consistency,
-        "momentum": dice.chance(0.2),
+        "momentum": dice.chance(0.2) and consistency != "bsp",
         "flush_s": dice.choose(FLUSH_S),
         "pace_s": dice.choose(PACES_S),
         "segment_bytes": dice.choose(SEGMENT_BYTES),

@@ -43,7 +43,13 @@ class PowerClients(PushClients):
     def _new_pushes(self, id: str) -> dict[str, StorePushes]:
         self._newest = {
             name: SavedPushes(
-                id, name, rows=ROWS, columns=COLUMNS, losses=self._losses, before=self._newest.get(name)
+                id,
+                name,
+                rows=ROWS,
+                columns=COLUMNS,
+                losses=self._losses,
+                summed=self._slack == 0,
+                before=self._newest.get(name),
             )
             for name in array_names()
         }

@@ -46,11 +46,14 @@ ROTTEN = 0.02
 MOST_TRIES = 50
 """Maximum number of attempts to rot a sector of a small disk."""
 
-STEP_S, SHORT_STEP_S = 0.05, 0.0005
+STEP_S, SHORT_STEP_S = 0.05, 0.001
 """Interval between two checks of a condition, and of a condition that lasts for milliseconds, in seconds."""
 
 WRITING_S = 1.5
 """Time limit of the wait for a write, in seconds."""
+
+ROOM_BYTES = 4096
+"""Bound of the room on a full disk, in bytes."""
 
 SETTLE_S = 0.5
 """Time until the rounds of a disk with room again have caught up, beside two of its intervals, in seconds."""
@@ -269,7 +272,8 @@ class PowerFaults:
             if slow_s:
                 node.disk_conditions.sync_s = slow_s
             else:
-                node.disk_model.capacity_bytes = node.disk_model.used_bytes
+                room = self._dice.below(ROOM_BYTES)  # a part of an append fits
+                node.disk_model.capacity_bytes = node.disk_model.used_bytes + room
         await asyncio.sleep(fault.lasts_s)
         if self._dice.chance(0.5):
             await self._end_all(self._world, fault)

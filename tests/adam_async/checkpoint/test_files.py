@@ -2,17 +2,34 @@
 
 import asyncio
 import errno
+import os
 import random
 import re
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint, newest_manifest
-from adam_async.checkpoint.manifest import CheckpointError, ProgressNote
+from adam_async.checkpoint.files import (
+    CheckpointFolder,
+    check_resumes_newest,
+    load_checkpoint,
+    newest_manifest,
+    open_checkpoints,
+    written_folder,
+)
+from adam_async.checkpoint.manifest import (
+    MANIFEST_BYTES,
+    CheckpointError,
+    ProgressNote,
+    is_folder_name,
+    manifest_file,
+    read_manifest,
+)
+from adam_async.checkpoint.verification import verify_checkpoint
 from adam_async.runtime.disk import Disk
 from tests.adam_async.checkpoint.checkpoints import checkpoint_of, manifest_of
 
@@ -52,11 +69,65 @@ async def test_a_checkpoint_is_read_back_whole(tmp_path):
     assert (found.problems, found.trained_again) == ((), 0)
 
 
+def name_of(groups):
+    return f"checkpoint-0002-{groups:06}"
+
+
 async def test_the_newest_two_are_kept_and_latest_names_the_newest(tmp_path):
     async with Disk() as disk:
         await written(disk, tmp_path, 1, 2, 3, 4)
         assert await disk.names(tmp_path) == ["checkpoint-0002-000003", "checkpoint-0002-000004", "latest"]
         assert await disk.read_bytes(tmp_path / "latest") == b"checkpoint-0002-000004"
+
+
+@pytest.mark.parametrize("keep", [1, 3, 9])
+async def test_the_newest_are_kept_as_many_as_asked(tmp_path, keep):
+    async with Disk() as disk:
+        folder = await written(disk, tmp_path)
+        for number in range(1, 6):
+            await folder.write(checkpoint_of(number), keep=keep)
+        assert await disk.names(tmp_path) == [*map(name_of, range(max(6 - keep, 1), 6)), "latest"]
+
+
+async def test_a_named_checkpoint_is_continued_and_newer_ones_stay_until_the_next_is_durable(tmp_path):
+    async with Disk() as disk:
+        folder = await written(disk, tmp_path)
+        for number in (1, 3, 5, 7):
+            await folder.write(checkpoint_of(number), keep=4)
+        found = await load_checkpoint(tmp_path / name_of(3), disk)
+        assert found.manifest.groups == 3
+        names = f"{name_of(5)}, {name_of(7)}"
+        assert found.problems == (
+            f"newer ones in {tmp_path} ({names}) are removed once the run has written one there",
+        )
+        await folder.take_up(found.manifest)
+        assert (await newest_manifest(tmp_path, disk)).groups == 3
+        assert sum(map(is_folder_name, await disk.names(tmp_path))) == 4
+        await folder.write(checkpoint_of(6), keep=4)
+        assert await disk.names(tmp_path) == [*map(name_of, (1, 3, 6)), "latest"]
+
+
+async def test_a_damaged_checkpoint_that_is_named_is_refused_with_the_way_to_a_whole_one(tmp_path):
+    async with Disk() as disk:
+        await written(disk, tmp_path, 1, 2)
+        (tmp_path / name_of(2) / "model-00001-of-00001.safetensors").unlink()
+        with pytest.raises(CheckpointError, match=rf"is missing; .* whole one of {tmp_path}: --resume "):
+            await load_checkpoint(tmp_path / name_of(2), disk)
+
+
+def test_the_folder_for_checkpoints_is_that_of_a_named_one(tmp_path):
+    assert written_folder(None, tmp_path / name_of(3)) == tmp_path
+    assert written_folder(tmp_path / "other", tmp_path / name_of(3)) == tmp_path / "other"
+    assert written_folder(None, None) is None
+    check_resumes_newest(tmp_path, "--attach")
+    with pytest.raises(CheckpointError, match="copy it into a folder of its own"):
+        check_resumes_newest(tmp_path / name_of(3), "--attach")
+
+
+async def test_a_folder_for_checkpoints_with_the_name_of_one_is_refused(tmp_path):
+    async with AsyncExitStack() as stack:
+        with pytest.raises(CheckpointError, match="choose another name"):
+            await open_checkpoints(stack, tmp_path / name_of(3), None)
 
 
 async def test_a_folder_of_another_run_is_refused_and_one_that_is_continued_is_not(tmp_path):
@@ -139,14 +210,14 @@ async def test_the_error_of_a_folder_without_whole_checkpoints_names_each_damage
         assert f"{tmp_path / name / 'manifest.json'} is damaged" in str(refused.value)
 
 
-@pytest.mark.parametrize("text", [b"checkpoint-0009-000009", b"../../etc", b"\xff"])
+@pytest.mark.parametrize("text", [b"checkpoint-0009-000009", b"../../etc", b"\xff", bytes(5000)])
 async def test_a_latest_without_its_checkpoint_is_a_problem_and_the_newest_is_read(tmp_path, text):
     async with Disk() as disk:
         await written(disk, tmp_path, 1, 2)
         (tmp_path / "latest").write_bytes(text)
         found = await load_checkpoint(tmp_path, disk)
     assert found.manifest.groups == 2
-    assert "which is not there" in found.problems[0]
+    assert re.search("which is not there|has 5000 bytes of at most 4096", found.problems[0])
 
 
 async def test_a_progress_note_decides_the_number_of_groups_trained_again(tmp_path):
@@ -156,6 +227,79 @@ async def test_a_progress_note_decides_the_number_of_groups_trained_again(tmp_pa
         assert (await load_checkpoint(tmp_path, disk)).trained_again == 8
         (tmp_path / "progress.json").write_bytes(b"{half")
         assert (await load_checkpoint(tmp_path, disk)).trained_again == 0
+
+
+def reseal(folder, change):
+    """Change a manifest, and give it the checksum of its new contents, as a forger does."""
+    path = folder / "manifest.json"
+    path.write_bytes(manifest_file(change(read_manifest(path.read_bytes(), "m"))))
+
+
+def with_file(**fields):
+    """Return a function that changes the record of the first file of a manifest."""
+
+    def change(manifest):
+        first, *others = manifest.files
+        files = (msgspec.structs.replace(first, **fields), *others)
+        return msgspec.structs.replace(manifest, files=files)
+
+    return change
+
+
+FORGED = {
+    "another folder": (with_file(name="../../secret"), "names the file '../../secret', which no checkpoint"),
+    "an absolute path": (with_file(name="/etc/passwd"), "names the file '/etc/passwd', which no checkpoint"),
+    "twice": (with_file(name="model.safetensors.index.json"), "names model.safetensors.index.json twice"),
+    "a negative size": (with_file(bytes=-1), "a size of -1 bytes"),
+    "another size": (with_file(bytes=1 << 60), r"it has \d+ bytes of 1152921504606846976"),
+}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+async def test_a_forged_manifest_with_a_right_checksum_leads_to_no_other_file(tmp_path, kind):
+    change, words = FORGED[kind]
+    async with Disk() as disk:
+        await written(disk, tmp_path, 1)
+        reseal(tmp_path / name_of(1), change)
+        with pytest.raises(CheckpointError, match=words):
+            await load_checkpoint(tmp_path, disk)
+
+
+async def test_a_file_larger_than_the_memory_is_not_read(tmp_path):
+    size = 1 << 50
+    async with Disk() as disk:
+        await written(disk, tmp_path, 1)
+        os.truncate(tmp_path / name_of(1) / "model-00001-of-00001.safetensors", size // 1024)  # sparse
+        reseal(tmp_path / name_of(1), with_file(bytes=size // 1024))
+        with pytest.raises(CheckpointError, match=r"needs [\d,]+ bytes of memory, and [\d,]+ are available"):
+            await load_checkpoint(tmp_path, disk)
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "model-00001-of-00001.safetensors"])
+async def test_links_and_pipes_are_not_read(tmp_path, file):
+    async with Disk() as disk:
+        await written(disk, tmp_path, 1)
+        path = tmp_path / name_of(1) / file
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(CheckpointError, match=f"{file} cannot be read: it is a link"):
+            await load_checkpoint(tmp_path, disk)
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(CheckpointError, match=f"{file} cannot be read: it is a link, a folder, a pipe"):
+            await load_checkpoint(tmp_path, disk)
+
+
+async def test_a_manifest_that_nests_too_deeply_or_is_too_large_is_damaged(tmp_path):
+    async with Disk() as disk:
+        await written(disk, tmp_path, 1)
+        path = tmp_path / name_of(1) / "manifest.json"
+        path.write_bytes(b'{"format": ' + b"[" * 100_000)
+        with pytest.raises(CheckpointError, match=r"nests too deeply|is not the JSON"):
+            await load_checkpoint(tmp_path, disk)
+        os.truncate(path, MANIFEST_BYTES + 1)  # sparse
+        with pytest.raises(CheckpointError, match=f"bytes of at most {MANIFEST_BYTES}"):
+            await load_checkpoint(tmp_path, disk)
 
 
 class FullDisk(Disk):
@@ -232,7 +376,7 @@ async def main(path):
         while True:
             print(groups, flush=True)
             groups += 1
-            await folder.write(checkpoint_of(groups, rows=10_000))
+            await folder.write(checkpoint_of(groups, rows=10_000), keep=3)
 
 asyncio.run(main(Path(sys.argv[1])))
 """
@@ -265,5 +409,8 @@ async def test_kill_9_at_any_moment_leaves_the_checkpoint_before_or_the_new_one(
                 for array in (*found.weights.values(), *found.state.values()):
                     assert np.all(array == found.manifest.groups)
                 assert found.problems == ()
+                names = [each.name for each in path.glob("checkpoint-*")]
+                whole = [(await verify_checkpoint(path / name, disk)).whole for name in names]
+                assert sum(whole) >= min(3, newest)
     assert strays > 10, "kills must hit the writing, or they prove nothing"
     assert newest > 20

@@ -88,17 +88,11 @@ def test_a_manifest_is_read_back_whole():
 
 def test_any_changed_character_of_a_manifest_is_noticed():
     text = manifest_file(manifest_of())
-    blank = 0
     for place in range(len(text)):
-        changed = text[:place] + bytes([text[place] ^ 1]) + text[place + 1 :]
-        try:
-            read_manifest(changed, "m")
-        except CheckpointError:
-            continue
-        # Changes without a meaning may pass: blanks between items, and missing or unknown keys.
-        blank += 1
-        assert msgspec.json.decode(changed, type=type(manifest_of())) == read_manifest(text, "m")
-    assert blank < len(text) / 10
+        for bit in (0, 5, 7):  # bit 5 is the case of a letter, and bit 7 is not ASCII
+            changed = text[:place] + bytes([text[place] ^ 1 << bit]) + text[place + 1 :]
+            with pytest.raises(CheckpointError):
+                read_manifest(changed, "m")
 
 
 def test_a_manifest_of_another_version_is_refused_by_version():

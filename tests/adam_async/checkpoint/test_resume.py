@@ -88,6 +88,22 @@ async def test_a_run_resumed_at_the_end_of_an_epoch_has_the_bits_of_one_that_nev
         assert (ours.images, ours.test_accuracy) == (theirs.images, theirs.test_accuracy)
 
 
+async def test_a_run_continues_an_older_checkpoint_by_its_name_with_the_same_bits(tmp_path):
+    config = config_of(consistency="bsp", replicas=2, epochs=4, keep=3)
+    async with cluster_of(config, checkpoint=tmp_path) as cluster:
+        whole = await cluster.train()
+    kept = [f"checkpoint-000{epoch}-000015" for epoch in (2, 3, 4)]
+    assert sorted(file.name for file in tmp_path.glob("checkpoint-*")) == kept
+    resumed = await train(config, resume=tmp_path / kept[0])
+    same_bits(whole.weights, resumed.weights)
+    assert [each.name for each in resumed.checkpoints] == kept[1:]
+    assert sorted(file.name for file in tmp_path.glob("checkpoint-*")) == kept
+    assert events_of(resumed)[0] == (
+        f"an older checkpoint is resumed: newer ones in {tmp_path} ({', '.join(kept[1:])}) are removed once "
+        "the run has written one there"
+    )
+
+
 EXACT = [mode for mode in MODES if mode.startswith("bsp") and mode != "bsp-lag"]
 """Modes with exact checkpoints within an epoch. With a lag a resumed run begins with newer values."""
 
@@ -259,10 +275,10 @@ class PoorDisk(CheckpointFolder):
         super().__init__(folder.path, folder._disk)
         self.good, self.hangs, self.number = good, hangs, number
 
-    async def write(self, checkpoint):
+    async def write(self, checkpoint, *, keep):
         self.good -= 1
         if self.good >= 0:
-            return await super().write(checkpoint)
+            return await super().write(checkpoint, keep=keep)
         if self.hangs:
             await asyncio.Event().wait()
         raise OSError(self.number, os.strerror(self.number))

@@ -224,6 +224,7 @@ def test_every_command_refuses_a_misspelt_variable(
     ("words", "claim"),
     [
         (["--checkpoint-misses", "1"], "--checkpoint-misses needs a folder for the checkpoints"),
+        (["--keep", "3"], "--keep needs a folder for the checkpoints: give --checkpoint DIR"),
         (["--epochs", "-1"], "epochs must be"),
         (["--momentum", "1.5"], "momentum must be"),
         (["--threads", "100000"], "per core"),

@@ -68,7 +68,7 @@ async def test_where_nothing_has_room_each_place_is_named(tmp_path, monkeypatch)
 async def test_a_last_checkpoint_that_failed_is_no_success_unless_that_was_asked_for(
     tmp_path: Path, monkeypatch, misses, capsys
 ):
-    async def fail(*_):
+    async def fail(*_, keep):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("adam_async.checkpoint.files.CheckpointFolder.write", fail)

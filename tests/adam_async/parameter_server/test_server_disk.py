@@ -10,6 +10,7 @@ import pytest
 from adam_async.errors import ConfigError, DataError
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server.piece_states import Catalogue, catalogue_state, read_catalogue
+from adam_async.parameter_server.saved_stores import SavedStores
 from adam_async.parameter_server.server_disk import SAVED, is_saved, opened_disk
 from adam_async.parameter_server.store_disk import REMOVED, StoreDisk, folder_of
 from adam_async.persistence.frames import frame_head
@@ -125,14 +126,20 @@ async def test_a_removal_that_a_crash_cuts_short_leaves_no_store(tmp_path, monke
     assert not any(path.is_dir() for path in tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_a_store_supersedes_another_one_once_all_primaries_have_reported_it(last):
+def map_with(*reports):
+    """A map with a store of two bundles that some servers have reported to be on their disks."""
     cluster = bundle_map({"ps-0": ["ps-0"], "ps-1": ["ps-1"]}, copies=1)
     (store,) = cluster.stores.values()
-    for name, has in {"ps-0": True, "ps-1": last}.items():
-        node = msgspec.structs.replace(cluster.nodes[name], info={SAVED: [served_word(store)] if has else []})
+    for name in ("ps-0", "ps-1"):
+        words = [served_word(store)] if name in reports else []
+        node = msgspec.structs.replace(cluster.nodes[name], info={SAVED: words})
         cluster = msgspec.structs.replace(cluster, nodes={**cluster.nodes, name: node})
-    assert is_saved(cluster, store) is last
+    return cluster, store
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_store_supersedes_another_one_once_all_primaries_have_reported_it(last):
+    assert is_saved(*map_with("ps-0", *["ps-1"] * last)) is last
 
 
 ENTRY = [[np.ones(4, np.uint8)]]
@@ -154,6 +161,7 @@ async def test_a_primary_appends_no_entry_of_a_bundle_before_its_pieces_are_on_t
         await store.reopen()
         store.begin(catalogue_of(durable=True), lambda name, work: group.create_task(work, name=name))
         joined(store, "ps-0", ready=ready)
+        store.whole()
         await store.append(EntryKey("ps-0", 1, 1), ENTRY, of_primary=True)
         joined(store, "ps-1", ready=ready)
         later = group.create_task(store.append(EntryKey("ps-1", 1, 1), ENTRY, of_primary=True), name="later")
@@ -170,3 +178,23 @@ async def test_a_primary_appends_no_entry_of_a_bundle_before_its_pieces_are_on_t
 
     assert {name.shard for name in found.states if name.home == "ps-1"} == set(range(len(PIECES)))
     assert len(found.entries["ps-1"]) == 1
+
+
+async def test_a_primary_appends_no_entry_before_all_primaries_have_the_store_on_their_disks(tmp_path):
+    """An earlier store comes back until then."""
+    _, record = map_with()
+    async with opened_disk(tmp_path, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+        saved = SavedStores(disk, node="ps-0", membership=pytest.fail, spawn=pytest.fail, notice=print)
+        store = disk.of(record.id)
+        await store.reopen()
+        store.begin(catalogue_of(durable=True), lambda name, work: group.create_task(work, name=name))
+        joined(store, "ps-0", ready={"ps-0"})
+        entry = group.create_task(store.append(EntryKey("ps-0", 1, 1), ENTRY, of_primary=True), name="entry")
+        await store._completed.wait()  # the pieces are on this disk
+        for position, reports in enumerate([(), ("ps-0",), ("ps-0", "ps-1")], 2):
+            saved.follow(map_with(*reports)[0])
+            await asyncio.sleep(0)
+            # An append of the primary would come before this one.
+            await store.append(EntryKey("ps-0", position, 1), ENTRY, of_primary=False)
+            assert entry.done() is (len(reports) == 2)
+        await store.end(for_good=True)

@@ -9,7 +9,7 @@ import pytest
 from adam_async.cluster.networks import cluster_network, copies_path
 from adam_async.errors import BindFailed, first_cause
 from adam_async.parameter_server import bundle_copy
-from adam_async.parameter_server.server_links import PIECES_BUFFER_BYTES
+from adam_async.parameter_server.piece_link import PIECES_CONFIG
 from adam_async.run.cluster_map import COPIES
 from adam_async.runtime.clock import system_entropy
 from adam_async.store.rules import Sgd
@@ -151,7 +151,7 @@ async def test_pieces_for_a_joining_server_leave_on_a_link_with_a_small_buffer(m
                     socket.SOL_SOCKET, socket.SO_SNDBUF
                 )
 
-            assert send_buffer(pieces) <= 2 * PIECES_BUFFER_BYTES < send_buffer(entries)
+            assert send_buffer(pieces) <= 2 * PIECES_CONFIG.socket_buffer_bytes < send_buffer(entries)
             (first, second, third) = [
                 servers.copies()["ps-0", node].copy.shards.shards for node in ("ps-0", "ps-1", "ps-2")
             ]

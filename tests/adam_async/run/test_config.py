@@ -97,6 +97,8 @@ def test_wrong_stragglers_are_refused_with_the_right_form(slow, said):
         ({"clip": -1}, "clip must be a number of at least 0.0"),
         ({"layer_rate": 0.002, "rule": "adagrad"}, "layer_rate=0.002 belongs to rule sgd"),
         ({"checkpoint_every": -1}, "checkpoint_every must be a number of at least 0"),
+        ({"keep": 0}, "keep must be a number of at least 1, not 0"),
+        ({"keep": 1_000_001}, "keep must be at most 1000000, not 1000001"),
         ({"weights": "aliased", "consistency": "bsp"}, "weights=aliased needs consistency=asp"),
         ({"weights": "aliased", "clip": 1}, "weights=aliased needs clip=0.0"),
         ({"weights": "aliased", "record": True}, "weights=aliased needs record=False"),

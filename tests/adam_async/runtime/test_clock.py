@@ -4,7 +4,7 @@ import asyncio
 import time
 from contextlib import asynccontextmanager
 
-from adam_async.runtime.clock import INTERVAL_S, LoopLag, Timer, system_entropy
+from adam_async.runtime.clock import INTERVAL_S, LoopLag, Timer, system_entropy, utc_time
 
 
 class Watched:
@@ -116,3 +116,8 @@ async def test_a_blocked_loop_lags():
 def test_entropy_has_the_length_asked_for_and_does_not_repeat():
     assert len(system_entropy(16)) == 16
     assert system_entropy(16) != system_entropy(16)
+
+
+def test_any_time_of_a_file_has_a_date():
+    assert utc_time(86_400.9) == "1970-01-02T00:00:00Z"
+    assert (utc_time(-1e30), utc_time(1e30)) == ("1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z")

@@ -11,15 +11,16 @@ from adam_async.simulation.scenario import Violation
 class Store:
     """One array of a store over its returns, with a clock by hand."""
 
-    def __init__(self, permitted_s=1.0):
+    def __init__(self, permitted_s=1.0, *, summed=False):
         self.now = 0.0
         self.losses = Losses(permitted_s=permitted_s, now=lambda: self.now)
-        self.array = SavedPushes("store-0", "a", rows=2, columns=8, losses=self.losses)
+        self.summed = summed
+        self.array = SavedPushes("store-0", "a", rows=2, columns=8, losses=self.losses, summed=summed)
         self.returns = 0
 
-    def push(self, at_s):
+    def push(self, at_s, clock=0):
         self.now = at_s
-        column = self.array.begin("client")
+        column = self.array.begin("client", clock=clock)
         self.array.acknowledged(column, ())
         return column
 
@@ -30,12 +31,14 @@ class Store:
     def come_back(self):
         self.returns += 1
         id = f"store-{self.returns}"
-        self.array = SavedPushes(id, "a", rows=2, columns=8, losses=self.losses, before=self.array)
+        self.array = SavedPushes(
+            id, "a", rows=2, columns=8, losses=self.losses, summed=self.summed, before=self.array
+        )
 
-    def pull(self, *columns, versions=(0, 0), times=1.0):
+    def pull(self, *columns, versions=(0, 0), times=1.0, bound=0):
         rows = np.zeros((2, 8))
         rows[:, list(columns)] = times
-        self.array.pulled("client", self.array.before(), Pulled(rows=rows, versions=versions))
+        self.array.pulled("client", self.array.before(), Pulled(rows=rows, versions=versions, bound=bound))
 
 
 def test_a_recent_push_may_be_lost_and_counts():
@@ -128,3 +131,68 @@ def test_a_loss_is_judged_once():
     store.come_back()
     store.pull()
     assert store.losses.lost == 2
+
+
+def stepped():
+    """A store in bsp with two complete steps of two pushes each, and a push to the third."""
+    store = Store(summed=True)
+    for clock in (1, 2):
+        store.push(1.0, clock)
+        store.push(1.0, clock)
+        store.pull(*range(2 * clock), versions=(clock, clock), times=0.5, bound=clock)
+    store.push(1.0, 3)
+    return store
+
+
+def test_a_step_in_progress_ends_with_its_store_whenever_it_was_acknowledged():
+    store = stepped()
+    store.lose(9.0)
+    store.come_back()
+    store.pull(0, 1, 2, 3, times=0.5)
+    assert store.losses.lost == 2
+
+
+def test_a_step_that_was_pulled_may_be_lost_as_long_as_other_pushes():
+    store = stepped()
+    store.lose(1.5)
+    store.come_back()
+    store.pull(0, 1, times=0.5)
+
+    store = stepped()
+    store.lose(9.0)
+    store.come_back()
+    with pytest.raises(Violation, match=r"loss bound.*push 2 .*8\.000 s before the loss"):
+        store.pull(0, 1, times=0.5)
+
+
+def test_no_earlier_step_than_one_that_came_back_may_be_lost():
+    store = stepped()
+    store.lose(1.5)
+    store.come_back()
+    with pytest.raises(Violation, match=r"push 0 .*with its step, or a later one"):
+        store.pull(2, 3, times=0.5)
+
+
+def test_a_step_comes_back_as_a_whole():
+    store = stepped()
+    store.lose(1.5)
+    store.come_back()
+    with pytest.raises(Violation, match=r"push 1 .*with its step, or a later one"):
+        store.pull(0)
+
+    store = stepped()
+    store.lose(1.5)
+    store.come_back()
+    with pytest.raises(Violation, match=r"I2.*step 1 of store-0/a has the shares"):
+        store.pull(0, 1, times=1.0)
+
+
+def test_the_steps_of_a_store_that_came_back_are_checked_apart_from_earlier_ones():
+    store = stepped()
+    store.lose(1.5)
+    store.come_back()
+    store.pull(0, 1, times=0.5)
+    first = store.push(2.0, 1)
+    rows = np.zeros((2, 8))
+    rows[:, [0, 1]], rows[:, first] = 0.5, 1.0
+    store.array.pulled("client", store.array.before(), Pulled(rows=rows, versions=(1, 1), bound=1))

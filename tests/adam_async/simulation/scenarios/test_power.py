@@ -5,7 +5,7 @@ import pytest
 
 from adam_async.simulation.plan import Case, Fault, Options, Plan, in_order
 from adam_async.simulation.runner import draw_case, run_case, run_seed
-from adam_async.simulation.scenarios.power import ACKS, LOST, POWER_CUTS, RECOVERED
+from adam_async.simulation.scenarios.power import ACKS, CONSISTENCIES, LOST, POWER_CUTS, RECOVERED
 from adam_async.simulation.scenarios.power_cluster import QUARANTINE, READ_BACK, REPLAYED
 from adam_async.simulation.scenarios.power_faults import ALL_KINDS, DISK_KINDS, ONE_KINDS, SPARING_KINDS
 from adam_async.simulation.wire import Conditions
@@ -18,13 +18,15 @@ BATCHES = [
 ]
 
 
-def case_of(*faults: Fault, seed: int = 1, ack: str = "replicated", copies: int = 2) -> Case:
+def case_of(
+    *faults: Fault, seed: int = 1, ack: str = "replicated", copies: int = 2, consistency: str = "asp"
+) -> Case:
     """A run over a quiet network with these faults alone."""
     settings = {
         "ack": ack,
         "copies": copies,
         "min_in_sync": 0,
-        "consistency": "asp",
+        "consistency": consistency,
         "momentum": False,
         "flush_s": 0.5,
         "pace_s": 0.2,
@@ -53,6 +55,15 @@ def test_a_durable_store_comes_back_with_all_acknowledged_pushes() -> None:
     assert result.counts[LOST] == 0
 
 
+def test_a_step_in_progress_ends_with_its_store() -> None:
+    fault = Fault(at_s=2.8, kind="power", lasts_s=0.3)
+    result = run_case(POWER_CUTS, case_of(fault, ack="durable", copies=1, consistency="bsp"))
+
+    assert (result.invariant, result.text) == ("", "")
+    assert result.counts[RECOVERED] > 0
+    assert result.counts[LOST] > 0
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("ack", ["replicated", "durable"])
 @pytest.mark.parametrize("kind", sorted({*ALL_KINDS, *ONE_KINDS, *DISK_KINDS, *SPARING_KINDS}))
@@ -75,6 +86,7 @@ def test_a_plan_ends_all_servers_and_draws_every_mode() -> None:
     assert kinds == {*ALL_KINDS, *ONE_KINDS, *DISK_KINDS, *SPARING_KINDS}
     settings = [plan.options.settings for plan in plans]
     assert {each["ack"] for each in settings} == {*ACKS}
+    assert {each["consistency"] for each in settings} == {*CONSISTENCIES}
     assert all((each["copies"] == 1) or each["ack"] != "single" for each in settings)
     assert len({msgspec.json.encode(plan) for plan in plans}) == 200
 

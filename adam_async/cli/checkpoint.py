@@ -1,0 +1,149 @@
+"""The commands of `checkpoint`: checkpoints listed, verified, and their model written as a file."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from adam_async.checkpoint.files import load_weights
+from adam_async.checkpoint.manifest import CheckpointError, Manifest
+from adam_async.checkpoint.model_file import check_finite, dump_arrays, dump_model, load_model
+from adam_async.checkpoint.summary import checkpoints_in, summary_of
+from adam_async.checkpoint.verification import Verification, verify_checkpoint
+from adam_async.cli.checkpoint_options import CheckpointExportOptions, CheckpointOptions
+from adam_async.cli.files import check_target, write_file
+from adam_async.cli.printable import printable
+from adam_async.cli.tables import new_table, print_json
+from adam_async.cli.terminal import Terminal
+from adam_async.errors import ConfigError, DataError
+from adam_async.model.network import Network
+from adam_async.model.spec import ModelSpec
+from adam_async.run.train_step import StepSpec
+from adam_async.run.user_code import add_import_folder, import_layers, read_layers
+from adam_async.runtime.disk import Disk
+
+
+async def list_checkpoints(path: Path, options: CheckpointOptions, terminal: Terminal) -> int:
+    """Print a row for each checkpoint, the one that a resumed run reads first on top.
+
+    Raises:
+        CheckpointError: The folder cannot be read, or has no checkpoint.
+    """
+    async with Disk() as disk:
+        folder, names, problems = await checkpoints_in(path, disk)
+        newest = names[0] if folder == path else ""
+        found = [await summary_of(folder / name, disk, latest=name == newest) for name in names]
+        summaries = [each for each in found if each.whole or await _is_there(folder / each.name, disk)]
+    if options.json:
+        print_json({"folder": str(folder), "checkpoints": summaries, "problems": problems}, terminal)
+        return 0
+    table = new_table("checkpoint", "files", ">epoch", ">groups", "run", "mode", "model", "written", ">bytes")
+    for each in summaries:
+        table.add_row(
+            each.name,
+            "whole" if each.whole else "damaged",
+            f"{each.epoch:,}",
+            f"{each.groups:,}",
+            *map(printable, (each.run, each.mode, each.model)),  # a line may end within a text of a file
+            each.written,
+            f"{each.bytes:,}",
+        )
+    terminal.table(table)
+    for problem in (*problems, *(each.problem for each in summaries if each.problem)):
+        terminal.print(problem)
+    return 0
+
+
+async def verify_checkpoints(path: Path, options: CheckpointOptions, terminal: Terminal) -> int:
+    """Read every byte of checkpoints, and print a line for each, with its problems.
+
+    Raises:
+        CheckpointError: The folder cannot be read, or has no checkpoint.
+        DataError: A checkpoint, or the file `latest`, is damaged.
+    """
+    found: list[Verification] = []
+    async with Disk() as disk:
+        folder, names, problems = await checkpoints_in(path, disk)
+        for name in names:
+            each = await verify_checkpoint(folder / name, disk)
+            if not each.whole and not await _is_there(folder / name, disk):
+                terminal.notice(f"{name}: a run has removed it meanwhile")
+                continue
+            found.append(each)
+            if options.json:
+                continue
+            state = f"whole, {each.files} files, {each.bytes:,} bytes" if each.whole else "damaged"
+            terminal.print(f"{name}: {state}")
+            for problem in each.problems:
+                terminal.print(f"  {problem.text}")
+    if options.json:
+        print_json({"folder": str(folder), "checkpoints": found, "problems": problems}, terminal)
+    damaged = [each.name for each in found if not each.whole]
+    if not damaged and not problems:
+        return 0
+    what = [f"damaged: {', '.join(damaged)}"] if damaged else []
+    whole = next((each.name for each in found if each.whole), None)
+    remedy = f"--resume {folder / whole} continues from a whole one" if whole else "none is whole"
+    raise DataError("; ".join([*what, *problems, remedy]))
+
+
+async def export_checkpoint(
+    path: Path, file: Path, options: CheckpointExportOptions, terminal: Terminal
+) -> int:
+    """Write the model of a checkpoint as a file.
+
+    Raises:
+        ConfigError: No checkpoint is whole, its model cannot be built, or the file cannot be written.
+    """
+    for code in options.step_path:
+        add_import_folder(code)
+    layers = import_layers(read_layers(options.layers))
+    async with Disk() as disk:
+        folder, _, _ = await checkpoints_in(path, disk)
+        await disk.run(_check_outside, file, folder)
+        await check_target(file, disk)
+        manifest, weights, problems = await load_weights(path, disk)
+        for problem in problems:
+            terminal.notice(f"an older checkpoint is exported: {problem}")
+        data = await disk.run(_model_file, manifest, weights, layers)
+        await write_file(file, "the model", [data], disk)
+    terminal.print(f"{file}: {len(weights)} arrays of {manifest.name}, {len(data):,} bytes")
+    return 0
+
+
+async def _is_there(folder: Path, disk: Disk) -> bool:
+    """Whether a checkpoint is still there: a run removes old ones, by a rename first."""
+    try:
+        await disk.names(folder)
+    except OSError:
+        return False
+    return True
+
+
+def _check_outside(file: Path, folder: Path) -> None:
+    """Check that a file does not become part of a checkpoint. Raises ConfigError: it would."""
+    if file.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"{file} is in the folder of the checkpoints: name a file elsewhere")
+
+
+def _model_file(manifest: Manifest, weights: Mapping[str, NDArray[Any]], layers: Mapping[str, Any]) -> bytes:
+    """Return the file of a checkpoint's model, as `train --out` writes it.
+
+    The file of a step has no derived tensors, because they need the step's code.
+
+    Raises:
+        ConfigError: A value is not finite, or the model of a network cannot be built.
+    """
+    for name, value in weights.items():
+        check_finite(name, value)
+    if StepSpec.from_dict(manifest.spec) is not None:
+        return dump_arrays(weights)
+    spec = ModelSpec.from_dict(manifest.spec)
+    dtype = next(iter(weights.values())).dtype if weights else "float32"
+    names = manifest.data.get("class_names", [])
+    if not isinstance(names, list):
+        raise CheckpointError(f"{manifest.name} has class_names that are not a list: take an earlier one")
+    data = dump_model(Network(spec, dtype, layers=layers), weights, names)
+    load_model(data, origin=manifest.name, layers=layers)  # the names of a forged manifest may be anything
+    return data

@@ -1,0 +1,73 @@
+"""The commands of `adam-async checkpoint`.
+
+Like `commands.py`, this file imports only modules for `--help`.
+"""
+
+from pathlib import Path
+
+from cyclopts import App
+
+from adam_async.cli.checkpoint_options import CheckpointExportOptions, CheckpointOptions
+from adam_async.cli.running import run_in_loop
+
+checkpoint_commands = App(name="checkpoint", help="List, verify and export the checkpoints of a run.")
+
+
+@checkpoint_commands.command(name="list")
+def checkpoint_list(
+    folder: Path,
+    /,
+    *,
+    options: CheckpointOptions = CheckpointOptions(),  # noqa: B008 - frozen
+) -> int:
+    """List checkpoints: epoch, groups, run, mode, model, time, bytes, and whether all files are there.
+
+    Parameters
+    ----------
+    folder
+        Folder of `train --checkpoint`, or one checkpoint in it.
+    """
+    from adam_async.cli.checkpoint import list_checkpoints
+
+    return run_in_loop(lambda terminal: list_checkpoints(folder, options, terminal), loop=options.loop)
+
+
+@checkpoint_commands.command(name="verify")
+def checkpoint_verify(
+    folder: Path,
+    /,
+    *,
+    options: CheckpointOptions = CheckpointOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Read every byte of checkpoints, and report damage; exit code 3 if one is damaged.
+
+    Parameters
+    ----------
+    folder
+        Folder of `train --checkpoint`, or one checkpoint in it.
+    """
+    from adam_async.cli.checkpoint import verify_checkpoints
+
+    return run_in_loop(lambda terminal: verify_checkpoints(folder, options, terminal), loop=options.loop)
+
+
+@checkpoint_commands.command(name="export")
+def checkpoint_export(
+    folder: Path,
+    file: Path,
+    /,
+    *,
+    options: CheckpointExportOptions = CheckpointExportOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Write the model of the newest whole checkpoint, or of one that you name, as `train --out` does.
+
+    Parameters
+    ----------
+    folder
+        Folder of `train --checkpoint`, or one checkpoint in it.
+    file
+        File for the model, in the safetensors format; `evaluate`, `predict` and `export` take it.
+    """
+    from adam_async.cli.checkpoint import export_checkpoint
+
+    return run_in_loop(lambda terminal: export_checkpoint(folder, file, options, terminal), loop=options.loop)

@@ -1,0 +1,71 @@
+"""Summaries of checkpoints name what a person has to know, without reading tensors."""
+
+import os
+
+import pytest
+
+from adam_async.checkpoint.files import CheckpointFolder
+from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.checkpoint.run_notes import NAME
+from adam_async.checkpoint.summary import checkpoints_in, summary_of
+from adam_async.runtime.disk import Disk
+from tests.adam_async.checkpoint.checkpoints import checkpoint_of
+
+NAMES = ["checkpoint-0002-000004", "checkpoint-0002-000003"]
+
+
+async def test_a_summary_has_the_facts_of_the_manifest_and_of_the_files(tmp_path):
+    async with Disk() as disk:
+        folder = CheckpointFolder(tmp_path, disk)
+        await folder.take_up(None)
+        await folder.write(checkpoint_of(3))
+        size = await folder.write(checkpoint_of(4))
+        os.utime(tmp_path / NAMES[0] / "manifest.json", (0, 86_400))
+        (tmp_path / NAMES[1] / "state-00001-of-00001.safetensors").unlink()
+        before = disk.statistics().read_bytes
+        assert await checkpoints_in(tmp_path, disk) == (tmp_path, NAMES, [])
+        new, old = [await summary_of(tmp_path / name, disk, latest=name == NAMES[0]) for name in NAMES]
+        assert disk.statistics().read_bytes - before < size
+    assert (new.name, new.epoch, new.groups, new.run, new.mode, new.model) == (
+        NAMES[0],
+        2,
+        4,
+        "run-1",
+        "asp",
+        "a model",
+    )
+    assert (new.whole, new.latest, new.written, new.bytes, new.problem) == (
+        True,
+        True,
+        "1970-01-02T00:00:00Z",
+        size,
+        "",
+    )
+    assert (old.whole, old.latest) == (False, False)
+    assert old.problem.endswith("state-00001-of-00001.safetensors is missing")
+
+
+async def test_a_checkpoint_with_a_damaged_manifest_has_the_place_of_its_name(tmp_path):
+    (tmp_path / NAMES[0]).mkdir()
+    (tmp_path / NAMES[0] / "manifest.json").write_bytes(b"{}")
+    async with Disk() as disk:
+        found = await summary_of(tmp_path / NAMES[0], disk, latest=True)
+    assert (found.epoch, found.groups, found.whole, found.bytes) == (2, 4, False, 0)
+    assert "manifest.json is damaged" in found.problem
+
+
+async def test_a_folder_without_checkpoints_is_refused_with_the_command_for_it(tmp_path):
+    empty, run, server = (tmp_path / name for name in ("empty", "run", "server"))
+    for folder in (empty, run, server):
+        folder.mkdir()
+    (run / NAME).write_bytes(b"{}")
+    (server / "states-00000001.segment").write_bytes(b"")
+    async with Disk() as disk:
+        with pytest.raises(CheckpointError, match=r"empty: train --checkpoint DIR writes them"):
+            await checkpoints_in(empty, disk)
+        for folder in (run, server):
+            with pytest.raises(CheckpointError, match=r"shards of a store, .* train --store"):
+                await checkpoints_in(folder, disk)
+        for path in (tmp_path / "absent", tmp_path / NAMES[0]):
+            with pytest.raises(CheckpointError, match="No such file"):
+                await checkpoints_in(path, disk)
