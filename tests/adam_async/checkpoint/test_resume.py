@@ -11,10 +11,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from adam_async.checkpoint import shard_transfer
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
 from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.model.named import mlp
+from adam_async.parameter_server import clock_snapshot
 from adam_async.report.report import _totals
 from adam_async.run.config import Config, Waits
 from adam_async.runtime.disk import Disk
@@ -131,6 +134,27 @@ async def test_an_exact_checkpoint_has_the_groups_of_whole_steps_and_no_other_up
     assert found.resume.finished == ((0, 2 * clock),)
     assert {clock for state in found.shards for clock in state.clocks.values()} == {clock}
     assert {state.version for state in found.shards} == {clock}
+
+
+async def test_a_reader_without_room_for_its_copies_slows_training_down_and_gets_the_exact_shards(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(clock_snapshot, "COPIES_BYTES", 1)
+    monkeypatch.setattr(clock_snapshot, "ROUND_BYTES", 1)
+    monkeypatch.setattr(shard_transfer, "MESSAGE_BYTES", 1)
+    read = ShardCopies._read
+
+    async def read_late(*args):
+        await turns(20)
+        return await read(*args)
+
+    monkeypatch.setattr(ShardCopies, "_read", read_late)
+    config = config_of(epochs=2, checkpoint_every=10, images_per_group=1, **MODES["bsp-steps"])
+    whole = await train(config, dataset=tiny_dataset(MORE))
+    found = await stopped_from(config, tmp_path, (1, 1), dataset=tiny_dataset(MORE))
+    assert found.manifest.groups < MORE
+    resumed = await train(config, dataset=tiny_dataset(MORE), resume=tmp_path)
+    same_bits(whole.weights, resumed.weights)
 
 
 async def test_a_checkpoint_keeps_the_epochs_and_the_schedule_that_its_run_decided(tmp_path):
