@@ -2,16 +2,16 @@
 
     ADAM_DATA_DIR=DIR python -m benchmarks.store_disk --json FILE [--part latency ack rate] [--folder DIR]
 
-Every part compares clusters of processes on this machine; both sides take turns, and ratios are medians of
-the ratios within a round. `--folder` is on the disk to measure.
+Every part compares clusters of processes on this machine, alternately; ratios are medians of the ratios
+within a round. `--folder` is on the disk to measure.
 
 - `latency`: two servers with two copies (mode `replicated`), each with a disk of its own that takes 10 MB/s
   and 50 ms per sync (`benchmarks.slow_disks`; needs root and gcc), beside two servers without disks. A client
   pushes the gradients of a model at a fixed rate, with the factors that a worker sends for 16 images. A
-  latency counts from the time at which its push is due. The goal is a ratio of the 99 % of at most 1.2. The
-  first row is the disk as a process measures it.
-- `ack`: pushes per second of a client with several pushes under way, on the real disk, by mode; without
-  disks beside it. The first row is the disk.
+  latency counts from the time at which its push is due. The goal: a 99th percentile at most 1.2 times that
+  without disks. The first row is the disk as a process measures it.
+- `ack`: pushes per second of a client with several pushes under way, by mode, on the real disk and without
+  disks. The first row is the disk.
 - `rate`: one epoch of training with two workers and two servers, with and without `--store`, on the real
   disk; the goal is 0.95. A row of `--ack durable` has no goal. From the reports with a store: pieces written,
   which are at most min(updates, pieces x (rounds + 1)) on each server, and bytes written per byte of updated

@@ -277,7 +277,7 @@ class Cluster:
         return codes
 
 
-class Campaign:
+class CaseRunner:
     """The kills of one case."""
 
     def __init__(self, case: Case, folder: Path, options: argparse.Namespace) -> None:
@@ -443,30 +443,30 @@ class Campaign:
 
 async def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Return the rows of all cases."""
-    campaigns = []
+    runners = []
     for number, case in enumerate(case for case in CASES if case.name.startswith(options.case)):
         (folder / str(number)).mkdir()
-        campaigns.append(Campaign(case, folder / str(number), options))
+        runners.append(CaseRunner(case, folder / str(number), options))
     begin = time.monotonic()
     try:
         for number in range(options.kills):
-            campaign = campaigns[number % len(campaigns)]
-            result = campaign.result
+            runner = runners[number % len(runners)]
+            result = runner.result
             if not result.error:
-                await campaign.attempt(campaign.kill())
+                await runner.attempt(runner.kill())
             seconds = time.monotonic() - begin
             print(
-                f"{number + 1} of {options.kills} kills in {seconds:.0f} s: {campaign.case.name}, "
+                f"{number + 1} of {options.kills} kills in {seconds:.0f} s: {runner.case.name}, "
                 f"{result.acknowledged} acknowledged, {result.lost} lost, {len(result.wrong)} wrong",
                 flush=True,
             )
-        for campaign in campaigns:
-            if campaign.result.kills and not campaign.result.error:
-                await campaign.attempt(campaign.recover())
+        for runner in runners:
+            if runner.result.kills and not runner.result.error:
+                await runner.attempt(runner.recover())
     finally:
-        for campaign in campaigns:
-            campaign.abandon()
-    return [campaign.row() for campaign in campaigns]
+        for runner in runners:
+            runner.abandon()
+    return [runner.row() for runner in runners]
 
 
 def main() -> None:

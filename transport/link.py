@@ -157,7 +157,7 @@ class Link(ABC):
 
     @abstractmethod
     def hold_large(self, is_held: bool) -> None:
-        """Stop to send large messages after their present chunks, or go on. Other messages leave as before.
+        """Stop sending large messages after their present chunks, or go on. Other messages leave as before.
 
         Held bytes are no progress: a link that is held for ``stalled_after_s`` ends.
         """

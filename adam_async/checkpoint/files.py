@@ -150,7 +150,7 @@ class CheckpointFolder:
             keep: Number of checkpoints that stay, this one included, at least 1.
 
         Returns:
-            Size of the file in bytes.
+            Size of its files in bytes.
 
         Raises:
             OSError: The checkpoint could not be written; the earlier checkpoints are unchanged.

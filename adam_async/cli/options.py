@@ -207,7 +207,7 @@ class TrainOptions:
     checkpoint_misses: int | None = None
     """Failed checkpoints in a row that end the run; 0: train on without checkpoints."""
     keep: int | None = None
-    """Checkpoints that stay in the folder, the newest ones; an older one goes once a new one is durable."""
+    """Number of newest checkpoints that stay in the folder; older ones go once a new one is on the disk."""
     weights: Literal["auto", "copy", "aliased"] | None = None
     """Train on a copy, or in place on the servers' memory (aliased); auto is in place if possible."""
     protocol: Literal["auto", "delta", "factors"] | None = None
@@ -381,8 +381,8 @@ class ServerOptions(MemberOptions):
     """Options of a parameter server."""
 
     copies_bind: Annotated[str, set_by_variable("copies_bind")] = ""
-    """tcp://HOST:PORT for the other servers, such as of an interface of their own; by default they use
-    --bind."""
+    """tcp://HOST:PORT to listen on for the other servers, such as on a network of their own; by default that
+    of --bind."""
     dir: Path | None = None
     """Folder of this server for its shards, which survive the loss of all servers; without it they are in
     memory only."""

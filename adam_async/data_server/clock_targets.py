@@ -82,7 +82,7 @@ class ClockTargets:
         self.end = max(self.end, clock)
 
     def begin_of(self, replica: Replica) -> int:
-        """Earliest clock at which the groups of a live replica begin that it gets now."""
+        """Return the earliest clock at which groups begin that a live replica gets now."""
         return self._courses[replica].clock
 
     def give(self, replica: Replica) -> int:

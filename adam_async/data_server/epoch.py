@@ -2,9 +2,9 @@
 
 Theory of operation
 -------------------
-Each replica has a queue. With a warm start one replica alone has groups first; all others lie aside until
-these are finished. A run that stops *drains* its epoch: no group is leased any more, except those that equal
-clocks need.
+Each replica has a queue. With a warm start one replica alone has groups first; all other groups lie aside
+until these are finished. A run that stops *drains* its epoch: the ledger leases no more groups, except those
+that equal clocks need.
 
 A lost replica leaves unfinished groups. In ranges its groups move to the *successor*, the next live replica;
 in rounds all participants get them, round by round, beginning with the replica that will finish first. In

@@ -225,7 +225,7 @@ class DataState:
         self._late: deque[_LateGroup] = deque()
         """The last finished groups of the epoch, with clocks."""
         self._dropped_clock = 0
-        """Highest clock of the groups that are no more among them."""
+        """Highest clock of the finished groups that `_late` has dropped."""
         self._clock = 0
         self._most_clock = 0
         """Largest clock accepted from a replica, in steps, if replicas synchronise their clocks."""

@@ -64,7 +64,7 @@ class EpochCheckpoints:
         self._phase = phase
 
     async def take(self, epoch: int) -> None:
-        """Take the checkpoints of an epoch; the caller ends this with the epoch. Cancelling it loses one.
+        """Take the checkpoints of an epoch until cancelled, at its end; that loses a checkpoint in progress.
 
         Raises:
             RunFailed: See `Checkpointer.miss`.
@@ -87,7 +87,7 @@ class EpochCheckpoints:
                 with self._phase(f"checkpoint at clock {clock}"):
                     reading = await self._checkpointer.read(self._membership.map, clock, within_s=inf)
             except ClockPassed as passed:
-                # Steps may be shorter than the way to the servers: look farther ahead each time.
+                # Steps may take less time than the request: name a clock farther ahead each time.
                 clock, ahead = passed.clock + ahead, 2 * ahead
                 continue
             if reading is not None:
@@ -103,7 +103,7 @@ class EpochCheckpoints:
         self._write(data, reading)
 
     async def _trained_at(self, clock: int) -> DataCounts:
-        """Return the counts of the groups up to a clock; replicas report them just after their pushes.
+        """Return the counts of the groups up to a clock, which replicas report just after their pushes.
 
         Raises:
             DeadlineExceeded: Not all were reported within `clock_s`.

@@ -76,7 +76,7 @@ class Held(_OfSession, frozen=True, kw_only=True):
 class PieceCopy(_OfSession, frozen=True, kw_only=True):
     """One piece of the state for a member that joins, or a part of it. Tensors: the content.
 
-    With a `digest` the content lacks the arrays: those that the member has offered have this digest.
+    With a `digest` the content lacks the arrays: those on the disk of the member must have this digest.
     """
 
     piece: Index
@@ -87,6 +87,7 @@ class PieceCopy(_OfSession, frozen=True, kw_only=True):
     changed: Count = 0
     """Position at or after that of the last entry that changed an array of the piece."""
     digest: Digest = b""
+    """SHA-256 digest of the arrays; empty if the content has them."""
     nbytes: Count
     part: Index = 0
     parts: Index = 1

@@ -511,7 +511,7 @@ class BundleCopy:
         self._shards.committed(without_shards(content.entry, absent) if absent else content.entry)
 
     def _begin_log_anew(self) -> None:
-        """Note on the disk that the earlier entries there need not precede those after this position."""
+        """Note on the disk that entries after this position do not follow the earlier pieces there."""
         if self._appends is not None:
             log, generation = self._core.log, self._core.record.generation
             self._appends.append(log.start, generation, [], _nothing, None)
@@ -544,4 +544,4 @@ class BundleCopy:
 
 
 def _nothing() -> None:
-    """Wait for nothing behind an entry that has no effect."""
+    """Do nothing once an entry without content is on the disk."""

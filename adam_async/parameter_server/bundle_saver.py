@@ -43,10 +43,14 @@ class StoredPieces(Protocol):
         ...
 
     async def read(self, piece: int, arrays: int) -> tuple[Part, bytes]:
-        """Read the arrays of a piece, which are so many; return them and their digest.
+        """Read the arrays of a piece; return them and their SHA-256 digest.
+
+        Args:
+            piece: Number of the piece in its bundle.
+            arrays: Number of arrays that it must have.
 
         Raises:
-            DataError: The disk lacks the piece, or the piece is damaged.
+            DataError: The disk lacks the piece, the piece is damaged, or it has another number of arrays.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The watch of one member over the others: silence, slow members, invitations and the way home.
+"""The watch of one member over the others: silence, slow members, invitations and handovers to the home.
 
 Each tick, with a heartbeat, strikes out or invites members through the core, or takes over from a silent
 primary. The core decides which of it takes effect.
@@ -77,7 +77,7 @@ class MembersWatch:
         return self._stuck_ticks >= STUCK_TICKS
 
     def stopped(self) -> None:
-        """Note that this member is the primary no more."""
+        """Note that this member is no longer the primary."""
         self._stuck_ticks = 0
 
     def record_changed(self, record: BundleRecord) -> None:

@@ -10,7 +10,7 @@ whole piece. For the core a piece arrives later, as on a slow link.
 
 *Why the digest decides.* Equal digests mean equal bits, whichever primary, generation or entries led to them.
 Positions only save the primary the digest of a piece that has changed, so a wrong position costs bytes, and
-no value. A disk has committed entries only, but its values may be those of another arithmetic: see
+no value. Pieces on a disk have committed entries only, but perhaps the values of another arithmetic: see
 "Numerics" in decision 30.
 
 *If the arrays cannot be read or their digest differs*, the member ends the link. The next session begins with
@@ -65,7 +65,7 @@ class OfferedPieces:
     # --- of this member ----------------------------------------------------------------------
 
     def with_offer(self, message: Message) -> Message:
-        """Return a message; an acknowledgement with the position of the next piece, if the disk has it."""
+        """Return a message; if it is an acknowledgement, with the position of the next piece on the disk."""
         if self._stored is None or not self._is_offering or not isinstance(message, Held):
             return message
         if not message.pieces:

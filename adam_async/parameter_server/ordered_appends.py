@@ -68,7 +68,7 @@ class OrderedAppends:
         nbytes = entry_bytes(list(parts))
         if item is None and self._nbytes + nbytes > MOST_BYTES:
             raise RemoteProtocolError(
-                "replication", f"{self._nbytes + nbytes} bytes of entries wait for the disk, {MOST_BYTES} may"
+                "replication", f"{self._nbytes + nbytes} bytes of entries wait for the disk, of {MOST_BYTES}"
             )
         step = _Step(item, action, is_done=False, nbytes=nbytes)
         self._steps.append(step)

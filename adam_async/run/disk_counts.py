@@ -15,6 +15,7 @@ class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):
     amplification: float
     """Bytes written to files, per byte of these pieces."""
     rounds: int
+    """Complete rounds of writing."""
     syncs: int
     disk_bytes: int
     """Size of the files now."""

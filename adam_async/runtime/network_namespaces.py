@@ -35,7 +35,7 @@ BURST_S = 0.00025
 faster than its rate."""
 
 LEAST_BURST_BYTES = 3 << 10
-"""Minimum of these bytes: two packets of an Ethernet."""
+"""Minimum size of such a burst in bytes: two Ethernet packets."""
 
 QUEUE_S = 0.05
 """Maximum wait of a packet in the queue of a limited link, in seconds; the link drops others."""

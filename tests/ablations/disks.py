@@ -123,7 +123,7 @@ DISKS = (
         disk_patches.take_offered_arrays_unseen,
         guard="tests/adam_async/parameter_server/test_offered_pieces.py::"
         "test_a_disk_with_other_bits_at_the_same_position_is_not_used",
-        seldom="all simulated servers have one arithmetic, and disks have committed entries only",
+        seldom="all simulated servers have one arithmetic, and disks have committed states only",
     ),
     _row(
         "an earlier store stays until the new one is on the disks",

@@ -1,4 +1,4 @@
-"""Summaries of checkpoints name what a person has to know, without reading tensors."""
+"""Summaries of checkpoints have the facts that an operator needs, without reading tensors."""
 
 import os
 
