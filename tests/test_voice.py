@@ -119,8 +119,8 @@ OLD_WORDS = (
         "held",
         "pending contributions",
         within="adam_async/parameter_server/",
-        # Entries that a member of a bundle has:
-        allowed="adam_async/parameter_server/replication/",
+        # Entries that a member of a bundle has, and their acknowledgement:
+        allowed="adam_async/parameter_server/replication/ adam_async/parameter_server/offered_pieces",
     ),
     old("own", "own_applied", within="adam_async/parameter_server/ adam_async/messages/", whole=True),
     old("look", "map_changed", within="adam_async/worker/ adam_async/parameter_server/", whole=True),

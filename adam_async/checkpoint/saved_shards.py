@@ -1,12 +1,14 @@
 """Shards on the disks of servers, of a store whose servers were all lost: found, and read for a new store.
 
-Each server lists the pieces on its disk. Of each piece the reader takes the copy with the highest position in
-its bundle's log. The controllers place the new store afresh, so a server may lose a piece that it had.
+Each server lists the pieces on its disk. Of each piece the reader takes the copy with the newest last entry:
+the newest generation, and in it the highest position. The controllers place the new store afresh, so a server
+may lose a piece that it had.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
@@ -61,19 +63,25 @@ class FoundStore:
         arrays: Its arrays.
         began_ms: Time of its beginning, in milliseconds since 1970: of two stores of a name the larger one is
             newer.
-        best: By home and piece: the position of the newest copy, its clock, and the server that has it.
+        best: By home and piece: generation and position of the newest copy's last entry, its clock, and the
+            server that has it.
     """
 
     name: str
     record: StoreRecord
     arrays: tuple[ArrayRecord, ...]
     began_ms: int
-    best: dict[tuple[str, int], tuple[int, int, str]] = field(default_factory=dict)
+    best: dict[tuple[str, int], tuple[tuple[int, int], int, str]] = field(default_factory=dict)
 
     @property
     def table(self) -> ShardTable:
         """Its shards."""
         return shard_table(self.arrays, shard_bytes=self.record.shard_bytes)
+
+    def has_record(self, record: StoreRecord, arrays: Sequence[ArrayRecord]) -> bool:
+        """Whether a store of the same id has the same record, in the same placement."""
+        mine, theirs = ((each.fixed, each.buckets, each.generation) for each in (self.record, record))
+        return (mine, self.arrays) == (theirs, arrays)
 
     @property
     def clock(self) -> int:
@@ -137,12 +145,12 @@ class SavedShards:
         async with asyncio.TaskGroup() as group:
             for node in servers:
                 group.create_task(ask(node), name=f"{self._endpoint.identity.node}/saved-{node}")
-        found: dict[str, FoundStore] = {}
+        found: dict[str, list[FoundStore]] = {}
         for node in sorted(answers):
             for saved in answers[node][1]:
                 _merge(found, node, saved, name)
         return Survey(
-            stores=tuple(sorted(found.values(), key=lambda each: -each.began_ms)),
+            stores=tuple(sorted(chain(*found.values()), key=lambda each: -each.began_ms)),
             servers=tuple(node for node in servers if node in answers and answers[node][0]),
             without=tuple(node for node in servers if node in answers and not answers[node][0]),
             silent=tuple(node for node in servers if node not in answers),
@@ -218,8 +226,11 @@ class SavedShards:
         return found
 
 
-def _merge(found: dict[str, FoundStore], node: str, saved: SavedStore, name: str) -> None:
-    """Add the pieces of one server; a store that cannot be read counts as absent there."""
+def _merge(found: dict[str, list[FoundStore]], node: str, saved: SavedStore, name: str) -> None:
+    """Add the pieces of one server to a store with the same record, of those with its id.
+
+    A store that cannot be read counts as absent there.
+    """
     try:
         record = msgspec.json.decode(saved.record, type=StoreRecord)
         arrays = msgspec.json.decode(saved.arrays, type=tuple[ArrayRecord, ...])
@@ -228,11 +239,13 @@ def _merge(found: dict[str, FoundStore], node: str, saved: SavedStore, name: str
         return
     if saved.name != name or record.id != saved.id:
         return
-    store = found.setdefault(saved.id, FoundStore(name, record, arrays, saved.began_ms))
-    if (store.record.fixed, store.arrays, store.record.buckets) != (record.fixed, arrays, record.buckets):
-        return
+    stores = found.setdefault(saved.id, [])
+    store = next((each for each in stores if each.has_record(record, arrays)), None)
+    if store is None:
+        store = FoundStore(name, record, arrays, saved.began_ms)
+        stores.append(store)
     store.began_ms = max(store.began_ms, saved.began_ms)
     for piece in saved.pieces:
-        key, mine = (piece.home, piece.piece), (piece.position, piece.clock, node)
-        if key not in store.best or store.best[key][0] < piece.position:
-            store.best[key] = mine
+        key, order = (piece.home, piece.piece), (piece.generation, piece.position)
+        if key not in store.best or store.best[key][0] < order:
+            store.best[key] = order, piece.clock, node

@@ -104,8 +104,8 @@ class DataCounts(Counts, frozen=True, kw_only=True):
 class DiskAge(msgspec.Struct, frozen=True):
     """State of a parameter server's disk."""
 
-    age_s: Seconds | msgspec.UnsetType = msgspec.UNSET
-    """Age of the oldest update that is not on it; unset until it has all shards."""
+    age_s: Seconds | None = None
+    """Age of the oldest update that is not on it; None until it has all shards."""
     full: bool = False
     """Whether the last write found no space."""
 

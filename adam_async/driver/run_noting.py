@@ -184,7 +184,7 @@ class RunNoting:
         """Take the newest point whose updates all servers have on their disks."""
         disks = [each.disk for each in servers]
         self.is_full = any(disk is not UNSET and disk.full for disk in disks)
-        ages = [disk.age_s for disk in disks if disk is not UNSET and disk.age_s is not UNSET]
+        ages = [disk.age_s for disk in disks if disk is not UNSET and disk.age_s is not None]
         if not servers or len(ages) < len(servers):
             return
         until = asked_at - max(ages)

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 
 from adam_async.checkpoint.manifest import Checkpoint, CheckpointError
 from adam_async.checkpoint.run_notes import RunNote, SavedRun
@@ -144,6 +145,8 @@ class SavedRunReader:
                 store = next((store for store in survey.stores if not store.missing()), None)
                 if store is not None:
                     return await self._load(run, note, store, prepared, config, cluster)
+                if note.is_on_disk:
+                    break  # its other servers may still start, so the run before it does not count
             if not any(note.is_on_disk for note in notes):
                 self._note(f"run {notes[0].manifest.run} had not reached the disks: a new run begins")
                 return None
@@ -168,6 +171,12 @@ class SavedRunReader:
         self._progress.phase = "reading the shards of the run"
         tensors = make_tensors(prepared.model, config, prepared.plan)
         states = await self._saved.read(store, tensors, cluster)
+        for name, values in (*tensors.weights.items(), *tensors.state.items()):
+            if not np.isfinite(values).all():
+                raise CheckpointError(
+                    f"{name} of run {manifest.run} has values on the disks that are not finite: continue "
+                    "from a checkpoint (--resume), or begin anew with another --store"
+                )
         clocks = [clock for state in states for clock in state.clocks.values()]
         again = run.trained_again_from(note)
         lost_s = max(run.notes.seen_at - note.at, 0.0)

@@ -107,6 +107,9 @@ Name = Annotated[str, Meta(max_length=160)]
 Addresses = Annotated[str, Meta(max_length=4096)]
 """Address, or several addresses separated by commas."""
 
+Digest = Annotated[bytes, Meta(max_length=32)]
+"""SHA-256 digest, or no byte."""
+
 Packed = Annotated[bytes, Meta(max_length=16384)]
 """Bytes in a frame's meta."""
 

@@ -6,7 +6,7 @@ of entries and pieces travel as tensors.
 """
 
 from adam_async.messages.body import Body, Rows
-from adam_async.messages.bounds import Count, Index, NodeId, StoreId, Version
+from adam_async.messages.bounds import Count, Digest, Index, NodeId, StoreId, Version
 
 
 class _OfSession(Body, frozen=True, kw_only=True):
@@ -69,14 +69,24 @@ class Held(_OfSession, frozen=True, kw_only=True):
     applied: Count
     pieces: Index
     """Number of pieces that the member has."""
+    offered: Count | None = None
+    """Position of the next piece on the disk of a joining member; None if the disk lacks it."""
 
 
 class PieceCopy(_OfSession, frozen=True, kw_only=True):
-    """One piece of the state for a member that joins, or a part of it. Tensors: the content."""
+    """One piece of the state for a member that joins, or a part of it. Tensors: the content.
+
+    With a `digest` the content lacks the arrays: those that the member has offered have this digest.
+    """
 
     piece: Index
     position: Count
     """Position of the last entry in the piece."""
+    origin: Version = 0
+    """Generation of the primary that formed this entry."""
+    changed: Count = 0
+    """Position at or after that of the last entry that changed an array of the piece."""
+    digest: Digest = b""
     nbytes: Count
     part: Index = 0
     parts: Index = 1

@@ -25,8 +25,11 @@ class SavedPiece(msgspec.Struct, frozen=True, array_like=True):
 
     home: NodeId
     piece: Count
+    generation: Version
+    """Generation of the last entry in it: of two servers the larger one is newer, whatever their positions,
+    because a primary begins with all committed entries."""
     position: Count
-    """Position of the last entry in it: of two servers the larger one is newer."""
+    """Position of this entry: of two servers with equal generations the larger one is newer."""
     clock: Clock
     """Highest clock of a replica in its tables, in steps."""
 

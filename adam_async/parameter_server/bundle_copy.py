@@ -10,7 +10,7 @@ entry or piece first: an invalid one costs its link and changes nothing. Durable
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,14 +18,13 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.controller.client import Confirmation
 from adam_async.messages import Body
 from adam_async.messages.replication import Begin, Committed, Copy, PieceCopy
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_saver import BundleSaver
 from adam_async.parameter_server.bundle_shards import BundleShards
+from adam_async.parameter_server.copy_host import CopyHost
 from adam_async.parameter_server.events import Entry
-from adam_async.parameter_server.joining_members import JOIN_S, PAUSE_S, JoiningMembers
 from adam_async.parameter_server.log_entries import (
     Part,
     decode_entry,
@@ -33,6 +32,8 @@ from adam_async.parameter_server.log_entries import (
     entry_bytes,
     without_shards,
 )
+from adam_async.parameter_server.members_watch import MembersWatch
+from adam_async.parameter_server.offered_pieces import OfferedPieces
 from adam_async.parameter_server.ordered_appends import OrderedAppends
 from adam_async.parameter_server.part_collector import PartCollector
 from adam_async.parameter_server.replication.effects import (
@@ -54,8 +55,17 @@ from adam_async.parameter_server.replication.log import Entry as LogEntry
 from adam_async.parameter_server.replication.log import Log
 from adam_async.parameter_server.replication.member import BundleMember
 from adam_async.parameter_server.replication.violations import Violation
-from adam_async.parameter_server.server_links import ServerLinks
-from adam_async.parameter_server.shard_pieces import copy_piece, cut_piece, load_piece, read_piece
+from adam_async.parameter_server.shard_pieces import (
+    Piece,
+    copy_piece,
+    cut_piece,
+    digest_of,
+    load_piece,
+    piece_arrays,
+    read_piece,
+    with_arrays,
+)
+from adam_async.persistence.keys import Order
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec
@@ -63,35 +73,8 @@ from transport import RemoteProtocolError
 
 logger = logging.getLogger(__name__)
 
-SILENT_S = 1.0
-"""Silence after which a primary strikes a member out, in seconds."""
-
-TAKE_OVER_S = 1.3
-"""Silence of the primary after which the first member in sync takes over, in seconds."""
-
-RANK_S = 0.2
-"""Further silence for which each later member waits, in seconds."""
-
-INVITE_S = 5.0
-"""Time for which a bundle lacks a member before its primary invites a new server, in seconds."""
-
-RETURN_S = 0.3
-"""Time for which a bundle lacks a member before its primary invites one that has come back, in seconds."""
-
-HAND_OVER_S = 1.0
-"""Maximum time for which a primary stops ordering for a handover, in seconds."""
-
-LOG_BYTES = 256 << 20
-"""Size of the log above which a primary strikes out the members that it keeps the entries for, in bytes."""
-
 BACK_OFF_S = 0.2
 """Pause after a proposal without an outcome or with a conflict, in seconds."""
-
-STUCK_TICKS = 10
-"""Number of heartbeats without a commit after which the primary refuses questions and names the reason."""
-
-STALLED_TICKS = 50
-"""Number of heartbeats without a commit after which a primary strikes out members that take no entries."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,35 +85,23 @@ class _Content:
     parts: list[Part]
 
 
-Observe = Callable[["BundleCopy", LogEntry, Sequence[Part]], None]
-"""Follows the entries that a copy applies."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _CopiedPiece:
+    """A piece on its way to another member."""
+
+    tensors: Part
+    origin: int
+    changed: int
+    digest: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CopyHost:
-    """The services of a server that a copy needs.
+@dataclass(frozen=True, slots=True, eq=False)
+class _ArrivedPiece:
+    """A piece from the primary."""
 
-    Attributes:
-        links: Links to the other members.
-        now: Returns the time of the loop's clock, in seconds.
-        call_soon: Calls a function in the next iteration of the loop.
-        spawn: Starts a task of the server, by name.
-        set_record: Sets the bundle's record in the map if it has the expected version still; None at the end.
-        next_member: Returns the server to invite, of those that may join; None if there is none.
-        is_live: Whether a server is live in the cluster map.
-        notice: Reports a text to the operator: the controllers log it, and it is an event of a run.
-        observe: Called before a committed entry is applied, with its copy, the entry and its parts.
-    """
-
-    links: ServerLinks
-    now: Callable[[], float]
-    call_soon: Callable[[Callable[[], None]], object]
-    spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-    set_record: Callable[[BundleRecord, int], Coroutine[Any, Any, Confirmation | None]]
-    next_member: Callable[[Callable[[Member], bool]], Member | None]
-    is_live: Callable[[Member], bool]
-    notice: Callable[[str], None]
-    observe: "Observe | None" = None
+    piece: Piece
+    origin: int
+    changed: int
 
 
 class BundleCopy:
@@ -166,7 +137,6 @@ class BundleCopy:
             self._appends = OrderedAppends(saver.journal, host.spawn)
         self._core = BundleMember(me, facts, record)
         self._facts = facts
-        self._copies = copies
         self._shards = shards
         self._pieces = pieces
         self._table = table
@@ -185,17 +155,13 @@ class BundleCopy:
         self._asked: deque[CopyPiece] = deque()
         """Pieces to copy once the shards are between two entries."""
         self._parts = PartCollector()
-        self._committed = 0
-        """Position up to which entries were committed at the last tick."""
-        self._stuck_ticks = 0
-        """Number of ticks since entries wait and none was committed."""
+        self._offers = OfferedPieces(saver, host.spawn)
+        self._generation = 0
+        """Generation of the last applied entry; 0 before the first one here."""
+        self._origins = [0] * facts.pieces
+        """Generation of the last entry in each piece when it came from a primary."""
         self._proposing: asyncio.Task[None] | None = None
-        self._joining = JoiningMembers(record.members)
-        self._struck_out: set[Member] = set()
-        """Members that this primary has asked the controllers to strike out."""
-        self._lacks_since: float | None = None
-        self._home_since: float | None = None
-        """Time since which the home could take over, while another server is the primary."""
+        self._watch = MembersWatch(self._core, facts, host, copies)
 
     def start(self) -> None:
         """Take up the links that are there, and carry out the first effects of the core."""
@@ -243,6 +209,11 @@ class BundleCopy:
         return self._core.is_whole
 
     @property
+    def pieces_from_disk(self) -> int:
+        """Number of pieces whose arrays were on the disk of this server when it joined."""
+        return self._offers.taken
+
+    @property
     def shards(self) -> Bundle:
         """The shards of this copy."""
         return self._shards.bundle
@@ -255,12 +226,12 @@ class BundleCopy:
     @property
     def away(self) -> Set[Member]:
         """Live servers that the primary may invite once they answer again."""
-        return {*filter(self._host.is_live, self._joining.away)} if self.is_primary else frozenset()
+        return self._watch.away if self.is_primary else frozenset()
 
     @property
     def is_stuck(self) -> bool:
         """Whether entries of this primary have waited for a while, and none was committed."""
-        return self._stuck_ticks >= STUCK_TICKS
+        return self._watch.is_stuck
 
     def why_not_committing(self) -> str:
         """Text that names what the last entry waits for; empty if it is committed."""
@@ -270,17 +241,10 @@ class BundleCopy:
 
     def record_changed(self, record: BundleRecord) -> None:
         """Follow the bundle's record in the cluster map."""
-        now, before = self._host.now(), self._core.record
-        # A live server that was not struck out has left by itself, because it cannot hold its copy.
-        left = {*before.joining} - {*record.members} - self._struck_out
-        self._joining.pause(filter(self._host.is_live, left), now)
-        self._struck_out.intersection_update(record.members)
-        for member in sorted(self._joining.members_changed({*record.members}, now)):
-            self._host.links.dial_again(member)
-        for member in {*record.members} - {*before.members}:
-            self._host.links.expect(member)
+        self._watch.record_changed(record)
         self._core.record_changed(record)
         self._parts.keep(record.members)
+        self._offers.keep(record.members)
         self._run()
 
     def link(self, member: Member, *, is_up: bool) -> None:
@@ -359,95 +323,41 @@ class BundleCopy:
             content = _Content(decode_entry(parts, bundle, self._table), parts)
         elif isinstance(message, PieceCopy) and message.piece < len(self._pieces):
             tensors = [tensor for part in parts for tensor in part]
-            content = read_piece(bundle, self._pieces[message.piece], self._table, tensors)
+            specs = self._pieces[message.piece]
+            if message.digest:
+                whole = partial(self._take_offered, sender, message, tensors)
+                failed = partial(self._refuse_offered, sender, message)
+                self._offers.read(message, len(piece_arrays(bundle, specs)), whole, failed)
+                return
+            piece = read_piece(bundle, specs, self._table, tensors)
+            if message.origin > message.generation:
+                raise RemoteProtocolError("origin", f"{message.origin}, of generation {message.generation}")
+            content = _ArrivedPiece(piece, message.origin, message.changed)
         try:
             self._core.received(sender, message, content)
         except Violation as error:
             raise RemoteProtocolError("replication", str(error)) from None
+        if sender in self._core.record.members:
+            self._offers.received(sender, message)
         self._run()
+
+    def _take_offered(self, sender: Member, message: PieceCopy, tensors: Part, arrays: Part) -> None:
+        """Take a piece whose arrays this server had on its disk."""
+        message = msgspec.structs.replace(message, digest=b"")
+        self._take_later(sender, message, [with_arrays(tensors, arrays)])
+
+    def _refuse_offered(self, sender: Member, message: PieceCopy, why: str) -> None:
+        """End the link, so that the primary sends all pieces in the next session."""
+        logger.warning(
+            "%s joins the shards of %s in store %s anew, without its disk: piece %d: %s",
+            *(self.me[0], self._facts.home, self._facts.store, message.piece, why),
+        )
+        self._host.links.hang_up(sender)
 
     def tick(self) -> None:
         """Look for silent members; to be called with each heartbeat."""
-        core, record, links = self._core, self._core.record, self._host.links
-        if core.is_primary:
-            silent = [
-                member for member in record.members if member != core.me and links.silent_s(member) > SILENT_S
-            ]
-            self._joining.silent(silent)
-            self._strike_out([*silent, *core.laggards(LOG_BYTES)])
-            self._count_stuck_ticks()
-            if self._stuck_ticks >= STALLED_TICKS:
-                self._strike_out(core.waits_for())
-            self._strike_out_stalled()
-            self._invite()
-            self._bring_home()
-        elif core.me in record.in_sync and record.primary is not None:
-            rank = record.in_sync.index(core.me) - 1
-            silent_s = links.silent_s(record.primary)
-            if silent_s > TAKE_OVER_S + RANK_S * rank:
-                self._joining.silent([record.primary])
-                core.take_over()
+        self._watch.tick()
         self._run()
-
-    def _strike_out(self, members: Iterable[Member]) -> None:
-        for member in members:
-            self._struck_out.add(member)
-            self._core.strike_out(member)
-
-    def _strike_out_stalled(self) -> None:
-        """Strike out the joining members without progress, and name the reason and the remedy."""
-        core, facts = self._core, self._facts
-        pieces = core.joining_pieces()
-        stalled = self._joining.stalled(pieces, facts.pieces, self._host.now())
-        named = set(stalled) - self._struck_out
-        self._strike_out(stalled)
-        for member in sorted(named):
-            self._host.notice(
-                f"{member[0]} does not join the shards of {facts.home} in store {facts.store}: it has "
-                f"{pieces[member]} of {facts.pieces} pieces, and none was new for {JOIN_S:g} s; its log may "
-                f"have the reason; it is invited again after {PAUSE_S:g} s: start it again, or add a server"
-            )
-
-    def _count_stuck_ticks(self) -> None:
-        log = self._core.log
-        is_stuck = log.committed < log.last and log.committed == self._committed
-        self._stuck_ticks = self._stuck_ticks + 1 if is_stuck else 0
-        self._committed = log.committed
-
-    def _invite(self) -> None:
-        """Invite another server if the bundle has lacked a member for a while."""
-        now, record = self._host.now(), self._core.record
-        if len(record.members) >= self._copies:
-            self._lacks_since = None
-        elif self._lacks_since is None:
-            self._lacks_since = now
-        elif now - self._lacks_since > RETURN_S:
-            barred = self._joining.barred(now, self._host.links.answers)
-            # A server that was lost returns at once. Another one is invited after a while, because it would
-            # keep the place of the lost one, or at once if pushes wait for it.
-            takes_all = now - self._lacks_since > INVITE_S or len(record.in_sync) < self._facts.min_in_sync
-
-            def may_join(server: Member) -> bool:
-                return server not in barred and (takes_all or self._joining.is_back(server))
-
-            member = self._host.next_member(may_join)
-            if member is not None:
-                self._lacks_since = now
-                self._core.invite(member)
-
-    def _bring_home(self) -> None:
-        """Hand over to the home of the bundle once it was in sync for a while, so that loads stay even."""
-        now, record = self._host.now(), self._core.record
-        home = next((member for member in record.in_sync if member[0] == self._facts.home), None)
-        if home is None or home == self._core.me or len(record.in_sync) < self._copies:
-            self._home_since = None
-        elif self._home_since is None:
-            self._home_since = now
-        elif now - self._home_since > HAND_OVER_S + INVITE_S:
-            self._core.cancel_hand_over()
-            self._home_since = now
-        elif now - self._home_since > INVITE_S:
-            self._core.hand_over(home)
 
     # --- effects -----------------------------------------------------------------------------
 
@@ -496,11 +406,15 @@ class BundleCopy:
                 self._unproposed.clear()
                 if self._appends is not None:
                     self._appends.drop_own()
-                self._stuck_ticks = 0
+                self._watch.stopped()
                 self._shards.follow()
             case Removed():
+                self._offers.drop()
                 self._shards.leave()
             case StartAnew():
+                self._offers.drop()
+                self._generation = 0
+                self._begin_log_anew()
                 self._to_apply.clear()
                 self._applying = self._done = 0
                 self._is_catching_up = True
@@ -508,7 +422,10 @@ class BundleCopy:
             case CopyPiece():
                 self._asked.append(effect)
             case TakePiece():
-                load_piece(self._shards.bundle, effect.content)
+                load_piece(self._shards.bundle, effect.content.piece)
+                self._origins[effect.piece] = effect.content.origin
+                if self._saver is not None:
+                    self._saver.arrived(effect.piece, effect.content.changed)
             case ReadRecord():
                 return  # the map is on its way
 
@@ -516,14 +433,21 @@ class BundleCopy:
         links, message = self._host.links, effect.message
         as_primary = self._core.is_primary
         if isinstance(message, Copy | PieceCopy):
-            parts = effect.content.parts if isinstance(message, Copy) else cut_piece(effect.content)
+            content, parts = effect.content, []
+            if isinstance(message, PieceCopy):
+                parts = cut_piece(content.tensors)
+                message = msgspec.structs.replace(
+                    message, origin=content.origin, changed=content.changed, digest=content.digest
+                )
+            else:
+                parts = content.parts
             for number, part in enumerate(parts):
                 numbered: Body = message
                 if len(parts) > 1:
                     numbered = msgspec.structs.replace(message, part=number, parts=len(parts))
                 links.send(effect.to, numbered, part, as_primary=as_primary)
         else:
-            links.send(effect.to, message, as_primary=as_primary)
+            links.send(effect.to, self._offers.with_offer(message), as_primary=as_primary)
 
     async def _set_record(self, record: BundleRecord, expected: int) -> None:
         outcome = await self._host.set_record(record, expected)
@@ -549,7 +473,7 @@ class BundleCopy:
         if self._asked and is_between:
             self._copy_piece(self._asked.popleft(), bundle)
         elif copies and is_between and self._saver is not None:
-            self._saver.copy_requested(bundle, self._core.position_of)
+            self._saver.copy_requested(bundle, self._order_of)
         elif self._to_apply and may_apply:
             self._applying += 1
             self._apply(self._to_apply.popleft(), bundle)
@@ -576,12 +500,21 @@ class BundleCopy:
             if not absent:
                 bundle.share_equal_tables()
         bundle.absent = absent
+        if self._saver is not None:
+            self._saver.entry = logged.position
+        self._generation = logged.generation
         content: _Content = logged.content
         if self._host.observe is not None:
             self._host.observe(self, logged, content.parts)
         if self._appends is not None and self._saver is not None:
             self._saver.entered(content.entry)  # a complete round drops the entry on the disk
         self._shards.committed(without_shards(content.entry, absent) if absent else content.entry)
+
+    def _begin_log_anew(self) -> None:
+        """Note on the disk that the earlier entries there need not precede those after this position."""
+        if self._appends is not None:
+            log, generation = self._core.log, self._core.record.generation
+            self._appends.append(log.start, generation, [], _nothing, None)
 
     def _count_applied(self) -> None:
         new = self._shards.bundle.entries_applied - self._done
@@ -592,9 +525,23 @@ class BundleCopy:
         if new and self._appends is not None:
             self._appends.journal.applied(self._core.log.applied)
 
+    def _order_of(self, piece: int) -> Order:
+        """Return the generation and the position of the last entry in a piece, between two entries."""
+        return max(self._generation, self._origins[piece]), self._core.position_of(piece)
+
     def _copy_piece(self, asked: CopyPiece, bundle: Bundle) -> None:
-        piece = copy_piece(bundle, self._pieces[asked.piece])
-        self._core.piece_copied(asked, self._core.log.applied, piece, entry_bytes([piece]))
+        specs, position = self._pieces[asked.piece], self._core.log.applied
+        is_there = self._offers.is_unchanged(asked, position)
+        tensors = copy_piece(bundle, specs, has_arrays=not is_there)
+        digest = digest_of(piece_arrays(bundle, specs)) if is_there else b""
+        changed = self._saver.changed_at(asked.piece) if self._saver is not None else position
+        origin, _ = self._order_of(asked.piece)
+        content = _CopiedPiece(tensors, origin, changed, digest)
+        self._core.piece_copied(asked, position, content, entry_bytes([tensors]))
 
     def __repr__(self) -> str:
         return f"<BundleCopy {self._facts.home} {self._core!r}>"
+
+
+def _nothing() -> None:
+    """Wait for nothing behind an entry that has no effect."""

@@ -13,7 +13,7 @@ from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import Apply, Contribute, Entry, QueuedTick
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.piece_states import piece_state
-from adam_async.persistence.keys import State
+from adam_async.persistence.keys import Order, State
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec
 
@@ -35,6 +35,22 @@ class Journal(Protocol):
         ...
 
 
+class StoredPieces(Protocol):
+    """The pieces of a bundle on the disk."""
+
+    def position(self, piece: int) -> int | None:
+        """Return the position of the last entry in a piece; None if the disk lacks the piece."""
+        ...
+
+    async def read(self, piece: int, arrays: int) -> tuple[Part, bytes]:
+        """Read the arrays of a piece, which are so many; return them and their digest.
+
+        Raises:
+            DataError: The disk lacks the piece, or the piece is damaged.
+        """
+        ...
+
+
 class BundleSaver:
     """The pieces of one bundle.
 
@@ -44,6 +60,10 @@ class BundleSaver:
         state_arrays: Maximum number of state arrays per array of values.
         mark: Marks a changed piece.
         journal: Log of the bundle's entries on the disk; None if pushes are acknowledged from memory.
+        stored: The pieces on the disk, for a server that joins; None if it offers none.
+
+    Attributes:
+        entry: Position of the last entry that the shards have received.
     """
 
     def __init__(
@@ -53,10 +73,12 @@ class BundleSaver:
         *,
         state_arrays: int,
         mark: Mark,
-        journal: "Journal | None" = None,
+        journal: Journal | None = None,
+        stored: StoredPieces | None = None,
     ) -> None:
         self.home = home
         self.journal = journal
+        self.stored = stored
         self.pieces = pieces
         self._mark = mark
         self._piece_of: dict[ShardId, int] = {
@@ -64,6 +86,8 @@ class BundleSaver:
         }
         self._sizes = [sum([spec.nbytes for spec in specs]) * (1 + state_arrays) for specs in pieces]
         self._changes = 0
+        self.entry = 0
+        self._changed_at = [0] * len(pieces)
         self._asked: tuple[int, asyncio.Future[State | None]] | None = None
         self.wake: Callable[[], None] = _nothing
         """Called when a piece is requested. `copy_requested` has to follow once the bundle is between two
@@ -78,15 +102,28 @@ class BundleSaver:
 
         An entry has ended, so a piece that is asked for may be copied.
         """
+        for piece in self._mark_pieces(shards, updates):
+            self._changed_at[piece] = self.entry  # a later one may be in work, which does no harm
+
+    def _mark_pieces(self, shards: Iterable[ShardId], updates: int) -> set[int]:
         self._changes += 1
         found = {self._piece_of[shard] for shard in shards if shard in self._piece_of}
         for piece in found:
             self._mark(piece, self._sizes[piece], updates)
         if self._asked is not None:
             self.wake()
+        return found
+
+    def changed_at(self, piece: int) -> int:
+        """Return a position at or after that of the last entry that changed an array of a piece."""
+        return self._changed_at[piece]
+
+    def arrived(self, piece: int, changed: int) -> None:
+        """Note that a piece came from the primary, and the primary's `changed_at` of it."""
+        self._changed_at[piece] = changed
 
     def entered(self, entry: Entry) -> None:
-        """Mark the pieces that an entry of the log changes."""
+        """Mark the pieces with arrays or tables that an entry of the log changes."""
         match entry:
             case Apply():
                 changed = [number for queued in entry.pushes for number in queued.push.shards]
@@ -97,7 +134,7 @@ class BundleSaver:
             case _:
                 self.all_touched()
                 return
-        self.touched(map(ShardId, changed), 0)
+        self._mark_pieces(map(ShardId, changed), 0)
 
     def all_touched(self) -> None:
         """Mark all pieces, such as those that were just loaded."""
@@ -134,18 +171,18 @@ class BundleSaver:
         finally:
             self._asked = None
 
-    def copy_requested(self, bundle: Bundle, position: Callable[[int], int]) -> None:
+    def copy_requested(self, bundle: Bundle, order: Callable[[int], Order]) -> None:
         """Copy the piece that is asked for: the bundle is between two entries.
 
         Args:
-            position: Returns the position of the last entry in a piece.
+            order: Returns the generation and the position of the last entry in a piece.
         """
         if self._asked is None:
             return
         (piece, future), self._asked = self._asked, None
         if not future.done():
             specs = self.pieces[piece]
-            future.set_result(piece_state(bundle, self.home, piece, specs, position=position(piece)))
+            future.set_result(piece_state(bundle, self.home, piece, specs, order=order(piece)))
 
     def drop(self) -> None:
         """Answer that the piece cannot be copied: the shards are replaced, or leave the server."""

@@ -14,6 +14,7 @@ from adam_async.parameter_server.events import Applied, Apply, ApplySum, SumAppl
 from adam_async.parameter_server.log_entries import Part, decode_entry, without_shards
 from adam_async.parameter_server.piece_states import Catalogue, load_tensors
 from adam_async.parameter_server.storage import own_shards
+from adam_async.persistence.keys import Order
 from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError
 
@@ -29,7 +30,7 @@ class EntryReplay:
         pieces: Its shards, cut into pieces.
         table: All shards of the store, by number.
         rules: The rules of the store.
-        found: Position and tensors of each piece on the disk, by number.
+        found: By number of a piece on the disk: generation and position of its last entry, and its tensors.
         origin: Name of the bundle on the disk, for errors.
 
     Raises:
@@ -42,15 +43,17 @@ class EntryReplay:
         pieces: Sequence[Sequence[ShardSpec]],
         table: Sequence[ShardSpec],
         rules: Sequence[Rule],
-        found: Mapping[int, tuple[int, Part]],
+        found: Mapping[int, tuple[Order, Part]],
         origin: str,
     ) -> None:
         self._table = table
         self._origin = origin
-        self.positions = {piece: position for piece, (position, _) in found.items()}
-        """Position of the last entry in each piece."""
+        self.orders = {piece: order for piece, (order, _) in found.items()}
+        """Generation and position of the last entry in each piece."""
+        self._ended: set[int] = set()
+        """Pieces that the later entries on the disk do not follow."""
         together: dict[int, list[int]] = {}
-        for piece, (position, _) in sorted(found.items()):
+        for piece, ((_, position), _) in sorted(found.items()):
             if catalogue.record.summed_weight and not pieces[piece]:
                 continue  # each piece has the replicas of its moment
             together.setdefault(position if catalogue.record.summed_weight else 0, []).append(piece)
@@ -76,19 +79,32 @@ class EntryReplay:
                 return part.bundle
         raise DataError(f"piece {piece} of {self._origin} is not on the disk")
 
-    def take(self, position: int, parts: list[Part]) -> bool:
+    def take(self, order: Order, parts: list[Part]) -> bool:
         """Apply the next entry to the pieces that lack it; returns whether it follows all of them.
+
+        Args:
+            order: Its generation and position.
+            parts: Its content; none if the log of this server began anew behind this position.
 
         Raises:
             DataError: No primary forms such an entry.
         """
-        behind = {piece for piece, at in self.positions.items() if at < position}
-        if any(self.positions[piece] < position - 1 for piece in behind):
+        generation, position = order
+        # An entry of an older generation than the piece's last one was never committed.
+        behind = {
+            piece
+            for piece, (newest, at) in self.orders.items()
+            if at < position and newest <= generation and piece not in self._ended
+        }
+        if not parts:
+            self._ended |= behind
+            return True
+        if any(self.orders[piece][1] < position - 1 for piece in behind):
             return False
         for part in self._parts:
             if not behind.isdisjoint(part.pieces):
                 self._apply(part, behind, position, parts)
-        self.positions.update(dict.fromkeys(behind, position))
+        self.orders.update(dict.fromkeys(behind, order))
         return True
 
     def _apply(self, part: "_Part", behind: Set[int], position: int, parts: list[Part]) -> None:

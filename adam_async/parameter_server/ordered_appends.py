@@ -6,12 +6,18 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from adam_async.parameter_server.bundle_saver import Journal
-from adam_async.parameter_server.log_entries import Part
+from adam_async.parameter_server.log_entries import Part, entry_bytes
+from transport import RemoteProtocolError
+
+MOST_BYTES = 512 << 20
+"""Maximum size of a primary's entries that wait for the disk, in bytes: twice `LOG_BYTES`, at which a primary
+strikes out a member that acknowledges none."""
 
 
 class _Step:
-    def __init__(self, item: Any, action: Callable[[], None], *, is_done: bool) -> None:
+    def __init__(self, item: Any, action: Callable[[], None], *, is_done: bool, nbytes: int = 0) -> None:
         self.item = item
+        self.nbytes = nbytes
         self.action = action
         self.is_done = is_done
 
@@ -32,6 +38,8 @@ class OrderedAppends:
         self.journal = journal
         self._spawn = spawn
         self._steps: deque[_Step] = deque()
+        self._nbytes = 0
+        """Size of the entries in the steps, in bytes."""
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -53,9 +61,18 @@ class OrderedAppends:
 
         Args:
             item: The entry, if this server orders it; returned by `drop_own`.
+
+        Raises:
+            RemoteProtocolError: The entries of another server exceed `MOST_BYTES`.
         """
-        step = _Step(item, action, is_done=False)
+        nbytes = entry_bytes(list(parts))
+        if item is None and self._nbytes + nbytes > MOST_BYTES:
+            raise RemoteProtocolError(
+                "replication", f"{self._nbytes + nbytes} bytes of entries wait for the disk, {MOST_BYTES} may"
+            )
+        step = _Step(item, action, is_done=False, nbytes=nbytes)
         self._steps.append(step)
+        self._nbytes += nbytes
         self._spawn(f"appends-{position}", self._append(step, position, generation, parts))
 
     async def _append(self, step: _Step, position: int, generation: int, parts: Sequence[Part]) -> None:
@@ -65,11 +82,14 @@ class OrderedAppends:
 
     def _advance(self) -> None:
         while self._steps and self._steps[0].is_done:
-            self._steps.popleft().action()
+            step = self._steps.popleft()
+            self._nbytes -= step.nbytes
+            step.action()
 
     def drop_own(self) -> list[Any]:
         """Drop the steps with an entry that this server orders and return these."""
         items = [step.item for step in self._steps if step.item is not None]
+        self._nbytes -= sum([step.nbytes for step in self._steps if step.item is not None])
         self._steps = deque([step for step in self._steps if step.item is None])
         self._advance()
         return items

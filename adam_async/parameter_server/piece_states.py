@@ -20,8 +20,8 @@ from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.shard_pieces import copy_piece, load_piece, read_piece
 from adam_async.parameter_server.storage import own_shards
+from adam_async.persistence.keys import Order, State, StateKey, StateName, WallTime
 from adam_async.persistence.keys import Part as Bytes
-from adam_async.persistence.keys import State, StateKey, StateName, WallTime
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.shard_table import ShardSpec
 from adam_async.run.store_checks import check_placed_store
@@ -66,8 +66,8 @@ def catalogue_of(cluster: ClusterMap, name: str, store: StoreRecord, *, began: f
 
 
 def catalogue_state(catalogue: Catalogue) -> State:
-    """Return a catalogue as a state."""
-    key = StateKey(CATALOGUE.home, CATALOGUE.shard, 1, 1, 0)
+    """Return a catalogue as a state; that of a later placement is newer."""
+    key = StateKey(CATALOGUE.home, CATALOGUE.shard, 1 + catalogue.record.generation, 1, 0)
     return State(key, [msgspec.msgpack.encode(catalogue)])
 
 
@@ -90,19 +90,19 @@ def read_catalogue(parts: Sequence[memoryview], origin: str) -> Catalogue:
     return catalogue
 
 
-def piece_state(bundle: Bundle, home: str, piece: int, specs: Sequence[ShardSpec], *, position: int) -> State:
+def piece_state(bundle: Bundle, home: str, piece: int, specs: Sequence[ShardSpec], *, order: Order) -> State:
     """Copy a piece of a bundle, which is between two entries.
 
     Args:
         specs: The shards of the piece.
-        position: Position of the last entry in them.
+        order: Generation and position of the last entry in them.
     """
     tensors = copy_piece(bundle, specs)
     if specs and bundle.summed:
         tensors += copy_piece(bundle, ())
     clocks = [clock for spec in specs for clock in bundle.shards[spec.id].clocks.values()]
     head = [_Tensor(tensor.dtype.str, tensor.shape) for tensor in tensors]
-    key = StateKey(home, piece, 1, position, max(clocks, default=0))
+    key = StateKey(home, piece, *order, max(clocks, default=0))
     return State(key, [msgspec.msgpack.encode(head), *map(_bytes_of, tensors)])
 
 

@@ -8,7 +8,7 @@ durable push waits for that, too: until then the earlier store would come back.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,16 +16,16 @@ from msgspec import UNSET, UnsetType
 
 from adam_async.controller.client import Membership
 from adam_async.controller.role import reply_or_fail, reply_when_room
-from adam_async.errors import ConfigError, DataError, DeadlineExceeded, DiskFailed, RunFailed
+from adam_async.errors import ConfigError, DataError, DeadlineExceeded, RunFailed
 from adam_async.messages import ListSaved, ReadSaved, SavedList, pack, packed_tensor
 from adam_async.messages.saved_shards import MOST_SAVED_STORES
 from adam_async.parameter_server.piece_states import catalogue_of
 from adam_async.parameter_server.server_disk import SAVED, ServerDisk, is_saved
-from adam_async.parameter_server.statistics import DiskCounts
 from adam_async.parameter_server.store_disk import StoreDisk
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.disk_counts import DiskCounts
 from adam_async.run.store_record import StoreRecord, served_word
-from transport import LinkClosed, Request
+from transport import LinkClosed, Message, Request
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class SavedStores:
             rounds=counts.rounds,
             syncs=counts.syncs,
             disk_bytes=counts.disk_bytes,
-            age_s=round(age_s, 3) if (age_s := found.age_s()) is not None else UNSET,
+            age_s=round(age_s, 3) if (age_s := found.age_s()) is not None else None,
             period_s=round(counts.period_s, 3),
             as_of=counts.on_disk_as_of,
             full=counts.is_full,
@@ -177,21 +177,15 @@ class SavedStores:
         cluster = self._membership().map
         for each in found:
             if not each.is_saved and _is_over(cluster, each.id):
-                await self._retire(each)
-        saved = sorted([each.saved() for each in found if each.is_saved], key=lambda each: -each.began_ms)
-        tensor = packed_tensor(tuple(saved[:MOST_SAVED_STORES]))
-        message = pack(SavedList(keeps=self._disk is not None), [tensor])
-        reply_when_room(request, tensor.nbytes, lambda: message)
+                await each.retire(is_over=True)
+        # The list comes into memory when it is packed, so it is charged before.
+        nbytes = sum([each.saved_bytes for each in found if each.is_saved])
+        reply_when_room(request, nbytes, lambda: self._packed_list(found))
 
-    async def _retire(self, store: StoreDisk) -> None:
-        """Make a store readable; damage costs this store, and not the server."""
-        try:
-            await store.retire(is_over=True)
-        except DiskFailed:
-            raise
-        except (ConfigError, DataError) as error:
-            assert self._disk is not None
-            self._disk.ports.notice(f"store {store.id} cannot be read from the disk: {error}")
+    def _packed_list(self, stores: Sequence[StoreDisk]) -> Message:
+        saved = sorted([each.saved() for each in stores if each.is_saved], key=lambda each: -each.began_ms)
+        tensor = packed_tensor(tuple(saved[:MOST_SAVED_STORES]))
+        return pack(SavedList(keeps=self._disk is not None), [tensor])
 
     def _readable(self, body: ReadSaved) -> StoreDisk:
         """Return the disk of a lost store. Raises DataError: this server does not have it."""

@@ -273,7 +273,7 @@ class ServedStore:
             self._copy.work_done()
         elif self.state.bundle.idle:
             changes = self._saver.changes
-            self._saver.copy_requested(self.state.bundle, lambda _: changes)
+            self._saver.copy_requested(self.state.bundle, lambda _: (0, changes))
 
     # --- the map -------------------------------------------------------------------------------
 

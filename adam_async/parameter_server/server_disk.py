@@ -8,7 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from adam_async.errors import ConfigError
-from adam_async.parameter_server.store_disk import PREFIX, REMOVED, DiskPorts, StoreDisk, folder_of
+from adam_async.parameter_server.disk_ports import DiskPorts
+from adam_async.parameter_server.store_disk import PREFIX, REMOVED, StoreDisk, folder_of
 from adam_async.persistence.opening import read_identity
 from adam_async.persistence.settings import FlushSettings
 from adam_async.run.cluster_map import ClusterMap

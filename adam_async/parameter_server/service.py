@@ -32,7 +32,8 @@ from adam_async.messages import (
     ReportSteps,
     Tick,
 )
-from adam_async.parameter_server.bundle_copy import BACK_OFF_S, CopyHost, Observe
+from adam_async.parameter_server.bundle_copy import BACK_OFF_S
+from adam_async.parameter_server.copy_host import CopyHost, Observe
 from adam_async.parameter_server.joining_members import PAUSE_S
 from adam_async.parameter_server.replication.effects import Message as ReplicationMessage
 from adam_async.parameter_server.saved_stores import SavedStores

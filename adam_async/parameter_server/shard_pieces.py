@@ -12,6 +12,7 @@ arrays, in the order of their names, and then the tensors of the pushes.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import islice
 from typing import Annotated, Any
 
@@ -136,8 +137,12 @@ def pieces_of(shards: Sequence[ShardSpec]) -> list[tuple[ShardSpec, ...]]:
     return pieces
 
 
-def copy_piece(bundle: Bundle, specs: Sequence[ShardSpec]) -> Part:
-    """Copy the shards of a piece, or with no shard piece 0."""
+def copy_piece(bundle: Bundle, specs: Sequence[ShardSpec], *, has_arrays: bool = True) -> Part:
+    """Copy the shards of a piece, or with no shard piece 0.
+
+    Args:
+        has_arrays: Whether the copy has the arrays; without them `with_arrays` completes it.
+    """
     if not specs:
         state = ReplicasState(bundle.epoch, bundle.replicas.state())
         return [np.frombuffer(_encoder.encode(state), np.uint8)]
@@ -164,12 +169,31 @@ def copy_piece(bundle: Bundle, specs: Sequence[ShardSpec]) -> Part:
         [_tables_state(each) for each in tables.values()],
         [(part.details, len(part.tensors)) for part in parts],
     )
-    arrays = [array.copy() for shard in shards for array in _arrays(shard)]
+    arrays = [array.copy() for array in piece_arrays(bundle, specs)] if has_arrays else []
     return [
         np.frombuffer(_encoder.encode(encoded), np.uint8),
         *arrays,
         *[tensor for part in parts for tensor in part.tensors],
     ]
+
+
+def piece_arrays(bundle: Bundle, specs: Sequence[ShardSpec]) -> list[NDArray[Any]]:
+    """Return the arrays of a piece, in the order of its tensors; not copies."""
+    return [array for spec in specs for array in _arrays(bundle.shards[spec.id])]
+
+
+def with_arrays(tensors: Part, arrays: Part) -> Part:
+    """Return the tensors of a piece from those without its arrays, and the arrays."""
+    return [*tensors[:1], *arrays, *tensors[1:]]
+
+
+def digest_of(arrays: Part) -> bytes:
+    """Return the SHA-256 digest of the bytes of some arrays; their shapes are known to both sides."""
+    digest = sha256()
+    for array in arrays:
+        if array.size:
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.digest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from adam_async.parameter_server.shard import OTHERS, Shard
+from adam_async.run.disk_counts import DiskCounts
 from adam_async.runtime.traffic import CommonStatistics
 
 PIECE_SHARDS = 1 << 11
@@ -18,31 +19,6 @@ PIECE_SHARDS = 1 << 11
 
 Histogram = dict[str, int]
 """Staleness, as text, to the number of pushes that had it."""
-
-
-class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of the newest run's store on the disk of one server."""
-
-    updates: int
-    """Applied pushes, each counted on each of its pieces."""
-    writes: int
-    """Pieces written because of them."""
-    bytes: int
-    """Bytes of these pieces."""
-    amplification: float
-    """Bytes written to files, per byte of these pieces."""
-    rounds: int
-    syncs: int
-    disk_bytes: int
-    """Size of the files now."""
-    age_s: float | UnsetType = UNSET
-    """Age of the oldest update that is not on the disk, in seconds; unset until all pieces were written."""
-    period_s: float
-    """Seconds between the begins of two rounds."""
-    as_of: float | None
-    """Time whose updates are all on the disk, in seconds since 1970."""
-    full: bool
-    """Whether the last write found no space."""
 
 
 class ServerStatistics(CommonStatistics, kw_only=True, rename={"pending_contributions": "held"}):

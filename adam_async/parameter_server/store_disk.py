@@ -6,7 +6,6 @@ disks too.
 """
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -18,11 +17,12 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.errors import DataError
+from adam_async.errors import ConfigError, DataError, DiskFailed
 from adam_async.messages import SavedPiece, SavedStore, ShardStates
 from adam_async.model.rules import Rule, rule_of
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_saver import BundleSaver
+from adam_async.parameter_server.disk_ports import DiskPorts
 from adam_async.parameter_server.entry_replay import EntryReplay
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.piece_states import (
@@ -37,26 +37,24 @@ from adam_async.parameter_server.piece_states import (
     read_entry,
     tensors_of,
 )
-from adam_async.parameter_server.shard_pieces import pieces_of
+from adam_async.parameter_server.shard_pieces import digest_of, pieces_of
 from adam_async.parameter_server.shard_transfer import read_states
 from adam_async.persistence.findings import Recovery
 from adam_async.persistence.identity import Identity
-from adam_async.persistence.keys import EntryKey, State, StateKey, StateName
-from adam_async.persistence.settings import FlushSettings
+from adam_async.persistence.keys import EntryKey, Order, State, StateKey, StateName
 from adam_async.persistence.statistics import SegmentStatistics
 from adam_async.persistence.store import SegmentStore
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table
-from adam_async.runtime.clock import Clock
-from adam_async.runtime.disk import Disk
-
-logger = logging.getLogger(__name__)
 
 PREFIX, REMOVED = "store-", "removed-"
 """Prefix of the names of the folders of stores, and of folders that are being removed."""
 
 FIRST_S = 0.02
 """Pause between two checks of the first writing of a store with durable pushes, in seconds."""
+
+SAVED_PIECE_BYTES = 128
+"""Maximum size of a piece in the packed list of a saved store, in bytes; its home has most of them."""
 
 FLUSH_END_S = 5.0
 """Maximum time for the last write of a store that leaves its server, in seconds."""
@@ -65,36 +63,6 @@ FLUSH_END_S = 5.0
 def folder_of(folder: Path, id: str) -> Path:
     """Return the folder of a store, by its id."""
     return folder / f"{PREFIX}{blake2b(id.encode(), digest_size=12).hexdigest()}"
-
-
-class DiskPorts:
-    """The services of a process that the disk of a store needs.
-
-    Attributes:
-        states: Disk of the states.
-        entries: Disk of log entries, with a thread of its own.
-        clock: Clock of the loop.
-        wall_clock: Seconds since 1970.
-        notice: Reports a text to the operator.
-        settings: Times and sizes.
-        observe: Follows the states that go to the disk, with the id of their store.
-    """
-
-    def __init__(
-        self,
-        *,
-        states: Disk,
-        entries: Disk,
-        clock: Clock,
-        wall_clock: Clock,
-        settings: FlushSettings,
-        observe: Callable[[State, str], None] | None = None,
-    ) -> None:
-        self.states, self.entries = states, entries
-        self.clock, self.wall_clock = clock, wall_clock
-        self.settings = settings
-        self.observe = observe
-        self.notice: Callable[[str], None] = lambda text: logger.warning("%s", text)
 
 
 class StoreDisk:
@@ -138,6 +106,8 @@ class StoreDisk:
         self._taken: set[StateName] = set()
         self._positions: dict[StateName, int] = {}
         """Position of each state on the disk, or on its way."""
+        self._catalogue_bytes = 0
+        """Size of the catalogue as JSON text, in bytes."""
         self._table: tuple[ShardSpec, ...] = ()
         self._rules: list[Rule] = []
         self._pieces: dict[str, list[tuple[ShardSpec, ...]]] = {}
@@ -183,6 +153,9 @@ class StoreDisk:
     ) -> None:
         """Begin to write the store; with several bundles only the first call has an effect."""
         if self._serving is None:
+            found = self._catalogue
+            if found is None or found.record.generation != catalogue.record.generation:
+                self._positions.clear()
             self._catalogue = catalogue
             self._spawn = spawn
             self._start()
@@ -196,13 +169,14 @@ class StoreDisk:
     def saver(self, home: str, pieces: Sequence[Sequence[ShardSpec]]) -> BundleSaver:
         """Return the saver of a bundle; it marks all pieces when the folder is open."""
         assert self._catalogue is not None
-        arrays = self._catalogue.record.state_arrays
+        on_disk = _BundleOnDisk(self, home)
         saver = BundleSaver(
             home,
             pieces,
-            state_arrays=arrays,
+            state_arrays=self._catalogue.record.state_arrays,
             mark=partial(self._mark, home),
-            journal=_BundleJournal(self, home) if self._catalogue.record.durable else None,
+            journal=on_disk if self._catalogue.record.durable else None,
+            stored=on_disk,
         )
         self._savers[home] = saver
         # Pieces of an earlier membership are older than the bundle's entries.
@@ -348,16 +322,25 @@ class StoreDisk:
             self._ports.notice(f"the last changes of store {self.id} were not written in {FLUSH_END_S:g} s")
 
     async def retire(self, *, is_over: bool) -> None:
-        """Write the last changes, and make the states readable.
+        """Write the last changes, and make the states readable. Damage costs this store, and not the server.
 
         Args:
             is_over: Whether the store changes no longer. Else the disk follows it again if a bundle has come
                 back to the server.
+
+        Raises:
+            DiskFailed: A write failed.
+            ConfigError, DataError: The store cannot be read, and has a bundle again.
         """
         if not await self.end():
             return
-        await self.reopen()
-        if self._savers and not is_over:
+        try:
+            await self.reopen()
+        except (ConfigError, DataError) as error:
+            if isinstance(error, DiskFailed) or (self._savers and not is_over):
+                raise
+            self._ports.notice(f"store {self.id} cannot be read from the disk: {error}")
+        if self._savers and not is_over and self._serving is None:
             self._start()
 
     async def end(self, *, for_good: bool = False) -> bool:
@@ -411,6 +394,23 @@ class StoreDisk:
         """Read a state of `recovery`; see `SegmentStore.read_state`."""
         return await self._segments.read_state(name)
 
+    def position_of(self, name: StateName) -> int | None:
+        """Return the position of a piece on the disk, or on its way; None if there is none."""
+        return self._positions.get(name)
+
+    async def read_arrays(self, name: StateName, arrays: int) -> tuple[Part, bytes]:
+        """Read the arrays of a piece of a store that is served; see `StoredPieces.read`."""
+        await self._served.wait()
+        origin = f"piece {name.shard} of bundle {name.home} in {self.folder}"
+        try:
+            _, parts = await self._segments.read_state(name)
+        except KeyError:
+            raise DataError(f"{origin} is not on the disk") from None
+        found = tensors_of(parts, origin)[1 : 1 + arrays]
+        if len(found) != arrays:
+            raise DataError(f"{origin} has {len(found)} arrays, not {arrays}")
+        return found, await self._ports.states.run(digest_of, found)
+
     async def reopen(self) -> None:
         """Open the folder, and read its catalogue.
 
@@ -438,14 +438,14 @@ class StoreDisk:
                 # A complete round drops entries, and has each piece that one of them changes. After damage
                 # an older piece may count.
                 floor = recovery.floors.get(home, 0) if name not in lost else 0
-                position = max(key.position, floor)
-                found[name.shard] = (position, tensors_of(parts, origin))
-        if not found or keys[-1].position <= min(at for at, _ in found.values()):
+                order = key.generation, max(key.position, floor)
+                found[name.shard] = (order, tensors_of(parts, origin))
+        if not found or keys[-1].position <= min(at for (_, at), _ in found.values()):
             return
         replay = EntryReplay(catalogue, self._pieces[home], self._table, self._rules, found, origin)
         for entry in keys:
             parts = await segments.read_entry(entry)
-            if not replay.take(entry.position, read_entry(parts, origin)):
+            if not replay.take((entry.generation, entry.position), read_entry(parts, origin)):
                 self._ports.notice(f"{origin} lacks entries before {entry.position}; later ones do not count")
                 break
         self._replays[home] = replay
@@ -461,7 +461,9 @@ class StoreDisk:
         if CATALOGUE not in states:
             return None
         _, parts = await self._segments.read_state(CATALOGUE)
-        return read_catalogue(parts, str(self.folder))
+        catalogue = read_catalogue(parts, str(self.folder))
+        self._catalogue_bytes = len(msgspec.json.encode(catalogue))
+        return catalogue
 
     async def _close(self) -> None:
         await self._stack.aclose()
@@ -484,6 +486,11 @@ class StoreDisk:
                 await disk.rename(self.folder, aside)
             await disk.remove_folder(aside)
 
+    @property
+    def saved_bytes(self) -> int:
+        """Maximum size of the packed `saved`, in bytes."""
+        return self._catalogue_bytes + SAVED_PIECE_BYTES * len(self._segments.recovery.states)
+
     def saved(self) -> SavedStore:
         """Return the list of the readable states."""
         catalogue = self._catalogue
@@ -494,16 +501,16 @@ class StoreDisk:
             record=msgspec.json.encode(catalogue.record),
             arrays=msgspec.json.encode(catalogue.arrays),
             pieces=tuple(
-                SavedPiece(key.home, key.shard, self._position_of(key), clock_of(key))
+                SavedPiece(key.home, key.shard, *self._order_of(key), clock_of(key))
                 for name, key in self._segments.recovery.states.items()
                 if name != CATALOGUE
             ),
             began_ms=int(catalogue.began * 1000),
         )
 
-    def _position_of(self, key: StateKey) -> int:
+    def _order_of(self, key: StateKey) -> Order:
         replay = self._replays.get(key.home)
-        return key.position if replay is None else replay.positions.get(key.shard, key.position)
+        return key.order if replay is None else replay.orders.get(key.shard, key.order)
 
     def specs_of(self, home: str, piece: int) -> tuple[ShardSpec, ...]:
         """Return the shards of a piece.
@@ -569,8 +576,8 @@ class StoreDisk:
         return f"<StoreDisk {self.id} {'serving' if self._is_serving else 'saved'}>"
 
 
-class _BundleJournal:
-    """The log of one bundle's entries on the disk of a store."""
+class _BundleOnDisk:
+    """The entries and pieces of one bundle on the disk of a store."""
 
     def __init__(self, disk: StoreDisk, home: str) -> None:
         self._disk = disk
@@ -586,6 +593,14 @@ class _BundleJournal:
     def applied(self, position: int) -> None:
         """See `Journal`."""
         self._disk.applied(self._home, position)
+
+    def position(self, piece: int) -> int | None:
+        """See `StoredPieces`."""
+        return self._disk.position_of(StateName(self._home, piece))
+
+    async def read(self, piece: int, arrays: int) -> tuple[Part, bytes]:
+        """See `StoredPieces`."""
+        return await self._disk.read_arrays(StateName(self._home, piece), arrays)
 
 
 def _nothing() -> None:

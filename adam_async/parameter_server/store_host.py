@@ -10,7 +10,7 @@ from adam_async.errors import ConfigError
 from adam_async.model.kernels import available_kernels, make_batches
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.apply import Applier
-from adam_async.parameter_server.bundle_copy import CopyHost
+from adam_async.parameter_server.copy_host import CopyHost
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.storage import ShardStorage, StoragePool, own_shards
 from adam_async.parameter_server.store_disk import StoreDisk

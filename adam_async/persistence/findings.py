@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from adam_async.errors import listed
-from adam_async.persistence.keys import BUNDLE, EntryKey, StateKey, StateName
+from adam_async.persistence.keys import EntryKey, StateKey, StateName
 from adam_async.persistence.records import ENTRIES
 
 MOST_SHOWN = 5
@@ -96,4 +96,4 @@ class Recovery:
 
 
 def _state_text(name: StateName) -> str:
-    return f"the bundle of {name.home}" if name.shard == BUNDLE else f"piece {name.shard} of {name.home}"
+    return f"piece {name.shard} of {name.home}"

@@ -33,8 +33,16 @@ _HEAD = Struct("<4sIQI")
 _CRC = Struct("<I")
 _POSITION = Struct("<Q")
 
+MOST_CHECKED = 4
+"""Maximum size of the damaged payloads that are checked in a file, as a multiple of its size. Frames do not
+overlap, so only heads that a content imitates exceed it."""
+
 HEAD_BYTES = _HEAD.size + _CRC.size
 """Size of the head of a frame, in bytes."""
+
+
+class ImitatedHeadsError(ValueError):
+    """A file imitates so many heads that the search for whole frames would take too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,12 @@ def frame_at(data: bytes, position: int, salt: bytes = b"", *, offset: int = 0) 
         data: Bytes of the file.
         offset: Position of the first one in the file.
     """
+    head = _head_at(data, position, salt, offset=offset)
+    return head and _whole(data, *head, offset=offset)
+
+
+def _head_at(data: bytes, position: int, salt: bytes = b"", *, offset: int = 0) -> tuple[Frame, int] | None:
+    """Return the frame of an intact head, perhaps without its payload, and the checksum of the payload."""
     at = position - offset
     if len(data) < at + HEAD_BYTES:
         return None
@@ -90,9 +104,12 @@ def frame_at(data: bytes, position: int, salt: bytes = b"", *, offset: int = 0) 
     (head_crc,) = _CRC.unpack_from(data, at + _HEAD.size)
     if magic != MAGIC or _head_crc(data[at : at + _HEAD.size], position, salt) != head_crc:
         return None
-    frame = Frame(position, size, durable)
+    return Frame(position, size, durable), crc
+
+
+def _whole(data: bytes, frame: Frame, crc: int, *, offset: int = 0) -> Frame | None:
     payload = memoryview(data)[frame.begin - offset : frame.end - offset]
-    return frame if is_whole(payload, size, crc) else None
+    return frame if is_whole(payload, frame.size, crc) else None
 
 
 def frames_from(data: bytes, position: int, salt: bytes = b"") -> Iterator[Frame]:
@@ -103,17 +120,31 @@ def frames_from(data: bytes, position: int, salt: bytes = b"") -> Iterator[Frame
 
 
 def frames_beyond(data: bytes, position: int, salt: bytes = b"") -> Iterator[Frame]:
-    """Yield the whole frames after a position at which none begins."""
+    """Yield the whole frames after a position at which none begins.
+
+    Raises:
+        ImitatedHeadsError: `MOST_CHECKED` is exceeded.
+    """
+    left = MOST_CHECKED * len(data)
     at = data.find(MAGIC, position)
     while at >= 0:
-        frame = frame_at(data, at, salt)
+        head = _head_at(data, at, salt)
+        frame = head and _whole(data, *head)
         if frame is not None:
             yield frame
+        elif head is not None:
+            left -= min(head[0].size, len(data) - at)
+            if left < 0:
+                raise ImitatedHeadsError(f"at byte {at}")
         at = data.find(MAGIC, at + 1 if frame is None else frame.end)
 
 
 def confirming_frame(data: bytes, end: int, salt: bytes = b"") -> Frame | None:
-    """Return a frame after the end of the whole ones that proves damage there; None if the tail is torn."""
+    """Return a frame after the end of the whole ones that proves damage there; None if the tail is torn.
+
+    Raises:
+        ImitatedHeadsError: See `frames_beyond`.
+    """
     return next((frame for frame in frames_beyond(data, end, salt) if frame.durable > end), None)
 
 

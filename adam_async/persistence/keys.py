@@ -10,19 +10,20 @@ Part = bytes | bytearray | memoryview
 """Contiguous bytes. An array is passed as ``memoryview(array.reshape(-1)).cast("B")``, or as ``array.data``
 if it is flat and not empty."""
 
-BUNDLE = -1
-"""Number in the place of a shard's, for the state of a bundle that belongs to no shard."""
-
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-ShardNumber = Annotated[int, msgspec.Meta(ge=BUNDLE, le=(1 << 31) - 1)]
+ShardNumber = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 Home = Annotated[str, msgspec.Meta(max_length=200)]
 WallTime = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 """Finite time, in seconds since 1970."""
 
 
+Order = tuple[int, int]
+"""Generation and position of the last log entry in a state: of two states the greater one is newer."""
+
+
 class StateName(NamedTuple):
-    """Name of a state: the home of its bundle, and the number of its shard, or `BUNDLE`. A parameter server
-    writes pieces, and gives the number of a piece as that of a shard."""
+    """Name of a state: the home of its bundle, and the number of its shard. A parameter server writes pieces,
+    and gives the number of a piece as that of a shard."""
 
     home: str
     shard: int
@@ -34,7 +35,7 @@ class StateKey(msgspec.Struct, frozen=True, array_like=True):
     home: Home
     shard: ShardNumber
     generation: Number
-    """Generation of the bundle."""
+    """Generation of the primary that formed the last log entry in the state."""
     position: Number
     """Position of the last log entry in the state: a later entry is not in it."""
     version: Number
@@ -46,8 +47,8 @@ class StateKey(msgspec.Struct, frozen=True, array_like=True):
         return StateName(self.home, self.shard)
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Generation and position, which order the states of one name."""
+    def order(self) -> Order:
+        """Generation and position."""
         return self.generation, self.position
 
 

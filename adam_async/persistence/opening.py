@@ -36,6 +36,10 @@ from adam_async.runtime.disk import Disk
 START_BYTES = 4096
 """Maximum size of the first frame of a file, in bytes."""
 
+MOST_FILE_BYTES = 8 << 30
+"""Maximum size of a segment file, in bytes: a payload has at most 4 GiB, and files end soon after
+`FlushSettings.segment_bytes`."""
+
 LOCK = "lock"
 """Name of the locked file of a folder."""
 
@@ -131,6 +135,12 @@ async def _read(disk: Disk, path: Path, identity: Identity) -> tuple[list[Scan],
     names = await disk.names(path)
     scans = []
     for name in _segments(names):
+        size = await disk.size(path / str(name))
+        if size > MOST_FILE_BYTES:
+            raise ConfigError(
+                f"{path / str(name)} has {size} bytes, more than any file of shards: move it away, and other "
+                "copies go on"
+            )
         data = await disk.read_bytes(path / str(name))
         found = await disk.run(scan, str(name), data, identity.run)
         _check(path / str(name), found, identity)

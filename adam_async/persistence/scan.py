@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from adam_async.persistence.frames import Frame, frame_at, frames_beyond, frames_from
+from adam_async.persistence.frames import Frame, ImitatedHeadsError, frame_at, frames_beyond, frames_from
 from adam_async.persistence.records import (
     ENTRIES,
     STATES,
@@ -121,9 +121,12 @@ def scan(segment: str, data: bytes, run: str | None) -> Scan:
             records += found(frame)
             end, durable = frame.end, max(durable, frame.durable)
     beyond: list[Found] = []
-    for frame in frames_beyond(data, end, salt):
-        beyond += found(frame)
-        durable = max(durable, frame.durable)
+    try:
+        for frame in frames_beyond(data, end, salt):
+            beyond += found(frame)
+            durable = max(durable, frame.durable)
+    except ImitatedHeadsError:
+        durable = len(data)  # the rest may have confirmed frames, so it must not be cut off
     return Scan(
         segment=segment,
         start=start,

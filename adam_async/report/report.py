@@ -17,6 +17,7 @@ from adam_async.model.working_set import Level, WorkingSet, working_sets
 from adam_async.report.baseline import Baseline
 from adam_async.report.defaults import explain_defaults
 from adam_async.run.config import Config
+from adam_async.run.disk_counts import DiskCounts
 from adam_async.run.learning_rate import default_rate, squared_norm_of
 from adam_async.run.result import CheckpointResult, EpochResult, RunResult
 from adam_async.run.run_copies import BundleCopies, RunCopies
@@ -131,22 +132,6 @@ class EventReport(msgspec.Struct, frozen=True, kw_only=True):
     event: str
 
 
-class DiskReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The run's shards on the disk of one parameter server."""
-
-    updates: int
-    writes: int
-    bytes: int
-    amplification: float
-    rounds: int
-    syncs: int
-    disk_bytes: int
-    age_s: float | None = None
-    period_s: float
-    as_of: float | None
-    full: bool
-
-
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of one parameter server."""
 
@@ -159,7 +144,7 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     duplicates: int
     batches: int
     batched_pushes: int
-    disk: DiskReport | None = None
+    disk: DiskCounts | None = None
     peak_rss_mb: float
 
 

@@ -124,7 +124,7 @@ class Progress:
         self.loss = read_number(at_data["loss"])
         holders = [each for each in values if each.get("role") == "ps" and each.get("shards")]
         self.clock = min((each["clock"] for each in holders), default=0)
-        ages = [float(each["disk"].get("age_s", 0.0)) for each in holders if each.get("disk")]
+        ages = [float(each["disk"].get("age_s") or 0.0) for each in holders if each.get("disk")]
         self.disk_age_s = max(ages, default=None)
         self.waiting_for = tuple(
             f"{node} for {each['waiting_for']}"

@@ -236,6 +236,10 @@ class Disk:
             await self.run(fcntl.flock, file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
 
+    async def size(self, path: Path) -> int:
+        """Return the size of a file, in bytes."""
+        return (await self.run(path.stat)).st_size
+
     async def names(self, folder: Path) -> list[str]:
         """Return the names in a folder, sorted."""
         return sorted(await aiofiles.os.listdir(folder, executor=self._executor))

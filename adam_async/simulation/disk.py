@@ -221,6 +221,9 @@ class SimulatedDisk(Disk):
             if holders.get(path) is alive:
                 del holders[path]
 
+    async def size(self, path: Path) -> int:
+        return await self._ask(lambda: len(self._disk_model.file(path).data))
+
     async def names(self, folder: Path) -> list[str]:
         return await self._ask(lambda: sorted(self._disk_model.folder(folder)[1]))
 

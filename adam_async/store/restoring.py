@@ -72,6 +72,9 @@ async def find_saved(
 ) -> FoundStore | None:
     """Return the newest store of a name on the disks of the servers; None if there is none.
 
+    An older store that is whole counts only if the servers of the newer ones' missing pieces answer, and have
+    no such pieces: those were never on the disks.
+
     Args:
         maps: Returns the newest cluster map.
         without: Id of a store that does not count.
@@ -88,10 +91,12 @@ async def find_saved(
         survey = await saved.survey(name, cluster)
         stores = [store for store in survey.stores if store.record.id != without]
         whole = next((store for store in stores if not store.missing()), None)
-        if whole is not None or not stores:
+        newer = stores[: stores.index(whole)] if whole is not None else stores
+        awaited = [store for store in newer if whole is None or not {*store.missing()} <= {*survey.servers}]
+        if not awaited:
             return whole
         if loop.time() > ends_at:
-            raise StoreError(_what_is_missing(name, stores[0], survey))
+            raise StoreError(_what_is_missing(name, awaited[0], survey))
         await asyncio.sleep(PAUSE_S)
 
 

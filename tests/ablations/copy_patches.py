@@ -36,9 +36,9 @@ def copy_without_clocks(tables_state: Any, tables: Any) -> Any:
     return msgspec.structs.replace(tables_state(tables), clocks={})
 
 
-def _copy_without_ended_generations(copy_piece: Any, bundle: Bundle, specs: Any) -> Any:
+def _copy_without_ended_generations(copy_piece: Any, bundle: Bundle, specs: Any, **options: Any) -> Any:
     if specs:
-        return copy_piece(bundle, specs)
+        return copy_piece(bundle, specs, **options)
     clocks = msgspec.structs.replace(bundle.replicas.state(), over=[], newest={})
     state = shard_pieces.ReplicasState(bundle.epoch, clocks)
     return [np.frombuffer(msgspec.msgpack.encode(state), np.uint8)]

@@ -6,7 +6,8 @@ import msgspec
 
 from adam_async.checkpoint import saved_shards
 from adam_async.errors import AdamError
-from adam_async.parameter_server import server_disk
+from adam_async.parameter_server import offered_pieces, server_disk
+from adam_async.parameter_server.entry_replay import EntryReplay
 from adam_async.parameter_server.ordered_appends import OrderedAppends
 from adam_async.parameter_server.store_disk import StoreDisk
 from adam_async.persistence import contents, frames, opening
@@ -102,8 +103,37 @@ def append_before_all_disks(_: Any, self: StoreDisk, home: str) -> bool:
 @replaces(saved_shards, "_merge")
 def take_first_copy(merge: Any, found: Any, node: str, saved: Any, name: str) -> None:
     """Take each piece from the first server that has it."""
-    pieces = tuple(msgspec.structs.replace(piece, position=0) for piece in saved.pieces)
+    pieces = tuple(msgspec.structs.replace(piece, generation=0, position=0) for piece in saved.pieces)
     merge(found, node, msgspec.structs.replace(saved, pieces=pieces), name)
+
+
+@replaces(saved_shards, "_merge")
+def compare_positions_alone(merge: Any, found: Any, node: str, saved: Any, name: str) -> None:
+    """Take each piece from the server with the highest position, of whichever generation."""
+    pieces = tuple(msgspec.structs.replace(piece, generation=0) for piece in saved.pieces)
+    merge(found, node, msgspec.structs.replace(saved, pieces=pieces), name)
+
+
+@replaces(EntryReplay, "take")
+def replay_older_generations(take: Any, self: EntryReplay, order: Any, parts: Any) -> Any:
+    """Apply each entry on a disk to the pieces there, of whichever generation."""
+    newest = max(generation for generation, _ in self.orders.values())
+    return take(self, (max(newest, order[0]), order[1]), parts)
+
+
+@replaces(EntryReplay, "take")
+def replay_over_new_begins(take: Any, self: EntryReplay, order: Any, parts: Any) -> Any:
+    """Apply the entries of a log that began anew to earlier pieces, too."""
+    if parts:
+        return take(self, order, parts)
+    self.orders = {piece: max(order, known) for piece, known in self.orders.items()}
+    return True
+
+
+@replaces(offered_pieces, "_is_same")
+def take_offered_arrays_unseen(*_: Any) -> bool:
+    """Load the arrays on a disk without comparing their digest with the primary's."""
+    return True
 
 
 @replaces(server_disk, "is_saved")

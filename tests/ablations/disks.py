@@ -13,6 +13,7 @@ CRASHES += "test_a_crash_at_any_point_loses_nothing_confirmed_and_leaves_whole_s
 REPAIRS = STORE + "test_crash_points.py::"
 REPAIRS += "test_a_crash_at_any_point_of_a_repair_changes_no_state_and_hides_no_loss"
 APPENDS = "tests/adam_async/parameter_server/test_ordered_appends.py::"
+REPLAY = "tests/adam_async/parameter_server/test_entry_replay.py::"
 SERVER = "tests/adam_async/parameter_server/test_server_disk.py::"
 
 
@@ -95,8 +96,34 @@ DISKS = (
         "each piece comes from the server with the newest copy",
         disk_patches.take_first_copy,
         guard="tests/adam_async/checkpoint/test_saved_shards.py::"
-        "test_of_two_copies_the_one_with_the_higher_position_counts",
+        "test_of_two_copies_the_one_with_the_newer_last_entry_counts",
         breaks="durable, or loss bound",
+    ),
+    _row(
+        "generations of entries come before positions",
+        disk_patches.compare_positions_alone,
+        guard="tests/adam_async/checkpoint/test_saved_shards.py::"
+        "test_of_two_copies_the_one_with_the_newer_last_entry_counts",
+        seldom="all servers must end before the others have as many entries as a primary that was cut off",
+    ),
+    _row(
+        "an entry that was never committed is not applied to a newer piece",
+        disk_patches.replay_older_generations,
+        guard=REPLAY + "test_an_entry_of_an_older_generation_than_that_of_a_piece_is_not_applied_to_it",
+        seldom="all servers must end before a primary that was cut off and joins again has written a round",
+    ),
+    _row(
+        "a log that began anew does not follow earlier pieces",
+        disk_patches.replay_over_new_begins,
+        guard=REPLAY + "test_entries_after_a_new_begin_of_the_log_follow_only_pieces_at_or_after_it",
+        seldom="all servers must end before a server that joins again has written a round",
+    ),
+    _row(
+        "arrays from the disk of a joining server have the digest of the primary's",
+        disk_patches.take_offered_arrays_unseen,
+        guard="tests/adam_async/parameter_server/test_offered_pieces.py::"
+        "test_a_disk_with_other_bits_at_the_same_position_is_not_used",
+        seldom="all simulated servers have one arithmetic, and disks have committed entries only",
     ),
     _row(
         "an earlier store stays until the new one is on the disks",

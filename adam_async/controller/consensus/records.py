@@ -15,7 +15,7 @@ from adam_async.controller.consensus.log import Log
 from adam_async.controller.consensus.membership import Members
 from adam_async.controller.consensus.messages import Entry, Snapshot
 from adam_async.errors import DataError
-from adam_async.persistence.frames import confirming_frame, frame_head, frames_from
+from adam_async.persistence.frames import ImitatedHeadsError, confirming_frame, frame_head, frames_from
 
 WHAT_TO_DO = (
     "empty its folder and start it again: the others take in a controller with an empty disk, a single one "
@@ -157,7 +157,10 @@ def _replay(saved: Saved | None, log: Log, record: LogFileRecord, where: str) ->
 
 
 def _refuse_damage(data: bytes, end: int, what: str) -> None:
-    frame = confirming_frame(data, end)
+    try:
+        frame = confirming_frame(data, end)
+    except ImitatedHeadsError as error:
+        raise DamagedLog(f"{what}: {error}, too many heads lack their content; {WHAT_TO_DO}") from None
     if frame is not None:
         raise DamagedLog(
             f"{what}: byte {frame.position} shows that all before byte {frame.durable} was durable; "

@@ -25,6 +25,7 @@ FAILOVERS = "failovers with a push in flight"
 CATCH_UPS = "catch-ups under load"
 SUCCESSIVE = "successive losses"
 ROUND_OTHERWISE = "members with other numerics"
+FROM_DISK = "pieces of joining servers from their disks"
 EVENTS = (FAILOVERS, CATCH_UPS, SUCCESSIVE)
 """Counts of the events of bundles with several copies."""
 
@@ -120,6 +121,7 @@ class BundleWatch:
             self._joining[key, member] = self.acknowledged
         for member in set(bundle.in_sync) - set(was.in_sync):
             begun = self._joining.pop((key, member), self.acknowledged)
+            counts[FROM_DISK] += self._pieces_from_disk(member, bundle.store, home)
             if key in self._was_whole and self.acknowledged > begun:
                 counts[CATCH_UPS] += 1
         counts[ROUND_OTHERWISE] += len(
@@ -140,6 +142,10 @@ class BundleWatch:
                 counts[FAILOVERS] += 1
             new = bundle.primary[0] if bundle.primary is not None else "none"
             self._ledger.note("bundle", home, f"generation {bundle.generation}: {was.primary[0]} -> {new}")
+
+    def _pieces_from_disk(self, member: Member, store: str, home: str) -> int:
+        served = self.servers[member[0]].served.get((store, home)) if self.runs(member) else None
+        return served.copy.pieces_from_disk if served is not None and served.copy is not None else 0
 
     def _check_loss(self, key: str, was: BundleRecord) -> None:
         """Check that a bundle without members in sync has lost them all. Raises Violation."""

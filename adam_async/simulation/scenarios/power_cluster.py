@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from adam_async.errors import AdamError
+from adam_async.parameter_server.disk_ports import DiskPorts
 from adam_async.parameter_server.server_disk import ServerDisk, is_saved
-from adam_async.parameter_server.store_disk import DiskPorts
 from adam_async.persistence.settings import FlushSettings
 from adam_async.simulation.checkers.saved_pushes import Losses
 from adam_async.simulation.checkers.saved_states import SavedStates

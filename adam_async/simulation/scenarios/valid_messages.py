@@ -381,7 +381,7 @@ def _shard_states(facts: Facts) -> list[Example]:
         id=facts.store,
         record=b"{}",
         arrays=b"[]",
-        pieces=(m.SavedPiece(facts.others_node, 1, 1, 1),),
+        pieces=(m.SavedPiece(facts.others_node, 1, 1, 1, 1),),
         began_ms=1,
     )
     read = m.ReadSaved(store=facts.store, home=facts.others_node, piece=1, shards=facts.shards[:1])

@@ -15,13 +15,14 @@ ARRAYS = (ArrayRecord("w", (8,)),)
 def listed(*, arrays=ARRAYS, **fields):
     record = store_record("store-1", ARRAYS, **{"shard_bytes": 64, "buckets": ("ps-0",) * 64, **fields})
     texts = msgspec.json.encode(record), msgspec.json.encode(arrays)
-    return SavedStore("a-name", "store-1", *texts, (SavedPiece("ps-0", 1, 7, 0),), 1)
+    return SavedStore("a-name", "store-1", *texts, (SavedPiece("ps-0", 1, 1, 7, 0),), 1)
 
 
 def test_a_listed_store_counts_with_its_pieces():
     found = {}
     _merge(found, "ps-0", listed(), "a-name")
-    assert found["store-1"].best == {("ps-0", 1): (7, 0, "ps-0")}
+    (store,) = found["store-1"]
+    assert store.best == {("ps-0", 1): ((1, 7), 0, "ps-0")}
 
 
 @pytest.mark.parametrize(
@@ -42,10 +43,25 @@ def test_a_listed_store_out_of_bounds_counts_as_absent(options):
     assert found == {}
 
 
-@pytest.mark.parametrize("positions", [(5, 7), (7, 5)])
-def test_of_two_copies_the_one_with_the_higher_position_counts(positions):
+@pytest.mark.parametrize("newest", [(1, 7), (2, 3)])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_of_two_copies_the_one_with_the_newer_last_entry_counts(newest, is_first):
+    """A primary that was cut off may have more entries on its disk, which were never committed."""
     found = {}
-    for number, position in enumerate(positions):
-        saved = msgspec.structs.replace(listed(), pieces=(SavedPiece("ps-0", 1, position, 0),))
+    for number, order in enumerate((newest, (1, 5)) if is_first else ((1, 5), newest)):
+        saved = msgspec.structs.replace(listed(), pieces=(SavedPiece("ps-0", 1, *order, 0),))
         _merge(found, f"ps-{number}", saved, "a-name")
-    assert found["store-1"].best == {("ps-0", 1): (7, 0, f"ps-{positions.index(7)}")}
+    (store,) = found["store-1"]
+    assert store.best == {("ps-0", 1): (newest, 0, "ps-0" if is_first else "ps-1")}
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_server_that_lists_another_record_hides_no_store_of_others(is_first):
+    found, another = {}, listed(creator="another")
+    for node, saved in (("ps-0", another), ("ps-1", listed())) if is_first else (("ps-0", listed()),):
+        _merge(found, node, saved, "a-name")
+    _merge(found, "ps-2", another, "a-name")
+    newer = msgspec.structs.replace(listed(), pieces=(SavedPiece("ps-0", 1, 1, 8, 0),))
+    _merge(found, "ps-3", newer, "a-name")
+    servers = {store.record.creator: store.best["ps-0", 1][2] for store in found["store-1"]}
+    assert servers == {"": "ps-3", "another": "ps-0" if is_first else "ps-2"}

@@ -4,7 +4,6 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from msgspec import UNSET
 
 from adam_async.checkpoint.manifest import Manifest
 from adam_async.checkpoint.run_notes import RunNotesFile
@@ -48,8 +47,7 @@ def data(epoch, stop):
 
 
 def server(age_s, node="ps-0"):
-    age = UNSET if age_s is None else age_s
-    counts = ServerCounts(**COMMON, clock=0, disk=DiskAge(age_s=age))
+    counts = ServerCounts(**COMMON, clock=0, disk=DiskAge(age_s=age_s))
     return RoleStatistics(node=node, counts=counts, values={})
 
 

@@ -258,7 +258,7 @@ EXAMPLES = [
         parts=2,
     ),
     Committed(store="r", home="ps-0", generation=2, session=3, committed=8, applied_by_all=7),
-    Held(store="r", home="ps-0", generation=2, session=3, position=8, applied=7, pieces=2),
+    Held(store="r", home="ps-0", generation=2, session=3, position=8, applied=7, pieces=2, offered=5),
     PieceCopy(store="r", home="ps-0", generation=2, session=3, piece=1, position=8, nbytes=24),
     Superseded(store="r", home="ps-0", generation=3),
     GetRecord(run="r", start=0, stop=10),

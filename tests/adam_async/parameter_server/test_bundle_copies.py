@@ -9,7 +9,7 @@ import pytest
 
 from adam_async.messages import pack
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
-from adam_async.parameter_server import bundle_copy, server_links
+from adam_async.parameter_server import members_watch, server_links
 from adam_async.store.rules import Sgd
 from tests.adam_async.runs import until
 from tests.adam_async.store.fleets import fleet
@@ -146,9 +146,9 @@ async def test_a_bundle_that_a_server_cannot_hold_leaves_its_links_to_the_others
 
 
 async def test_a_member_that_beats_and_takes_no_entry_is_struck_out(monkeypatch):
-    monkeypatch.setattr(bundle_copy, "STUCK_TICKS", 3)
-    monkeypatch.setattr(bundle_copy, "STALLED_TICKS", 6)
-    monkeypatch.setattr(bundle_copy, "INVITE_S", 1000.0)
+    monkeypatch.setattr(members_watch, "STUCK_TICKS", 3)
+    monkeypatch.setattr(members_watch, "STALLED_TICKS", 6)
+    monkeypatch.setattr(members_watch, "INVITE_S", 1000.0)
     async with fleet(monkeypatch, *NODES) as servers:
         async with servers.open(ARRAYS, copies=3, rule=Sgd(rate=1.0)) as store:
             await store.push(ONES)
@@ -174,13 +174,13 @@ async def test_a_primary_that_stalls_for_long_counts_no_other_server_as_silent(m
             assert min(map(links.silent_s, peers)) > 2.0
             before = links._last_tick
             await until(lambda: links._last_tick > before)
-            assert max(map(links.silent_s, peers)) < bundle_copy.SILENT_S
+            assert max(map(links.silent_s, peers)) < members_watch.SILENT_S
             assert len(servers.in_sync("ps-0")) == 3
 
 
 async def test_entries_beyond_the_budget_of_the_log_end_the_membership_of_a_slow_server(monkeypatch):
-    monkeypatch.setattr(bundle_copy, "LOG_BYTES", 4000)
-    monkeypatch.setattr(bundle_copy, "INVITE_S", 1000.0)
+    monkeypatch.setattr(members_watch, "LOG_BYTES", 4000)
+    monkeypatch.setattr(members_watch, "INVITE_S", 1000.0)
     async with fleet(monkeypatch, *NODES) as servers:
         async with servers.open(ARRAYS, copies=3, rule=Sgd(rate=1.0)) as store:
             await store.push(ONES)

@@ -43,11 +43,11 @@ async def test_a_piece_is_copied_at_the_next_moment_between_two_entries():
     taking = asyncio.ensure_future(saver.take(1))
     await asyncio.sleep(0)
     assert saver.has_request
-    saver.copy_requested(copy.bundle, lambda piece: 40 + piece)
+    saver.copy_requested(copy.bundle, lambda piece: (2, 40 + piece))
     assert not saver.has_request
     copy.bundle.shards[HERE[0].id].values[:] = 8.0
     state = await taking
-    assert (state.key.home, state.key.shard, state.key.position) == ("ps-0", 1, 41)
+    assert (state.key.name, state.key.order) == (("ps-0", 1), (2, 41))
     tensors = tensors_of([memoryview(part) for part in state.parts], "a test")
     np.testing.assert_array_equal(tensors[1], np.full(8, 7.0))
 
@@ -57,7 +57,7 @@ async def test_an_update_between_lets_the_owner_know_that_an_entry_has_ended():
     saver.wake = lambda: None
     taking = asyncio.ensure_future(saver.take(2))
     await asyncio.sleep(0)
-    saver.wake = lambda: saver.copy_requested(copy.bundle, lambda _: 1)
+    saver.wake = lambda: saver.copy_requested(copy.bundle, lambda _: (1, 1))
     saver.touched([HERE[0].id], 1)
     assert (await taking).key.shard == 2
 
@@ -83,7 +83,7 @@ async def test_a_cancelled_request_leaves_no_wish_behind():
     taking.cancel()
     await asyncio.wait([taking])
     assert not saver.has_request
-    saver.copy_requested(copy.bundle, lambda _: 1)
+    saver.copy_requested(copy.bundle, lambda _: (1, 1))
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3])
@@ -94,7 +94,7 @@ async def test_a_piece_comes_back_from_its_bytes(piece):
         shard.values[:] = np.arange(spec.size) + number
         shard.rule_state["momentum"][:] = -number
         shard.separate().version = 5 + number
-    saver.wake = lambda: saver.copy_requested(copy.bundle, lambda _: 1)
+    saver.wake = lambda: saver.copy_requested(copy.bundle, lambda _: (1, 1))
     state = await saver.take(piece)
     parts = [memoryview(bytes(part)) for part in state.parts]
     found = bundle_of_piece(catalogue(), PIECES[piece], TABLE, [Sgd(momentum=0.9)], tensors_of(parts, ""), "")

@@ -5,8 +5,9 @@ import pytest
 
 from adam_async.messages.replication import Copy as CopyMessage
 from adam_async.model.rules import Sgd
-from adam_async.parameter_server.bundle_copy import BundleCopy, CopyHost
+from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.bundle_saver import BundleSaver
+from adam_async.parameter_server.copy_host import CopyHost
 from adam_async.parameter_server.log_entries import entry_bytes
 from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
 from adam_async.run.bundle_record import BundleRecord

@@ -65,7 +65,7 @@ def values_of(bundle_of):
 
 def on_disk(copy, piece):
     """The tensors of a piece, as its bytes bring them back."""
-    state = piece_state(copy.bundle, "ps-0", piece, PIECES[piece], position=copy.position)
+    state = piece_state(copy.bundle, "ps-0", piece, PIECES[piece], order=(1, copy.position))
     return tensors_of([memoryview(bytes(part)) for part in state.parts], "a test")
 
 
@@ -85,29 +85,61 @@ def test_pieces_of_different_moments_and_all_later_entries_make_the_newest_state
         if step % 40 == 39:
             primary.settle()
             piece = (step // 40) % len(PIECES)
-            found[piece] = primary.copy.position, on_disk(primary.copy, piece)
+            found[piece] = (1, primary.copy.position), on_disk(primary.copy, piece)
     primary.settle()
     assert len(found) == len(PIECES)
-    assert len({position for position, _ in found.values()}) > 1
+    assert len({order for order, _ in found.values()}) > 1
 
     replay = EntryReplay(catalogue_of(**options), PIECES, TABLE, [rule], found, "a test")
-    first = min(position for position, _ in found.values())
+    _, first = min(order for order, _ in found.values())
     for position, parts in enumerate(primary.log[first:], start=first + 1):
-        assert replay.take(position, through_a_disk(parts))
+        assert replay.take((1, position), through_a_disk(parts))
     assert values_of(replay.bundle_of) == values_of(lambda _: primary.copy.bundle)
-    assert set(replay.positions.values()) == {primary.copy.position}
+    assert set(replay.orders.values()) == {(1, primary.copy.position)}
 
 
 def test_an_entry_behind_a_gap_is_not_applied():
     primary = RandomPrimary(Copy(Sgd()), 1)
-    found = {piece: (0, on_disk(primary.copy, piece)) for piece in range(len(PIECES))}
+    found = {piece: ((1, 0), on_disk(primary.copy, piece)) for piece in range(len(PIECES))}
     for _ in range(60):
         primary.step()
     primary.settle()
     replay = EntryReplay(catalogue_of(), PIECES, TABLE, [Sgd()], found, "a test")
-    assert replay.take(1, primary.log[0])
-    assert not replay.take(3, primary.log[2])
-    assert set(replay.positions.values()) == {1}
+    assert replay.take((1, 1), primary.log[0])
+    assert not replay.take((1, 3), primary.log[2])
+    assert set(replay.orders.values()) == {(1, 1)}
+
+
+def test_an_entry_of_an_older_generation_than_that_of_a_piece_is_not_applied_to_it():
+    """The entry was never committed: a later primary has put others at its position."""
+    primary = RandomPrimary(Copy(Sgd()), 1)
+    found = {piece: ((1 + piece % 2, 0), on_disk(primary.copy, piece)) for piece in range(len(PIECES))}
+    for _ in range(60):
+        primary.step()
+    primary.settle()
+    replay = EntryReplay(catalogue_of(), PIECES, TABLE, [Sgd()], found, "a test")
+    for position, parts in enumerate(primary.log, start=1):
+        assert replay.take((1, position), parts)
+    last = 1, len(primary.log)
+    assert replay.orders == {0: last, 1: (2, 0), 2: last, 3: (2, 0)}
+    values = replay.bundle_of(1).shards
+    assert all(not values[spec.id].values.any() for piece in (1, 3) for spec in PIECES[piece])
+
+
+def test_entries_after_a_new_begin_of_the_log_follow_only_pieces_at_or_after_it():
+    primary = RandomPrimary(Copy(Sgd()), 1)
+    found = {piece: ((1, 0), on_disk(primary.copy, piece)) for piece in (0, 1)}
+    for _ in range(60):
+        primary.step()
+        if 2 not in found and primary.copy.position == 4 and primary.copy.bundle.idle:
+            found.update({piece: ((1, 4), on_disk(primary.copy, piece)) for piece in (2, 3)})
+    primary.settle()
+    replay = EntryReplay(catalogue_of(), PIECES, TABLE, [Sgd()], found, "a test")
+    for position, parts in enumerate(primary.log, start=1):
+        assert replay.take((1, position), parts if position != 4 else through_a_disk([]))
+    assert len(found) == len(PIECES)
+    last = 1, len(primary.log)
+    assert replay.orders == {0: (1, 3), 1: (1, 3), 2: last, 3: last}
 
 
 def test_bytes_that_are_no_entry_are_refused():
@@ -116,14 +148,16 @@ def test_bytes_that_are_no_entry_are_refused():
     head = msgspec.msgpack.encode([[("|u1", (4,))]])
     with pytest.raises(DataError, match="a test is no piece"):
         read_entry([memoryview(head), memoryview(b"123")], "a test")
-    replay = EntryReplay(catalogue_of(), PIECES, TABLE, [Sgd()], {1: (0, on_disk(Copy(Sgd()), 1))}, "a test")
+    replay = EntryReplay(
+        catalogue_of(), PIECES, TABLE, [Sgd()], {1: ((1, 0), on_disk(Copy(Sgd()), 1))}, "a test"
+    )
     with pytest.raises(DataError, match="entry 1 of a test"):
-        replay.take(1, [[np.frombuffer(b"nothing", np.uint8)]])
+        replay.take((1, 1), [[np.frombuffer(b"nothing", np.uint8)]])
 
 
 def test_a_piece_that_is_not_replayed_is_refused_by_name():
     copy = Copy(MODES["bsp"][0], **MODES["bsp"][1])
-    found = {piece: (0, on_disk(copy, piece)) for piece in range(len(PIECES) - 1)}
+    found = {piece: ((1, 0), on_disk(copy, piece)) for piece in range(len(PIECES) - 1)}
     replay = EntryReplay(catalogue_of(**MODES["bsp"][1]), PIECES, TABLE, [MODES["bsp"][0]], found, "a test")
     for piece in (0, len(PIECES) - 1):
         with pytest.raises(DataError, match=f"piece {piece} of a test is not on the disk"):

@@ -7,7 +7,7 @@ import pytest
 
 from adam_async.cluster import roles
 from adam_async.messages.replication import PieceCopy
-from adam_async.parameter_server import bundle_copy, joining_members, served_store
+from adam_async.parameter_server import joining_members, members_watch, served_store
 from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.store.rules import Sgd
 from tests.adam_async.store.fleets import fleet
@@ -21,7 +21,7 @@ ONES = {"total": -np.ones(192)}
 
 @pytest.fixture(autouse=True)
 def _invites_at_once(monkeypatch):
-    monkeypatch.setattr(bundle_copy, "INVITE_S", 0.3)
+    monkeypatch.setattr(members_watch, "INVITE_S", 0.3)
 
 
 def members_of(servers):

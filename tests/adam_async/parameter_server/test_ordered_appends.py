@@ -2,7 +2,12 @@
 
 import asyncio
 
+import numpy as np
+import pytest
+
+from adam_async.parameter_server import ordered_appends
 from adam_async.parameter_server.ordered_appends import OrderedAppends
+from transport import RemoteProtocolError
 
 
 class HeldJournal:
@@ -50,3 +55,18 @@ async def test_only_entries_of_this_server_count_for_their_positions():
     journal.may_end.set()
     await asyncio.gather(*tasks)
     assert steps.ordered_here == 0
+
+
+async def test_the_entries_of_another_server_that_wait_for_the_disk_are_bounded(monkeypatch):
+    monkeypatch.setattr(ordered_appends, "MOST_BYTES", 100)
+    journal = HeldJournal()
+    steps, tasks = steps_of(journal)
+    content = [[np.zeros(40, np.uint8)]]
+    for position in (1, 2):
+        steps.append(position, 1, content, lambda: None, None)
+    with pytest.raises(RemoteProtocolError, match="120 bytes of entries wait for the disk"):
+        steps.append(3, 1, content, lambda: None, None)
+    journal.may_end.set()
+    await asyncio.gather(*tasks)
+    steps.append(3, 1, content, lambda: None, None)
+    await asyncio.gather(*tasks)

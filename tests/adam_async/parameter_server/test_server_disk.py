@@ -9,7 +9,7 @@ import pytest
 
 from adam_async.errors import ConfigError, DataError
 from adam_async.model.rules import Sgd
-from adam_async.parameter_server.piece_states import Catalogue, catalogue_state, read_catalogue
+from adam_async.parameter_server.piece_states import CATALOGUE, Catalogue, catalogue_state, read_catalogue
 from adam_async.parameter_server.saved_stores import SavedStores
 from adam_async.parameter_server.server_disk import SAVED, is_saved, opened_disk
 from adam_async.parameter_server.store_disk import REMOVED, StoreDisk, folder_of
@@ -20,6 +20,7 @@ from adam_async.persistence.records import STATES, encode_start
 from adam_async.run.store_record import ArrayRecord, RuleRecord, served_word
 from tests.adam_async.cluster_maps import bundle_map, store_record
 from tests.adam_async.parameter_server.copies import PIECES, Copy
+from tests.adam_async.runs import until
 
 FILE = "states-00000001.segment"
 ARRAYS = (ArrayRecord("w", (8,)),)
@@ -150,7 +151,7 @@ def joined(store, home, *, ready):
     bundle = Copy(Sgd()).bundle
     saver = store.saver(home, PIECES)
     saver.is_ready = lambda: home in ready
-    saver.wake = lambda: saver.copy_requested(bundle, lambda piece: 1)
+    saver.wake = lambda: saver.copy_requested(bundle, lambda piece: (1, 1))
     return saver
 
 
@@ -198,3 +199,34 @@ async def test_a_primary_appends_no_entry_before_all_primaries_have_the_store_on
             await store.append(EntryKey("ps-0", position, 1), ENTRY, of_primary=False)
             assert entry.done() is (len(reports) == 2)
         await store.end(for_good=True)
+
+
+async def test_the_catalogue_of_the_last_placement_counts(tmp_path):
+    async with opened_disk(tmp_path, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+        store = disk.of("store-1")
+        await store.reopen()
+        for generation in (1, 2):
+            placed = catalogue_of(generation=generation)
+            store.begin(placed, lambda name, work: group.create_task(work, name=name))
+            saver = joined(store, "ps-0", ready={"ps-0"})
+            await until(lambda: store.is_complete)
+            store.left(saver)
+            await store.retire(is_over=True)
+            assert store.catalogue.record == placed.record
+
+
+async def test_damage_that_is_found_when_a_bundle_leaves_costs_its_store_and_not_the_server(tmp_path):
+    notices = []
+    async with opened_disk(tmp_path / "disk", flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+        disk.ports.notice = notices.append
+        store = disk.of("store-1")
+        await store.reopen()
+        store.begin(catalogue_of(), lambda name, work: group.create_task(work, name=name))
+        saver = joined(store, "ps-0", ready={"ps-0"})
+        await until(lambda: store.is_complete)
+        store._catalogue = catalogue_of(buckets=("ps-0",), generation=1)  # no server writes such a record
+        store._segments.mark(CATALOGUE, 1, 0)
+        assert store.left(saver)
+        await store.retire(is_over=False)
+        assert not store.is_saved
+    assert "store store-1 cannot be read from the disk" in [text.split(":")[0] for text in notices]

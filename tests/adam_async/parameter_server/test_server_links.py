@@ -8,7 +8,7 @@ import pytest
 
 from adam_async.cluster.networks import cluster_network, copies_path
 from adam_async.errors import BindFailed, first_cause
-from adam_async.parameter_server import bundle_copy
+from adam_async.parameter_server import members_watch
 from adam_async.parameter_server.piece_link import PIECES_CONFIG
 from adam_async.run.cluster_map import COPIES
 from adam_async.runtime.clock import system_entropy
@@ -27,7 +27,7 @@ TOKEN = "a token of more than sixteen bytes"
 
 @pytest.fixture(autouse=True)
 def _invites_at_once(monkeypatch):
-    monkeypatch.setattr(bundle_copy, "INVITE_S", 0.3)
+    monkeypatch.setattr(members_watch, "INVITE_S", 0.3)
 
 
 def apart(monkeypatch, *nodes):

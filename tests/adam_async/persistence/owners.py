@@ -12,7 +12,7 @@ from pathlib import Path
 
 from adam_async.persistence.contents import Contents, contents_of
 from adam_async.persistence.identity import Identity
-from adam_async.persistence.keys import BUNDLE, EntryKey, State, StateKey, StateName
+from adam_async.persistence.keys import EntryKey, State, StateKey, StateName
 from adam_async.persistence.scan import Scan, scan, segment_name
 from adam_async.persistence.settings import FlushSettings
 from adam_async.persistence.store import SegmentStore
@@ -45,10 +45,10 @@ class OwnedBundle:
     versions: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def grow(self, dice: random.Random) -> int:
-        """Add an entry; return its position. Shard 0 changes only at the beginning."""
+        """Add an entry; return its position. The first and the last shard change only at the beginning."""
         position = len(self.history) + 1
         shards = dice.sample(range(1, self.shards), dice.randrange(1, 4))
-        self.history.append((*shards, BUNDLE, 0) if position < 4 else tuple(shards))
+        self.history.append((*shards, self.shards, 0) if position < 4 else tuple(shards))
         return position
 
     def version(self, shard: int, position: int) -> int:
@@ -60,7 +60,7 @@ class OwnedBundle:
 
     def names(self) -> list[StateName]:
         """Return the names of its states."""
-        return [StateName(self.home, shard) for shard in range(BUNDLE, self.shards)]
+        return [StateName(self.home, shard) for shard in range(self.shards + 1)]
 
     def state(self, shard: int) -> State:
         """Return a state as it is applied now."""

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from adam_async.persistence.frames import (
     HEAD_BYTES,
+    ImitatedHeadsError,
     confirming_frame,
     frame_at,
     frame_head,
@@ -81,3 +82,12 @@ def test_a_head_of_a_frame_that_is_cut_short_is_no_frame():
     for size in range(positions[1], positions[2]):
         assert frame_at(data[:size], positions[1], SALT) is None
     assert frame_at(data, len(data) - HEAD_BYTES + 1, SALT) is None
+
+
+def test_a_content_that_imitates_heads_ends_the_search_after_a_linear_time():
+    size = 1 << 16
+    data = bytearray()
+    while len(data) < size:
+        data += frame_head([bytes(size)], position=len(data), durable=0, salt=SALT)
+    with pytest.raises(ImitatedHeadsError):
+        list(frames_beyond(bytes(data), 0, SALT))

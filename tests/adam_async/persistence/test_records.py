@@ -4,7 +4,7 @@ import pytest
 
 from adam_async.persistence.frames import Frame, frame_at, frame_head
 from adam_async.persistence.identity import Identity
-from adam_async.persistence.keys import BUNDLE, EntryKey, StateKey
+from adam_async.persistence.keys import EntryKey, StateKey
 from adam_async.persistence.records import (
     STATES,
     EntryRecord,
@@ -19,7 +19,7 @@ from adam_async.persistence.records import (
     split_content,
 )
 
-KEY = StateKey("ps-0", BUNDLE, 2, 1 << 40, 7)
+KEY = StateKey("ps-0", 5, 2, 1 << 40, 7)
 RECORDS = [
     (StateRecord(1, KEY, (3, 0, 5)), [b"abc", b"", b"defgh"]),
     (EntryRecord(2, EntryKey("ps-1", 9, 3), ()), []),
@@ -82,7 +82,7 @@ def test_a_start_of_a_newer_format_is_refused_with_its_number():
             "its content has 4 bytes instead of 3",
         ),
         (b"".join(encode_record(SyncedRecord(), [b"x"])), "its content has 1 bytes instead of 0"),
-        (b"".join(encode_record(StateRecord(1, StateKey("ps-0", -2, 1, 1, 1), ()))), "its record: "),
+        (b"".join(encode_record(StateRecord(1, StateKey("ps-0", -1, 1, 1, 1), ()))), "its record: "),
         (b"".join(encode_record(StateRecord(1, StateKey("ps-0", 0, 1, -1, 1), ()))), "its record: "),
     ],
 )

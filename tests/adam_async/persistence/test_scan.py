@@ -77,3 +77,12 @@ def test_a_record_of_a_newer_release_is_named():
     head = frame_head(payload, position=len(data), durable=0, salt=salt_of("run-1", NAME))
     found = scan(NAME, data + head + payload[0], "run-1")
     assert found.unknown.startswith(f"at byte {len(data)}, its record: ")
+
+
+def test_a_file_that_imitates_heads_counts_as_on_disk_so_that_nothing_cuts_it_off():
+    data, ends = file_of([0])
+    salt, imitated = salt_of("run-1", NAME), bytearray(data)
+    while len(imitated) < 1 << 14:
+        imitated += frame_head([bytes(1 << 13)], position=len(imitated), durable=0, salt=salt)
+    found = scan(NAME, bytes(imitated), "run-1")
+    assert (found.end, found.durable) == (ends[-1], len(imitated))

@@ -6,7 +6,7 @@ import pytest
 
 from adam_async.errors import ConfigError, DiskFailed
 from adam_async.persistence.identity import Identity, NewerFormat, OtherContents, OtherRun
-from adam_async.persistence.keys import BUNDLE, EntryKey, StateName
+from adam_async.persistence.keys import EntryKey, StateName
 from adam_async.persistence.opening import read_identity
 from adam_async.persistence.settings import FlushSettings
 from adam_async.runtime.disk import Disk
@@ -33,7 +33,7 @@ def test_a_flushed_state_comes_back_with_its_key_and_parts():
         async with Running(store):
             assert not store.recovery.states
             assert not store.recovery.entries
-            for shard in (1, 2, BUNDLE):
+            for shard in (1, 2, 3):
                 owner.update(store, "a", shard, updates=2)
             owner.update(store, "b", 1)
             await store.flush()
@@ -41,7 +41,7 @@ def test_a_flushed_state_comes_back_with_its_key_and_parts():
         assert states == {
             StateName("a", 1): content(StateName("a", 1), 2),
             StateName("a", 2): content(StateName("a", 2), 2),
-            StateName("a", BUNDLE): content(StateName("a", BUNDLE), 2),
+            StateName("a", 3): content(StateName("a", 3), 2),
             StateName("b", 1): content(StateName("b", 1), 1),
         }
         key = recovery.states[StateName("a", 2)]

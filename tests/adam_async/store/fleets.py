@@ -14,6 +14,9 @@ from adam_async.store.store import ParameterStore
 from tests.adam_async.runs import until
 from transport import BufferPool, LocalNetwork
 
+FLUSH_S = 0.02
+"""Time between two rounds of a disk, in seconds."""
+
 WAITS = Waits(answer_s=2.0, call_s=5.0, grace_s=0.2)
 
 
@@ -22,12 +25,14 @@ class Fleet:
 
     Args:
         copies_bind: Address of the servers for each other; empty: they have one listener.
+        disks: Folder with one folder per server; None: they have no disks.
 
     Attributes:
         servers: The running servers by node.
     """
 
-    def __init__(self, group, *, local, waits, copies_bind):
+    def __init__(self, group, *, local, waits, copies_bind, disks):
+        self._disks = disks
         self._copies_bind = copies_bind
         self._group = group
         self._waits = waits
@@ -71,7 +76,8 @@ class Fleet:
             await ready
 
     async def _run(self, node, ready):
-        async with parameter_server(self._place(node)) as server:
+        folder = self._disks / node if self._disks is not None else None
+        async with parameter_server(self._place(node), folder=folder, flush_s=FLUSH_S) as server:
             await server.joined()
             self.servers[node] = server
             ready.set_result(None)
@@ -120,10 +126,10 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(monkeypatch, *nodes, network="tcp", waits=WAITS, copies_bind=""):
+async def fleet(monkeypatch, *nodes, network="tcp", waits=WAITS, copies_bind="", disks=None):
     """Run a fleet; `Fleet.open` opens its stores."""
     async with asyncio.TaskGroup() as group:
-        fleet = Fleet(group, local=network == "local", waits=waits, copies_bind=copies_bind)
+        fleet = Fleet(group, local=network == "local", waits=waits, copies_bind=copies_bind, disks=disks)
         monkeypatch.setattr(store_module, "_access_to", lambda where, token, folder: fleet.access())
         async with fleet.led():
             await fleet.start(*nodes)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adam_async.errors import ShardUnavailable
-from adam_async.parameter_server import bundle_copy
+from adam_async.parameter_server import members_watch
 from adam_async.parameter_server.served_store import ServedStore
 from adam_async.store.arrays import Factors
 from adam_async.store.rules import Adagrad, Adam, AdamW, Sgd
@@ -35,7 +35,7 @@ def factors(client):
 
 @pytest.fixture(autouse=True)
 def _invites_at_once(monkeypatch):
-    monkeypatch.setattr(bundle_copy, "INVITE_S", 0.3)
+    monkeypatch.setattr(members_watch, "INVITE_S", 0.3)
 
 
 async def open_stores(stack, servers, **options):

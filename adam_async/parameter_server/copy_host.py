@@ -1,0 +1,42 @@
+"""The services of a server that its copies of bundles need."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from adam_async.controller.client import Confirmation
+from adam_async.parameter_server.log_entries import Part
+from adam_async.parameter_server.replication.log import Entry as LogEntry
+from adam_async.parameter_server.server_links import ServerLinks
+from adam_async.run.bundle_record import BundleRecord, Member
+
+Observe = Callable[[Any, LogEntry, Sequence[Part]], None]
+"""Follows the entries that a `BundleCopy` applies: with the copy, the entry and its parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CopyHost:
+    """The services of a server that a copy needs.
+
+    Attributes:
+        links: Links to the other members.
+        now: Returns the time of the loop's clock, in seconds.
+        call_soon: Calls a function in the next iteration of the loop.
+        spawn: Starts a task of the server, by name.
+        set_record: Sets the bundle's record in the map if it has the expected version still; None at the end.
+        next_member: Returns the server to invite, of those that may join; None if there is none.
+        is_live: Whether a server is live in the cluster map.
+        notice: Reports a text to the operator: the controllers log it, and it is an event of a run.
+        observe: Called before a committed entry is applied, with its copy, the entry and its parts.
+    """
+
+    links: ServerLinks
+    now: Callable[[], float]
+    call_soon: Callable[[Callable[[], None]], object]
+    spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+    set_record: Callable[[BundleRecord, int], Coroutine[Any, Any, Confirmation | None]]
+    next_member: Callable[[Callable[[Member], bool]], Member | None]
+    is_live: Callable[[Member], bool]
+    notice: Callable[[str], None]
+    observe: Observe | None = None

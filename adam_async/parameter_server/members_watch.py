@@ -1,0 +1,175 @@
+"""The watch of one member over the others: silence, slow members, invitations and the way home.
+
+Each tick, with a heartbeat, strikes out or invites members through the core, or takes over from a silent
+primary. The core decides which of it takes effect.
+"""
+
+from collections.abc import Iterable, Set
+
+from adam_async.parameter_server.copy_host import CopyHost
+from adam_async.parameter_server.joining_members import JOIN_S, PAUSE_S, JoiningMembers
+from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
+from adam_async.parameter_server.replication.member import BundleMember
+from adam_async.run.bundle_record import BundleRecord, Member
+
+SILENT_S = 1.0
+"""Silence after which a primary strikes a member out, in seconds."""
+
+TAKE_OVER_S = 1.3
+"""Silence of the primary after which the first member in sync takes over, in seconds."""
+
+RANK_S = 0.2
+"""Further silence for which each later member waits, in seconds."""
+
+INVITE_S = 5.0
+"""Time for which a bundle lacks a member before its primary invites a new server, in seconds."""
+
+RETURN_S = 0.3
+"""Time for which a bundle lacks a member before its primary invites one that has come back, in seconds."""
+
+HAND_OVER_S = 1.0
+"""Maximum time for which a primary stops ordering for a handover, in seconds."""
+
+LOG_BYTES = 256 << 20
+"""Size of the log above which a primary strikes out the members that it keeps the entries for, in bytes."""
+
+STUCK_TICKS = 10
+"""Number of heartbeats without a commit after which the primary refuses questions and names the reason."""
+
+STALLED_TICKS = 50
+"""Number of heartbeats without a commit after which a primary strikes out members that take no entries."""
+
+
+class MembersWatch:
+    """The watch of one member of a bundle.
+
+    Args:
+        core: The member.
+        facts: Facts of the bundle that never change.
+        host: Services of the server.
+        copies: Number of copies that the bundle should have.
+    """
+
+    def __init__(self, core: BundleMember, facts: BundleFacts, host: CopyHost, copies: int) -> None:
+        self._core = core
+        self._facts = facts
+        self._host = host
+        self._copies = copies
+        self._joining = JoiningMembers(core.record.members)
+        self._struck_out: set[Member] = set()
+        """Members that this primary has asked the controllers to strike out."""
+        self._committed = 0
+        """Position up to which entries were committed at the last tick."""
+        self._stuck_ticks = 0
+        """Number of ticks since entries wait and none was committed."""
+        self._lacks_since: float | None = None
+        self._home_since: float | None = None
+        """Time since which the home could take over, while another server is the primary."""
+
+    @property
+    def away(self) -> Set[Member]:
+        """Live servers that a primary may invite once they answer again."""
+        return {*filter(self._host.is_live, self._joining.away)}
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether entries of this primary have waited for a while, and none was committed."""
+        return self._stuck_ticks >= STUCK_TICKS
+
+    def stopped(self) -> None:
+        """Note that this member is the primary no more."""
+        self._stuck_ticks = 0
+
+    def record_changed(self, record: BundleRecord) -> None:
+        """Follow the bundle's record in the cluster map, before the core does."""
+        now, before = self._host.now(), self._core.record
+        # A live server that was not struck out has left by itself, because it cannot hold its copy.
+        left = {*before.joining} - {*record.members} - self._struck_out
+        self._joining.pause(filter(self._host.is_live, left), now)
+        self._struck_out.intersection_update(record.members)
+        for member in sorted(self._joining.members_changed({*record.members}, now)):
+            self._host.links.dial_again(member)
+        for member in {*record.members} - {*before.members}:
+            self._host.links.expect(member)
+
+    def tick(self) -> None:
+        """Look for silent members."""
+        core, record, links = self._core, self._core.record, self._host.links
+        if core.is_primary:
+            silent = [
+                member for member in record.members if member != core.me and links.silent_s(member) > SILENT_S
+            ]
+            self._joining.silent(silent)
+            self._strike_out([*silent, *core.laggards(LOG_BYTES)])
+            self._count_stuck_ticks()
+            if self._stuck_ticks >= STALLED_TICKS:
+                self._strike_out(core.waits_for())
+            self._strike_out_stalled()
+            self._invite()
+            self._bring_home()
+        elif core.me in record.in_sync and record.primary is not None:
+            rank = record.in_sync.index(core.me) - 1
+            silent_s = links.silent_s(record.primary)
+            if silent_s > TAKE_OVER_S + RANK_S * rank:
+                self._joining.silent([record.primary])
+                core.take_over()
+
+    def _strike_out(self, members: Iterable[Member]) -> None:
+        for member in members:
+            self._struck_out.add(member)
+            self._core.strike_out(member)
+
+    def _strike_out_stalled(self) -> None:
+        """Strike out the joining members without progress, and name the reason and the remedy."""
+        core, facts = self._core, self._facts
+        pieces = core.joining_pieces()
+        stalled = self._joining.stalled(pieces, facts.pieces, self._host.now())
+        named = set(stalled) - self._struck_out
+        self._strike_out(stalled)
+        for member in sorted(named):
+            self._host.notice(
+                f"{member[0]} does not join the shards of {facts.home} in store {facts.store}: it has "
+                f"{pieces[member]} of {facts.pieces} pieces, and none was new for {JOIN_S:g} s; its log may "
+                f"have the reason; it is invited again after {PAUSE_S:g} s: start it again, or add a server"
+            )
+
+    def _count_stuck_ticks(self) -> None:
+        log = self._core.log
+        is_stuck = log.committed < log.last and log.committed == self._committed
+        self._stuck_ticks = self._stuck_ticks + 1 if is_stuck else 0
+        self._committed = log.committed
+
+    def _invite(self) -> None:
+        """Invite another server if the bundle has lacked a member for a while."""
+        now, record = self._host.now(), self._core.record
+        if len(record.members) >= self._copies:
+            self._lacks_since = None
+        elif self._lacks_since is None:
+            self._lacks_since = now
+        elif now - self._lacks_since > RETURN_S:
+            barred = self._joining.barred(now, self._host.links.answers)
+            # A server that was lost returns at once. Another one is invited after a while, because it would
+            # keep the place of the lost one, or at once if pushes wait for it.
+            takes_all = now - self._lacks_since > INVITE_S or len(record.in_sync) < self._facts.min_in_sync
+
+            def may_join(server: Member) -> bool:
+                return server not in barred and (takes_all or self._joining.is_back(server))
+
+            member = self._host.next_member(may_join)
+            if member is not None:
+                self._lacks_since = now
+                self._core.invite(member)
+
+    def _bring_home(self) -> None:
+        """Hand over to the home of the bundle once it was in sync for a while, so that loads stay even."""
+        now, record = self._host.now(), self._core.record
+        home = next((member for member in record.in_sync if member[0] == self._facts.home), None)
+        if home is None or home == self._core.me or len(record.in_sync) < self._copies:
+            self._home_since = None
+        elif self._home_since is None:
+            self._home_since = now
+        elif now - self._home_since > HAND_OVER_S + INVITE_S:
+            self._core.cancel_hand_over()
+            self._home_since = now
+        elif now - self._home_since > INVITE_S:
+            self._core.hand_over(home)

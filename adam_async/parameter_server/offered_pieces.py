@@ -1,0 +1,151 @@
+"""The pieces of a bundle that a joining server has on its disk, so that the primary need not send them.
+
+Theory of operation
+-------------------
+With each acknowledgement a joining member names the position at which its disk has the next piece. The
+primary knows a position after which no entry has changed the arrays of that piece. If the offered one is not
+before it, the primary sends the piece without its arrays: the tables, the pending pushes, and the digest of
+its own arrays. The member reads the arrays from its disk, compares the digest, and then gives its core the
+whole piece. For the core a piece arrives later, as on a slow link.
+
+*Why the digest decides.* Equal digests mean equal bits, whichever primary, generation or entries led to them.
+Positions only save the primary the digest of a piece that has changed, so a wrong position costs bytes, and
+no value. A disk has committed entries only, but its values may be those of another arithmetic: see
+"Numerics" in decision 30.
+
+*If the arrays cannot be read or their digest differs*, the member ends the link. The next session begins with
+an empty copy, as always, and the member offers nothing in it.
+
+*Bounds.* An offer is one number. A member has at most one piece in reading, and the primary at most one offer
+per member.
+"""
+
+import asyncio
+from collections.abc import Callable, Container, Coroutine
+from typing import Any
+
+import msgspec
+
+from adam_async.errors import DataError
+from adam_async.messages.replication import Held, PieceCopy
+from adam_async.parameter_server.bundle_saver import BundleSaver, StoredPieces
+from adam_async.parameter_server.log_entries import Part
+from adam_async.parameter_server.replication.effects import CopyPiece, Message
+from adam_async.run.bundle_record import Member
+from transport import RemoteProtocolError
+
+READ_S = 20.0
+"""Maximum time to open the store and to read a piece, in seconds; then the primary sends all pieces."""
+
+
+class OfferedPieces:
+    """The offers of one bundle, of this member or to it.
+
+    Args:
+        saver: Follows the changes of the pieces for the disk; None without a disk.
+        spawn: Starts a task of the server, by name.
+
+    Attributes:
+        taken: Number of pieces whose arrays came from the disk.
+    """
+
+    def __init__(
+        self,
+        saver: BundleSaver | None,
+        spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"],
+    ) -> None:
+        self._saver = saver
+        self._stored = saver.stored if saver is not None else None
+        self._spawn = spawn
+        self._is_offering = True
+        self._reading: asyncio.Task[None] | None = None
+        self._offers: dict[Member, Held] = {}
+        self.taken = 0
+
+    # --- of this member ----------------------------------------------------------------------
+
+    def with_offer(self, message: Message) -> Message:
+        """Return a message; an acknowledgement with the position of the next piece, if the disk has it."""
+        if self._stored is None or not self._is_offering or not isinstance(message, Held):
+            return message
+        if not message.pieces:
+            return message  # piece 0 has no arrays
+        return msgspec.structs.replace(message, offered=self._stored.position(message.pieces))
+
+    def read(
+        self, message: PieceCopy, arrays: int, then: Callable[[Part], None], failed: Callable[[str], None]
+    ) -> None:
+        """Read the arrays of a piece from the disk, and compare their digest with the primary's.
+
+        Args:
+            arrays: Number of arrays of the piece.
+            then: Called with the arrays.
+            failed: Called with the reason if the disk lacks these arrays.
+
+        Raises:
+            RemoteProtocolError: This member has not offered the piece.
+        """
+        if self._stored is None or not self._is_offering or self._reading is not None:
+            raise RemoteProtocolError("piece", f"{message.piece} lacks its arrays, which were not offered")
+        reading = self._read(self._stored, message, arrays, then, failed)
+        self._reading = self._spawn(f"reads-piece-{message.piece}", reading)
+
+    async def _read(
+        self,
+        stored: StoredPieces,
+        message: PieceCopy,
+        arrays: int,
+        then: Callable[[Part], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        reason = f"it was not read in {READ_S:g} s"
+        try:
+            async with asyncio.timeout(READ_S):
+                found, digest = await stored.read(message.piece, arrays)
+            reason = "" if _is_same(digest, message.digest) else "it has other bits than the primary's"
+        except TimeoutError:
+            pass
+        except DataError as error:
+            reason = str(error)
+        self._reading = None
+        if reason:
+            self._is_offering = False
+            failed(reason)
+            return
+        self.taken += 1
+        then(found)
+
+    def drop(self) -> None:
+        """Stop reading: another session begins, or this member leaves."""
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    # --- to this member ----------------------------------------------------------------------
+
+    def received(self, sender: Member, message: Message) -> None:
+        """Note the offer in a message that the core has accepted, if it is an acknowledgement."""
+        if isinstance(message, Held):
+            self._offers[sender] = message
+
+    def keep(self, members: Container[Member]) -> None:
+        """Forget the offers of all others."""
+        self._offers = {member: offer for member, offer in self._offers.items() if member in members}
+
+    def is_unchanged(self, asked: CopyPiece, position: int) -> bool:
+        """Whether a member has offered a piece that no entry has changed since.
+
+        Args:
+            asked: The piece, its member and the session.
+            position: Position of the last entry in the piece here.
+        """
+        offer = self._offers.get(asked.to)
+        if offer is None or self._saver is None or offer.offered is None:
+            return False
+        is_present = (offer.session, offer.pieces) == (asked.session, asked.piece)
+        return is_present and self._saver.changed_at(asked.piece) <= offer.offered <= position
+
+
+def _is_same(mine: bytes, theirs: bytes) -> bool:
+    """Whether the arrays on the disk are those of the primary, by their digests."""
+    return mine == theirs

@@ -1,0 +1,61 @@
+"""The list of the stores on the disk of a server."""
+
+import asyncio
+from types import SimpleNamespace
+
+import msgspec
+
+from adam_async.messages import ListSaved
+from adam_async.messages.saved_shards import SavedStore
+from adam_async.parameter_server.saved_stores import SavedStores
+from adam_async.parameter_server.server_disk import opened_disk
+from adam_async.run.cluster_map import ClusterMap
+from tests.adam_async.parameter_server.test_server_disk import catalogue_of, joined
+from tests.adam_async.runs import until
+
+
+class HeldRequest:
+    """A request for which the budgets have no room until the test says so."""
+
+    link = SimpleNamespace(peer=SimpleNamespace(node="a-client"))
+
+    def __init__(self):
+        self.charged, self.go_on, self.answer = 0, None, None
+
+    def charge(self, nbytes, then):
+        self.charged, self.go_on = nbytes, then
+
+    def reply(self, message):
+        self.answer = message
+
+
+class Membership:
+    map = ClusterMap()
+
+
+async def test_a_list_is_charged_before_it_is_packed(tmp_path, monkeypatch):
+    async with opened_disk(tmp_path, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+
+        def spawn(name, work):
+            return group.create_task(work, name=name)
+
+        store = disk.of("store-1")
+        await store.reopen()
+        store.begin(catalogue_of(buckets=("ps-" + "0" * 77,) * 64), spawn)
+        joined(store, "ps-" + "0" * 77, ready={"ps-" + "0" * 77})
+        await until(lambda: store.is_complete)
+        await store.retire(is_over=True)
+
+        packed = []
+        saved = type(store).saved
+        monkeypatch.setattr(type(store), "saved", lambda store: packed.append(store) or saved(store))
+        stores = SavedStores(disk, node="ps-0", membership=Membership, spawn=spawn, notice=print)
+        request = HeldRequest()
+        stores.answer(request, ListSaved(name="a-name"))
+        await until(lambda: request.go_on is not None)
+        assert not packed
+        request.go_on()
+        (tensor,) = request.answer.tensors
+        assert tensor.nbytes <= request.charged <= 2 * tensor.nbytes
+        (listed,) = msgspec.msgpack.decode(tensor.tobytes(), type=tuple[SavedStore, ...])
+        assert len(listed.pieces) == 4
