@@ -8,7 +8,7 @@ takes checkpoints every `--every` groups and one at its end; a second run, in an
 for one more epoch. The measured times come from the runs' own profiles. A *reading* lasts from `MARGIN_S`
 before the first shards of a checkpoint within the epoch reach the driver to `MARGIN_S` after the last ones.
 
-Two times are measured, each over the readings and outside of them: the longest stretch in which no thread
+Two times are measured, each over the readings and outside of them: the longest period in which no thread
 trains, and the longest time from a push, or a report of steps in place, to its acknowledgement. In bsp
 threads wait for each sum, and a push of this size waits for its server, also without a checkpoint. So the
 pause for a checkpoint is the longest time over a reading less the longest one outside; the row has both.
@@ -78,9 +78,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     first_at: float
     """Start of its first group, on the clock that all processes share."""
     idle_s: tuple[float, ...]
-    """For each reading, the longest stretch over it in which no thread trains, in seconds."""
+    """For each reading, the longest period over it in which no thread trains, in seconds."""
     idle_outside_s: float
-    """Longest such stretch outside of all readings."""
+    """Longest such period outside of all readings."""
     waits_s: tuple[float, ...]
     """For each reading, the longest time over it from a push to its acknowledgement, in seconds."""
     waits_outside_s: float
@@ -122,7 +122,7 @@ async def perform(run: Run) -> Found:
     fired = [event for event in events if isinstance(event, Fired)]
     last_at = max(event.finished for event in fired)
     read = [each for each in readings(events) if each[0] < last_at]
-    idle, idle_outside = longest(stretches(fired), read)
+    idle, idle_outside = longest(periods(fired), read)
     waiting, waiting_outside = longest(acknowledgements(events), read)
     return Found(
         first_at=min(event.started for event in fired),
@@ -137,13 +137,13 @@ async def perform(run: Run) -> Found:
     )
 
 
-Stretch = tuple[float, float]
+Period = tuple[float, float]
 """Begin and end, on the clock that all processes share."""
 
 
-def readings(events: Iterable[Event]) -> list[Stretch]:
+def readings(events: Iterable[Event]) -> list[Period]:
     """The times in which shards reached the driver, with their margins, one for each checkpoint."""
-    found: list[Stretch] = []
+    found: list[Period] = []
     for at in sorted(
         e.at for e in events if isinstance(e, Carried) and not e.sent and e.kind == "ShardStates"
     ):
@@ -154,10 +154,10 @@ def readings(events: Iterable[Event]) -> list[Stretch]:
     return [(begin - MARGIN_S, end + MARGIN_S) for begin, end in found]
 
 
-def stretches(fired: Iterable[Fired]) -> list[Stretch]:
-    """The stretches in which no thread trains, between the first group and the last one."""
-    found: list[Stretch] = []
-    over = float("inf")  # the first group has no earlier stretch
+def periods(fired: Iterable[Fired]) -> list[Period]:
+    """The periods in which no thread trains, between the first group and the last one."""
+    found: list[Period] = []
+    over = float("inf")  # the first group has no earlier period
     for event in sorted(fired, key=lambda event: event.started):
         if event.started > over:
             found.append((over, event.started))
@@ -165,7 +165,7 @@ def stretches(fired: Iterable[Fired]) -> list[Stretch]:
     return found
 
 
-def acknowledgements(events: Iterable[Event]) -> list[Stretch]:
+def acknowledgements(events: Iterable[Event]) -> list[Period]:
     """The times from each push or report of steps to its acknowledgement, link by link in order."""
     sent: dict[tuple[str, str], list[float]] = {}
     answered: dict[tuple[str, str], list[float]] = {}
@@ -175,13 +175,13 @@ def acknowledgements(events: Iterable[Event]) -> list[Stretch]:
         elif isinstance(event, Carried) and not event.sent and event.kind in ("Pushed", "StepsReported"):
             answered.setdefault((event.node, event.peer), []).append(event.at)
     pairs = ((times, answered.get(link, [])) for link, times in sent.items())
-    return [stretch for times, ends in pairs for stretch in zip(sorted(times), sorted(ends), strict=False)]
+    return [period for times, ends in pairs for period in zip(sorted(times), sorted(ends), strict=False)]
 
 
-def longest(stretches: Iterable[Stretch], read: Sequence[Stretch]) -> tuple[tuple[float, ...], float]:
-    """Seconds of the longest stretch over each reading, and of the longest one outside of all."""
+def longest(periods: Iterable[Period], read: Sequence[Period]) -> tuple[tuple[float, ...], float]:
+    """Seconds of the longest period over each reading, and of the longest one outside of all."""
     over, outside = [0.0] * len(read), 0.0
-    for begin, end in stretches:
+    for begin, end in periods:
         at = [number for number, (first, last) in enumerate(read) if begin < last and end > first]
         for number in at:
             over[number] = max(over[number], end - begin)

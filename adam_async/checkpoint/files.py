@@ -346,7 +346,7 @@ async def _newest(
         try:
             return await read(folder, disk), []
         except CheckpointError as error:
-            raise CheckpointError(f"{error}; the newest whole one of {above}: --resume {above}") from None
+            raise CheckpointError(f"{error}; --resume {above} continues from the newest whole one") from None
     candidates, problems = await candidates_in(folder, disk)
     for name in candidates:
         try:
