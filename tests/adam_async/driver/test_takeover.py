@@ -262,7 +262,6 @@ async def test_a_driver_that_takes_a_run_over_writes_its_checkpoints_on(tmp_path
     async with AsyncExitStack() as stack, cluster_of(config) as cluster:
         first, _ = await open_checkpoints(stack, tmp_path, None)
         await lose_driver(cluster, checkpoints=first)
-        assert map_of(cluster).epoch.paused == 0, "no group waits for a checkpoint of a lost driver"
         second, _ = await open_checkpoints(stack, tmp_path, None)
         result = await attach(cluster, checkpoints=second)
         _, last = await open_checkpoints(stack, None, tmp_path)
@@ -273,6 +272,33 @@ async def test_a_driver_that_takes_a_run_over_writes_its_checkpoints_on(tmp_path
     for name, values in undisturbed.weights.items():
         assert np.array_equal(values, last.weights[name]), name
         assert np.array_equal(values, result.weights[name]), name
+
+
+@pytest.mark.parametrize("mode", ["asp", "bsp"])
+async def test_a_driver_lost_while_it_stops_a_run_leaves_the_stop_to_the_next_one(mode, tmp_path):
+    config = config_of(images_per_group=1, epoch_fraction=1.0, **MODES[mode])
+    async with AsyncExitStack() as stack, cluster_of(config) as cluster:
+        first, _ = await open_checkpoints(stack, tmp_path, None)
+        server, asked = cluster.data_servers[0], []
+
+        def drained(cluster):
+            if in_epoch(cluster, 2) and server.state.statistics().finished and not asked:
+                change = server._membership.update("epoch", lambda newest: replace_epoch(newest, drain=True))
+                asked.append(asyncio.create_task(change))
+            return server.state.statistics().drained
+
+        await lose_driver(cluster, at=drained, checkpoints=first)
+        await asked[0]
+        second, _ = await open_checkpoints(stack, tmp_path, None)
+        result = await attach(cluster, checkpoints=second)
+        _, last = await open_checkpoints(stack, None, tmp_path)
+    assert [epoch.epoch for epoch in result.epochs] == [1, 2]
+    assert last.manifest.epoch == 2
+    assert 0 < last.manifest.groups == result.epochs[1].images < 60
+
+
+def replace_epoch(cluster, **fields):
+    return msgspec.structs.replace(cluster.epoch, **fields)
 
 
 async def test_checkpoints_of_another_run_are_refused_before_the_takeover(tmp_path):
