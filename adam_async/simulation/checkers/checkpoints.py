@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from adam_async.checkpoint.files import CheckpointFolder
+from adam_async.checkpoint.files import KEPT, CheckpointFolder
 from adam_async.checkpoint.manifest import Checkpoint, Manifest
 from adam_async.run.config import Config
 from adam_async.simulation.scenario import Ledger, Violation
@@ -22,7 +22,7 @@ class CheckedFolder(CheckpointFolder):
         self._config = config
         self._ledger = ledger
 
-    async def write(self, checkpoint: Checkpoint) -> int:
+    async def write(self, checkpoint: Checkpoint, *, keep: int = KEPT) -> int:
         """Check a checkpoint, and write it.
 
         Raises:
@@ -30,7 +30,7 @@ class CheckedFolder(CheckpointFolder):
         """
         check_checkpoint(checkpoint.manifest, self._config)
         self._ledger.counts["checkpoints within an epoch"] += bool(checkpoint.manifest.resume.finished)
-        return await super().write(checkpoint)
+        return await super().write(checkpoint, keep=keep)
 
 
 def check_checkpoint(manifest: Manifest, config: Config) -> None:
