@@ -111,7 +111,7 @@ async def test_a_damaged_checkpoint_that_is_named_is_refused_with_the_way_to_a_w
     async with Disk() as disk:
         await written(disk, tmp_path, 1, 2)
         (tmp_path / name_of(2) / "model-00001-of-00001.safetensors").unlink()
-        with pytest.raises(CheckpointError, match=rf"is missing; .* whole one of {tmp_path}: --resume "):
+        with pytest.raises(CheckpointError, match=rf"is missing; --resume {tmp_path} continues"):
             await load_checkpoint(tmp_path / name_of(2), disk)
 
 
