@@ -177,7 +177,7 @@ class CheckpointFolder:
 
     async def _remove_old(self, keep: int) -> None:
         """Remove checkpoints that the run has left behind, then the oldest of its own."""
-        names = await self._disk.names(self.path)
+        names = await self._disk.folders(self.path)  # a run has written no link and no file of such a name
         # A run that goes on from the disks of its servers may be behind its last checkpoint.
         left = self._left.union(_newer(names, self.latest))
         there = sorted(filter(is_folder_name, names), key=age_order)
@@ -215,7 +215,7 @@ class CheckpointFolder:
 
     async def _remove(self, name: str) -> None:
         path = self.path / name
-        if is_folder_name(name.removeprefix(".").removesuffix(ASIDE).removesuffix(".gone")):
+        if name in await self._disk.folders(self.path):
             await self._disk.remove_folder(path)
         else:
             await self._disk.run(path.unlink)
