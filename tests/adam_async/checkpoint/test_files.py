@@ -251,7 +251,10 @@ FORGED = {
     "an absolute path": (with_file(name="/etc/passwd"), "names the file '/etc/passwd', which no checkpoint"),
     "twice": (with_file(name="model.safetensors.index.json"), "names model.safetensors.index.json twice"),
     "a negative size": (with_file(bytes=-1), "a size of -1 bytes"),
-    "an epoch without its loss": (lambda it: msgspec.structs.replace(it, epochs=({},)), "results of its epochs"),
+    "an epoch without its loss": (
+        lambda it: msgspec.structs.replace(it, epochs=({},)),
+        "results of its epochs",
+    ),
     "another size": (with_file(bytes=1 << 60), r"it has \d+ bytes of 1152921504606846976"),
 }
 
