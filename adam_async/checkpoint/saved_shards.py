@@ -43,7 +43,7 @@ READING_AT_ONCE = 8
 """Maximum number of servers that are read at once."""
 
 MOST_LISTED_SHARDS = 4 * MAX_SHARDS
-"""Maximum number of shards of all stores of one name on a server, whose tables the reader forms. A store beyond
+"""Maximum number of shards of all stores of one name on a server, whose tables a reader forms. A store beyond
 it does not count."""
 
 _LIST = tuple[SavedStore, ...]
