@@ -4,9 +4,8 @@ All bundles are read at once, each a few shards at a time, so that neither a mes
 heartbeat grows with the model. If the primary of a bundle moves, the bundle is read or loaded again from its
 first shard.
 
-A checkpoint is read after every leased group is finished, so every push is acknowledged. With ssp and bsp
-that is not enough: ticks may still be on their way, and in bsp the last sum waits for them. So a read names
-the sync clock of all replicas; shards behind it are read again after they have reached it.
+A read may name a clock. With ssp and bsp the servers then answer once all pushes up to it are in the values,
+in bsp with those of exactly this clock, although training goes on (`parameter_server/clock_snapshot.py`).
 """
 
 import asyncio
@@ -22,11 +21,9 @@ from adam_async.errors import DeadlineExceeded, ShardUnavailable, first_cause
 from adam_async.messages import (
     Loaded,
     LoadShards,
-    Pull,
     ReadShards,
     ShardState,
     ShardStates,
-    Values,
     pack,
     read_state_tables,
     state_tables,
@@ -71,7 +68,19 @@ PASSING = (CallTimeout, DialFailed, LinkBroken, LinkClosed, RemoteError)
 """Errors of a primary that is lost, or that does not serve the bundle, see `NOT_SERVING`."""
 
 NOT_SETTLED = "not-settled"
-"""Code with which a server refuses shards whose sums have waited for contributions too long."""
+"""Code with which a server refuses shards whose clock was not reached in time."""
+
+
+class ClockPassed(Exception):
+    """A shard has passed the clock at which all shards should be read.
+
+    Attributes:
+        clock: Its clock, which it may pass too.
+    """
+
+    def __init__(self, clock: int) -> None:
+        super().__init__(f"a shard is at clock {clock} already")
+        self.clock = clock
 
 
 class ShardValues(Protocol):
@@ -145,50 +154,37 @@ class ShardCopies:
         self._waits = waits
 
     async def read(
-        self, cluster: ClusterMap, table: ShardTable, tensors: RunTensors, *, clocks: Mapping[int, int]
+        self,
+        cluster: ClusterMap,
+        table: ShardTable,
+        tensors: RunTensors,
+        *,
+        clocks: Mapping[int, int],
+        within_s: float,
     ) -> tuple[ShardState, ...]:
         """Copy all shards into `tensors`; returns their states, in the order of their numbers.
 
         Args:
-            clocks: Clock by shard that all its replicas must reach; other shards have no bound.
+            clocks: Clock by shard at which it is read; other shards are read as they are.
+            within_s: Time for the clocks to be reached, in seconds.
 
         Raises:
-            DeadlineExceeded: The clocks were not reached, or sums not complete, within `clock_s` after the
-                first attempt; the error names the replicas behind.
+            ClockPassed: In bsp, a shard has passed its clock.
+            DeadlineExceeded: A clock was not reached in time; the error names the replicas behind.
             TransportError, ShardUnavailable: A primary did not answer, for `patience_s` after its first
                 failure, or for `copies_s` while its bundle lacks copies.
         """
         found: dict[int, ShardState] = {}
+        ends_at = asyncio.get_running_loop().time() + within_s
 
         async def read_bundle(link: Link, shards: Sequence[ShardSpec]) -> None:
-            """Copy the shards of one bundle, and again those whose replicas are behind, until none is.
-
-            Raises:
-                DeadlineExceeded: Replicas were behind, or sums not complete, for `clock_s` after a copy.
-            """
-            left, ends_at = shards, 0.0
-            while left:
-                behind: list[ShardSpec] = []
-                reason = "replicas are behind"
-                for some in self._chunks(tensors, left):
-                    try:
-                        states = await self._read(link, cluster, some, tensors)
-                    except RemoteError as error:
-                        if error.code != NOT_SETTLED:
-                            raise
-                        states, reason = (), error.text
+            by_clock: dict[int, list[ShardSpec]] = {}
+            for shard in shards:
+                by_clock.setdefault(clocks.get(shard.id, 0), []).append(shard)
+            for clock, at_clock in by_clock.items():
+                for some in self._chunks(tensors, at_clock):
+                    states = await self._read(link, cluster, some, tensors, clock, ends_at)
                     found.update((state.shard, state) for state in states)
-                    behind += [s for s in some if _behind(found.get(s.id), clocks.get(s.id, 0))]
-                left = behind
-                now = asyncio.get_running_loop().time()
-                ends_at = ends_at or now + self._waits.clock_s  # the time of a first copy does not count
-                if left and now > ends_at:
-                    raise DeadlineExceeded(
-                        f"{link.peer.node} to send its shards: {reason}", self._waits.clock_s
-                    )
-                for some in self._chunks(tensors, left):
-                    clock = max(clocks.get(s.id, 0) for s in some)
-                    await self._wait_clock(link, cluster, some, clock, ends_at)
 
         store = cluster.run_store
         assert store is not None, "a run has a store"
@@ -196,40 +192,37 @@ class ShardCopies:
         return tuple(found[shard.id] for shard in table.shards)
 
     async def _read(
-        self, link: Link, cluster: ClusterMap, shards: Sequence[ShardSpec], tensors: RunTensors
+        self,
+        link: Link,
+        cluster: ClusterMap,
+        shards: Sequence[ShardSpec],
+        tensors: RunTensors,
+        clock: int,
+        ends_at: float,
     ) -> tuple[ShardState, ...]:
-        """Read the shards of one message. Raises RemoteError `NOT_SETTLED` if their sums are not complete."""
+        """Read the shards of one message, as soon as they reach the clock. Errors as in `read`."""
         assert cluster.run is not None
         numbers = tuple(int(shard.id) for shard in shards)
-        ask = ReadShards(store=cluster.run.id, generation=cluster.generation, shards=numbers)
-        reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
+        ask = ReadShards(store=cluster.run.id, generation=cluster.generation, shards=numbers, clock=clock)
+        while True:
+            try:
+                reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
+            except RemoteError as error:
+                if error.code != NOT_SETTLED:
+                    raise
+                if asyncio.get_running_loop().time() > ends_at:
+                    what = f"{link.peer.node} to send its shards: {error.text}"
+                    raise DeadlineExceeded(what, self._waits.clock_s) from None
+            else:
+                break
         answer = unpack(reply, ShardStates)
+        if answer.passed:
+            raise ClockPassed(answer.passed)
         states, arrays = read_state_tables(reply.tensors)
         if tuple(state.shard for state in states) != numbers:
             raise RemoteProtocolError("shards", f"asked for shards {numbers}, got others")
         tensors.put(numbers, answer.arrays, arrays)
         return states
-
-    async def _wait_clock(
-        self, link: Link, cluster: ClusterMap, shards: Sequence[ShardSpec], clock: int, ends_at: float
-    ) -> None:
-        """Wait until these shards contain all pushes up to a clock; `ends_at` is a time of the loop."""
-        assert cluster.run is not None
-        ask = Pull(
-            store=cluster.run.id,
-            generation=cluster.generation,
-            shards=tuple(int(shard.id) for shard in shards),
-            clock=clock,
-            wait_s=self._waits.answer_s / 2,
-        )
-        loop = asyncio.get_running_loop()
-        while True:
-            answer = unpack(await link.call(pack(ask), timeout_s=self._waits.call_s), Values)
-            if answer.versions:
-                return
-            if loop.time() > ends_at:
-                behind = ", ".join(f"replica {replica}" for replica in answer.behind)
-                raise DeadlineExceeded(f"{behind} to reach clock {clock}", self._waits.clock_s)
 
     async def load(
         self, store: StoreRecord, table: ShardTable, tensors: ShardValues, states: Sequence[ShardState]
@@ -370,7 +363,3 @@ def _map_changed(bundles: Sequence[_Bundle], cluster: ClusterMap) -> None:
 async def _follow(bundles: Sequence[_Bundle], changes: AsyncIterator[ClusterMap]) -> None:
     async for cluster in changes:
         _map_changed(bundles, cluster)
-
-
-def _behind(state: ShardState | None, clock: int) -> bool:
-    return state is None or min(state.clocks.values(), default=clock) < clock

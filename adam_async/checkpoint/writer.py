@@ -1,4 +1,4 @@
-"""Takes the checkpoints of one run: reads shards during a pause, and writes while training continues.
+"""Takes the checkpoints of one run: reads its shards, and writes them while training continues.
 
 The writer writes one checkpoint at a time. The next checkpoint waits for the current one, for `checkpoint_s`
 at most; a note of progress has the same limit. A failed checkpoint is a *miss*: the driver logs it at once as
@@ -41,7 +41,7 @@ Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reading:
-    """All shards at one moment."""
+    """All shards, read one after the other."""
 
     tensors: RunTensors
     states: tuple[ShardState, ...]
@@ -86,27 +86,32 @@ class Checkpointer:
         if folder.latest:  # the run continues this one
             progress.written(folder.latest, now=asyncio.get_running_loop().time())
 
-    async def read(self, cluster: ClusterMap, clock: int) -> Reading | None:
+    async def read(
+        self, cluster: ClusterMap, clock: int = 0, *, within_s: float | None = None
+    ) -> Reading | None:
         """Copy all shards, after the earlier checkpoint is written.
 
         Args:
-            clock: With ssp and bsp the sync clock, which all trained shards must reach.
+            clock: With ssp and bsp the clock that all trained shards must reach, in bsp exactly; 0: the
+                shards as they are.
+            within_s: Time to reach it, in seconds; None: `clock_s`.
 
         Returns:
             The shards; None if the servers could not be read, which is a miss.
 
         Raises:
+            ClockPassed: In bsp, a shard has passed the clock.
             RunFailed: See `miss`.
         """
         await self.settle()
         loop = asyncio.get_running_loop()
         begin = loop.time()
         tensors = make_tensors(self._model, self._config, self._common.plan)
-        clocked = self._config.slack is not None
         table, frozen = tensors.table, self._model.frozen
-        bound = {int(shard.id): clock for shard in table.shards if clocked and shard.tensor not in frozen}
+        bound = {int(shard.id): clock for shard in table.shards if clock and shard.tensor not in frozen}
+        within_s = self._config.waits.clock_s if within_s is None else within_s
         try:
-            states = await self._copies.read(cluster, table, tensors, clocks=bound)
+            states = await self._copies.read(cluster, table, tensors, clocks=bound, within_s=within_s)
         except (TransportError, DeadlineExceeded) as error:
             self.miss(f"no checkpoint was taken, the servers could not be read: {error}")
             return None
@@ -124,7 +129,7 @@ class Checkpointer:
         assert ended is not None
         resume = ResumeRecord(epoch=ended.number + 1, finished=(), clock=0, results=results)
         if isfinite(epochs[-1].train_loss):
-            self._begin(reading, (ended.number, ended.groups), resume, epochs, reading.read_s)
+            self._begin(reading, (ended.number, ended.groups), resume, epochs, 0)
         else:
             self._note(NOT_FINITE)
 
@@ -132,13 +137,18 @@ class Checkpointer:
         self,
         reading: Reading,
         resume: ResumeRecord,
-        groups: int,
         epochs: Sequence[EpochResult],
-        paused_s: float,
+        *,
+        beyond: int,
     ) -> None:
-        """Begin to write the shards of a pause within an epoch; training continues during the write."""
+        """Begin to write shards read within an epoch; training continues during the write.
+
+        Args:
+            beyond: See `CheckpointResult.groups_beyond`.
+        """
+        groups = sum(stop - start for start, stop in resume.finished)
         if isfinite(resume.loss):
-            self._begin(reading, (resume.epoch, groups), resume, epochs, paused_s)
+            self._begin(reading, (resume.epoch, groups), resume, epochs, beyond)
         else:
             self._note(NOT_FINITE)
 
@@ -148,7 +158,7 @@ class Checkpointer:
         place: tuple[int, int],
         resume: ResumeRecord,
         epochs: Sequence[EpochResult],
-        paused_s: float,
+        beyond: int,
     ) -> None:
         """Begin to write what was read, beside the training; skip a place that has a checkpoint."""
         clocks = [clock for state in reading.states for clock in state.clocks.values()]
@@ -166,9 +176,9 @@ class Checkpointer:
         checkpoint = Checkpoint(
             manifest=manifest, weights=reading.tensors.weights, state=reading.tensors.state
         )
-        self._writing = self._spawn("checkpoint", self._write(checkpoint, paused_s))
+        self._writing = self._spawn("checkpoint", self._write(checkpoint, reading.read_s, beyond))
 
-    async def _write(self, checkpoint: Checkpoint, paused_s: float) -> None:
+    async def _write(self, checkpoint: Checkpoint, read_s: float, beyond: int) -> None:
         """Write a checkpoint, and report it. A full or broken disk costs this checkpoint only."""
         loop = asyncio.get_running_loop()
         begin = loop.time()
@@ -182,14 +192,15 @@ class Checkpointer:
         result = CheckpointResult(
             name=name,
             epoch=checkpoint.manifest.epoch,
-            paused_s=round(paused_s, 6),
+            read_s=round(read_s, 6),
+            groups_beyond=beyond,
             written_s=round(loop.time() - begin, 6),
             bytes=size,
         )
         self.written.append(result)
         self._progress.written(name, now=loop.time())
         self._begin_note()
-        logger.info("%s: paused %.3f s, %d bytes in %.3f s", name, paused_s, size, result.written_s)
+        logger.info("%s: read in %.3f s, %d bytes in %.3f s", name, read_s, size, result.written_s)
 
     async def settle(self) -> None:
         """Wait for the checkpoint in progress; after `checkpoint_s` it is a miss.

@@ -1,7 +1,7 @@
 """Pure: the clocks of the replicas, and the sync clock of all, as far as a data server can know.
 
 With `ssp` and `bsp` no replica may wait for a replica without work. So there is a *sync clock*: at the end of
-an epoch, and before a checkpoint, every replica advances to the same clock, the *end*. A data server knows
+an epoch, and of a run that stops, every replica advances to the same clock, the *end*. A data server knows
 the number of steps of its leased groups, so it reports that clock. When other replicas get the groups of a
 lost replica, the end rises, and replicas with a lower end get the new one.
 
@@ -10,8 +10,7 @@ replica's clock is then the reported end, at which its next groups begin. The en
 with a lower clock advances, a worker with a higher clock would wait for all others. A report of a higher
 clock, from a worker with an answer that the ledger lost, raises the end to this clock.
 
-Before a replica gets the end of a phase, `shorten` may lower it to the highest clock that leased groups
-lead to.
+If the run stops, `shorten` lowers the end to the highest clock that leased groups lead to.
 """
 
 from collections.abc import Iterable
@@ -48,20 +47,16 @@ class ClockTargets:
         """Remove a lost replica."""
         self._courses.pop(replica, None)
 
-    def begin_phase(self) -> None:
-        """Begin a phase: all replicas reach the sync clock before they begin further groups."""
+    def end_warm_start(self) -> None:
+        """End the warm start: all replicas reach the sync clock before they begin further groups."""
         self._reported = self.end
         for course in self._courses.values():
             course.clock, course.given = self.end, 0
 
-    def shorten(self, steps: int) -> None:
-        """Lower the end to the highest clock that a replica has, or reaches with its leases.
-
-        Args:
-            steps: Number of further steps of each replica.
-        """
+    def shorten(self) -> None:
+        """Lower the end to the highest clock that a replica has, or reaches with its leases."""
         least = max([self._reported, *(self.reach(replica, 0) for replica in self._courses)])
-        self.end = min(self.end, least + steps)
+        self.end = min(self.end, least)
 
     def room(self, replica: Replica) -> int:
         """Number of groups that a replica may still lease without a higher end."""
@@ -86,11 +81,15 @@ class ClockTargets:
         self._reported = max(self._reported, clock)
         self.end = max(self.end, clock)
 
-    def give(self, replica: Replica, groups: int) -> int:
-        """Count groups leased to a live replica; return the earliest clock at which they begin."""
+    def begin_of(self, replica: Replica) -> int:
+        """Earliest clock at which the groups of a live replica begin that it gets now."""
+        return self._courses[replica].clock
+
+    def give(self, replica: Replica) -> int:
+        """Count a group leased to a live replica; return the earliest clock of its step."""
         course = self._courses[replica]
-        course.given += groups
-        return course.clock
+        course.given += 1
+        return self.reach(replica, 0)
 
     def report_end(self, replica: Replica) -> int:
         """Report to a live replica that it has no more groups; return the sync clock."""

@@ -2,11 +2,9 @@
 
 Theory of operation
 -------------------
-An epoch is trained in *phases*. In a phase each replica has a queue; groups of later phases lie aside. A
-phase ends when all its groups are finished. The first phase is the warm start, if any: a queue for one
-replica alone. The next phase is the whole rest. With checkpoints within an epoch each phase has the groups
-between two of them, in whole rounds if shares are rounds, so that all clocks are equal. A run that stops ends
-the phase early (`drain`): its waiting groups move to a later phase, except those that equal clocks need.
+Each replica has a queue. With a warm start one replica alone has groups first; all others lie aside until
+these are finished. A run that stops *drains* its epoch: no group is leased any more, except those that equal
+clocks need.
 
 A lost replica leaves unfinished groups. In ranges its groups move to the *successor*, the next live replica;
 in rounds all participants get them, round by round, beginning with the replica that will finish first. In
@@ -70,6 +68,8 @@ class GroupLease:
 
     replica: Replica
     attempt: int
+    clock: int = 0
+    """Earliest clock of its step, with clocks: that of the values that contain the group."""
     losses: dict[int, float] = field(default_factory=dict)
     """Losses of the parts of the replica that have reported the group, whose sum is the group's loss."""
 
@@ -94,8 +94,6 @@ class EpochBegan(msgspec.Struct, frozen=True, tag=True):
     """Training time of these images, in seconds."""
     warm: GroupNumber = 0
     """Number of groups of the warm start."""
-    every: GroupNumber = 0
-    """Number of groups between two pauses; 0: no pauses."""
     carried: GroupNumber = 0
     """Number of groups, from the first one, of images that the epoch before has skipped."""
     behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_REPLICAS)] = ()
@@ -118,7 +116,7 @@ class Epoch:
 
     def __init__(self, began: EpochBegan, live: Collection[Replica]) -> None:
         self.number, self.groups = began.number, began.groups
-        self._round_groups, self._every = began.round_groups, began.every
+        self._round_groups = began.round_groups
         self._carried, self._fraction, self._pooled = began.carried, began.fraction, began.pooled
         if began.pooled:
             assigned = assign_pool(began.groups, warm=began.warm, finished=began.finished)
@@ -134,12 +132,8 @@ class Epoch:
             )
         self._progress = assigned.progress
         self.finished = began.groups - len(assigned.progress)
-        self._paused_at = self.finished
-        self.paused = False
         self.draining = False
-        """Whether a pause comes as soon as the leased groups are finished."""
-        self.phase = 0
-        """Number of the phases that have begun, without the warm start."""
+        """Whether the run stops when the leased groups are finished."""
         self.queues: dict[Replica, Queue] = {}
         self.leases: dict[int, GroupLease] = {}
         self.closed = False
@@ -148,7 +142,7 @@ class Epoch:
         self.again: list[int] = []
         """Number of returned leases; a group counts once for each return."""
         self._given: set[Replica] = set()
-        self._later = {
+        self._later = {  # after the warm start
             replica: deque((group, 1) for group in queue) for replica, queue in assigned.queues.items()
         }
         self._live = tuple(sorted(live))
@@ -165,13 +159,13 @@ class Epoch:
         self._open(assigned.warm, began.shares)
 
     def _open(self, warm: Sequence[int], shares: Collection[Replica]) -> None:
-        """Begin the first phase with the live replicas."""
+        """Begin with the warm start, if any, and the live replicas."""
         if self._warming:
             # Without a live member the groups wait for the lowest replica: `_pass_on` moves them later.
             lowest = min(self._members or shares)
             self.queues[lowest] = deque((group, 1) for group in warm)
         else:
-            self._begin_phase()
+            self._end_warm_start()
         for replica in self._live:
             self._take_in(replica)
         self._pass_on()
@@ -181,73 +175,51 @@ class Epoch:
         """Progress of the run at a group, in epochs, for the replica of its share."""
         return self.number - 1 + self._progress[number]
 
-    # --- phases ------------------------------------------------------------------------------
+    # --- the end -----------------------------------------------------------------------------
 
     @property
     def over(self) -> bool:
         """Whether every group is finished or skipped."""
         return self.finished + len(self.skipped) == self.groups
 
-    def advance(self) -> bool:
-        """Close the epoch or begin the next phase, if it is time; return whether a pause comes first."""
-        # Closing may skip all waiting groups, which ends the phase.
+    @property
+    def warming(self) -> bool:
+        """Whether the warm start is in training."""
+        return self._warming
+
+    def advance(self) -> None:
+        """Close the epoch or end the warm start, if it is time."""
+        # Closing may skip all waiting groups.
         self._close_if_due()
-        if self.paused or self.over or self.leases or any(self.queues.values()):
-            return False
-        # The warm start may end before a checkpoint is due.
-        due = bool(self._every) and self.finished - self._paused_at >= self._every
-        self.paused = self.draining or due
-        if not self.paused:
-            self._begin_phase()
-            self._close_if_due()
-        return self.paused
-
-    def drain(self) -> bool:
-        """End the phase after the leased groups; return whether the epoch pauses now.
-
-        With clocks all replicas then train up to the same clock. A warm start is trained to its end, and so
-        are the last groups of a closed epoch. An epoch without any group trains one step first, because the
-        map has a pause by its number of finished groups.
-        """
-        self.draining = True
-        if not (self._warming or self.closed or self.paused):
-            more = int(not self.finished and not self.leases)
-            if self.clock_targets is not None:
-                self.clock_targets.shorten(more)
-            for replica, queue in self.queues.items():
-                kept = self.clock_targets.room(replica) if self.clock_targets is not None else more
-                later = self._later.setdefault(replica, deque())
-                while len(queue) > kept:
-                    later.appendleft(queue.pop())
-        return self.advance()
-
-    def resume(self) -> None:
-        """End the pause, and begin the next phase, or close the epoch if it is time."""
-        if self.paused:
-            self.paused = self.draining = False
-            self._paused_at = self.finished
-            self._begin_phase()
+        if self._warming and not (self.over or self.leases or any(self.queues.values())):
+            self._end_warm_start()
             # The warm start alone may be the fraction of a pool.
             self._close_if_due()
 
-    def _begin_phase(self) -> None:
-        self._warming = False
-        self.phase += 1
-        takers = sum(map(bool, self._later.values())) or 1  # a pool is one queue
-        size = self.groups
-        if self._every:
-            size = -(-self._every // takers)
-            # A phase of part of a round would leave the replicas' clocks apart at the checkpoint.
-            size = -(-size // self._round_groups) * self._round_groups if self._round_groups else size
-        for replica, later in self._later.items():
-            queue = self.queues.setdefault(replica, deque())
-            queue.extend(later.popleft() for _ in range(min(size, len(later))))
+    @property
+    def drained(self) -> bool:
+        """Whether the epoch drains and is not over, and every leased group is finished."""
+        if not self.draining or self.over or self.leases:
+            return False
+        return not any(map(self.has_work, self._live))
+
+    def drain(self) -> None:
+        """Lease no more groups. With clocks all replicas then train up to the same clock."""
+        self.draining = True
         if self.clock_targets is not None:
-            self.clock_targets.begin_phase()
+            self.clock_targets.shorten()
+
+    def _end_warm_start(self) -> None:
+        self._warming = False
+        for replica, later in self._later.items():
+            self.queues.setdefault(replica, deque()).extend(later)
+            later.clear()
+        if self.clock_targets is not None:
+            self.clock_targets.end_warm_start()
             self._grow()
 
     def _grow(self) -> None:
-        if self.clock_targets is not None:
+        if self.clock_targets is not None and not self.draining:
             waiting = [(replica, len(queue)) for replica, queue in self.queues.items()]
             self.clock_targets.grow([each for each in waiting if each[0] in self._live])
 
@@ -256,6 +228,8 @@ class Epoch:
     def lease(self, replica: Replica, count: int) -> tuple[tuple[int, int], ...]:
         """Lease the next groups, `count` at most, to a live replica."""
         granted: list[tuple[int, int]] = []
+        if self.draining and not self.closed:
+            count = min(count, self._room(replica))
         # A pool counts the new leases against its limit, so each group is checked.
         while len(granted) < count and self.has_work(replica) and replica in self._live:
             number, attempt = self._queue_of(replica).popleft()
@@ -277,17 +251,29 @@ class Epoch:
         """Known sync clock; 0 without clocks."""
         return self.clock_targets.end if self.clock_targets is not None else 0
 
-    def begins_at(self, replica: Replica, groups: int) -> int:
+    def begins_at(self, replica: Replica, groups: Sequence[tuple[int, int]]) -> int:
         """Count groups leased to a live replica; return their `Groups.clock`."""
-        return self.clock_targets.give(replica, groups) if self.clock_targets is not None else 0
+        if self.clock_targets is None:
+            return 0
+        begins_at = self.clock_targets.begin_of(replica)
+        for number, _ in groups:
+            self.leases[number].clock = self.clock_targets.give(replica)
+        return begins_at
 
     def has_work(self, replica: Replica) -> bool:
         """Whether a group waits for a replica."""
         queue = self._queue_of(replica)
+        # The last groups of a closed epoch are trained, so that it ends.
+        if self.draining and not self.closed and self._room(replica) <= 0:
+            return False
         if not queue or self._warming or not self._pooled:
             return bool(queue)
         # Carried groups come first in a pool, and are leased in any case, so that none is skipped twice.
         return queue[0][0] < self._carried or self.finished + len(self.leases) < self._pool_limit
+
+    def _room(self, replica: Replica) -> int:
+        """Number of groups that a replica still trains in an epoch that drains."""
+        return self.clock_targets.room(replica) if self.clock_targets is not None else 0
 
     @property
     def _pool_limit(self) -> int:

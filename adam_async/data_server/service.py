@@ -33,13 +33,11 @@ from adam_async.data_server.question_checks import takers
 from adam_async.data_server.questions import Questions
 from adam_async.data_server.state import (
     DataState,
+    DrainAsked,
     Effect,
     EpochEnded,
     Grant,
     GroupsReported,
-    PauseAsked,
-    Paused,
-    PauseEnded,
     ReplicasChanged,
     TimePassed,
 )
@@ -114,10 +112,6 @@ class DataServer(Role):
         self._began: EpochBegan | None = None
         self._first_as_ledger_leader: TimePassed | None = None
         """First event of this server as ledger leader."""
-        self._pausing: tuple[str, int] | None = None
-        """Run and epoch of the pause that this ledger leader has begun."""
-        self._pause_in_map = False
-        """Whether the cluster map has had this pause. Before, a map without a pause is older than it."""
         self._reports: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         """Reports to the controllers, in their order."""
         self._ledger = LedgerService(
@@ -259,13 +253,12 @@ class DataServer(Role):
         }
         if live != self.state.replica_generations:
             self._ledger.enter(ReplicasChanged(live))
-        self._end_pause(cluster)
         epoch = cluster.epoch
         if epoch is not None and epoch.run == self._run and epoch.number > self.state.epoch:
             carried = self._carried_images(cluster, epoch.number)
             self._ledger.enter(_began(self._program, epoch, carried))
         if epoch is not None and epoch.run == self._run and epoch.drain and not self.state.draining:
-            self._ledger.enter(PauseAsked(epoch.number))
+            self._ledger.enter(DrainAsked(epoch.number))
 
     def _carried_images(self, cluster: ClusterMap, number: int) -> bytes:
         """The images at the front of an epoch, which the epoch before has skipped.
@@ -319,7 +312,6 @@ class DataServer(Role):
 
     def _on_lead(self) -> None:
         """Enter an event after all others: when it is settled, the old leader's report is repeated."""
-        self._pausing = None
         self._first_as_ledger_leader = TimePassed()
         self._ledger.enter(self._first_as_ledger_leader)
 
@@ -370,9 +362,6 @@ class DataServer(Role):
                 self._prepare_next(effect)
             case EpochEnded():
                 self._prepare_next(effect)
-            case Paused() if self._ledger.leads and self._pausing != (self._run, effect.number):
-                self._pausing, self._pause_in_map = (self._run, effect.number), False
-                self._reports.put_nowait(partial(self._pause, self._run, effect))
 
     def _result(self, ended: EpochEnded) -> dict[str, Any]:
         """The `EpochRecord.result` of an epoch."""
@@ -406,34 +395,13 @@ class DataServer(Role):
 
         await self._membership.update("epoch", end)
 
-    async def _pause(self, run: str, paused: Paused) -> None:
-        """Report to the driver that no group is leased, until the driver ends the pause.
-
-        The pause needs no deadline: the controllers end the pause of a lost driver.
-        """
-
-        def pause(newest: ClusterMap) -> EpochRecord | None:
-            epoch = newest.epoch
-            if epoch is None or (epoch.run, epoch.number) != (run, paused.number):
-                return None
-            return msgspec.structs.replace(epoch, paused=paused.finished)
-
-        await self._membership.update("epoch", pause)
-        self._pause_in_map = True
-        self._end_pause(self._membership.map)
-
-    def _end_pause(self, cluster: ClusterMap) -> None:
-        """Lease again after the driver has taken its checkpoint."""
-        epoch = cluster.epoch
-        if self._pausing is not None and self._pause_in_map and epoch is not None and not epoch.paused:
-            if self._ledger.leads and self._pausing == (epoch.run, epoch.number) == (self._run, epoch.number):
-                self._ledger.enter(PauseEnded())
-            self._pausing = None
-
     def _report_statistics(self, request: Request, body: GetStatistics) -> None:
         def make() -> Message:
-            counts = self.statistics()
-            counts.finished_ranges = self.state.trained_ranges()[:MOST_RANGES]  # the driver takes no more
+            counts, state = self.statistics(), self.state
+            trained = state.trained_at(body.clock) if body.clock else state.trained()
+            if trained is not None:
+                counts.images, counts.loss = trained.images, trained.loss
+                counts.finished_ranges = trained.ranges[:MOST_RANGES]  # the driver takes no more
             return self._pack_statistics(counts)
 
         if body.ranges:
@@ -499,7 +467,6 @@ def _began(program: TrainingProgram, epoch: EpochRecord, carried_images: bytes) 
             finished=epoch.finished,
             round_groups=epoch.round_groups,
         ),
-        every=config.checkpoint_every,
         carried=epoch.carried,
         behind=tuple(map(Replica, epoch.behind)),
         fraction=config.fraction_in_force,

@@ -18,9 +18,10 @@ no more groups (with `ssp` and `bsp`: nor the sync clock) is answered at once. T
 the caller's clock.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, assert_never
+from typing import Annotated, NamedTuple, assert_never
 
 import msgspec
 
@@ -43,6 +44,9 @@ from adam_async.messages.bounds import (
 from adam_async.messages.bounds import Epoch as EpochNumber
 from adam_async.run.epoch_shares import POOL, most_clock
 from adam_async.run.ids import Replica
+
+LATE_KEPT = 1 << 14
+"""Number of the last finished groups whose clocks are kept, for a checkpoint at a clock."""
 
 MOST_PARKED = 1 << 16
 """Maximum number of parked questions at the start of an epoch."""
@@ -86,21 +90,17 @@ class GroupsReported(msgspec.Struct, frozen=True, tag=True):
     request: Request = None
 
 
-class PauseAsked(msgspec.Struct, frozen=True, tag=True):
+class DrainAsked(msgspec.Struct, frozen=True, tag=True):
     """The driver ends the run after the leased groups of this epoch, with a checkpoint."""
 
     epoch: EpochNumber
-
-
-class PauseEnded(msgspec.Struct, frozen=True, tag=True):
-    """The driver took its checkpoint."""
 
 
 class TimePassed(msgspec.Struct, frozen=True, tag=True):
     """Time passed: the deadline of a parked question may be over."""
 
 
-Event = EpochBegan | ReplicasChanged | LeaseAsked | GroupsReported | PauseAsked | PauseEnded | TimePassed
+Event = EpochBegan | ReplicasChanged | LeaseAsked | GroupsReported | DrainAsked | TimePassed
 
 
 class Parked(msgspec.Struct, frozen=True, array_like=True, eq=False):
@@ -172,15 +172,26 @@ class EpochEnded:
     """Groups whose lease returned, once for each time, without skipped groups."""
 
 
+Effect = Grant | EpochEnded
+
+
 @dataclass(frozen=True, slots=True)
-class Paused:
-    """No group is leased until `PauseEnded`."""
+class Trained:
+    """The finished groups of an epoch, for a checkpoint."""
 
+    ranges: tuple[tuple[int, int], ...]
+    images: int
+    loss: float
+    """Mean loss over the images."""
+
+
+class _LateGroup(NamedTuple):
+    """A group that is finished under the last clocks."""
+
+    clock: int
     number: int
-    finished: int
-
-
-Effect = Grant | EpochEnded | Paused
+    images: int
+    loss_sum: float
 
 
 def _ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
@@ -211,6 +222,10 @@ class DataState:
         self._loss_sum = 0.0
         self._started: float | None = None
         self._before_s = self._train_s = 0.0
+        self._late: deque[_LateGroup] = deque()
+        """The last finished groups of the epoch, with clocks."""
+        self._dropped_clock = 0
+        """Highest clock of the groups that are no more among them."""
         self._clock = 0
         self._most_clock = 0
         """Largest clock accepted from a replica, in steps, if replicas synchronise their clocks."""
@@ -264,12 +279,9 @@ class DataState:
                 return self._asked(event, now) + self._answer_parked(now)
             case GroupsReported():
                 return self._reported(event, now)
-            case PauseAsked():
-                return self._drain(event.epoch) + self._answer_parked(now)
-            case PauseEnded():
-                if self._epoch is not None:
-                    self._epoch.resume()
-                return self._ended_if_over() + self._answer_parked(now)
+            case DrainAsked():
+                if self._epoch is not None and self._epoch.number == event.epoch:
+                    self._epoch.drain()
             case TimePassed():
                 pass
             case _:
@@ -287,16 +299,12 @@ class DataState:
                 self.trained_again += self._epoch.replicas_changed(logs)
             self._limits.keep(logs)
 
-    def _drain(self, number: int) -> list[Effect]:
-        epoch = self._epoch
-        if epoch is None or epoch.number != number:
-            return []
-        return [Paused(number, epoch.finished)] if epoch.drain() else self._ended_if_over()
-
     def _begin(self, event: EpochBegan, now: float) -> list[Effect]:
         # A resumed epoch counts on from the part that an earlier run has trained.
         self._images, self._loss_sum, self._started = event.images, event.loss * event.images, None
         self._before_s = self._train_s = event.train_s
+        self._late.clear()
+        self._dropped_clock = 0
         # Clocks never fall, whatever the controllers report.
         self._clock = max(self._clock, event.first_clock)
         self._most_clock = most_clock(stands_at=self._clock, epochs=1, groups=event.groups)
@@ -368,7 +376,7 @@ class DataState:
             return []
         lease.losses[partition] = report.loss
         effects: list[Effect] = []
-        before = epoch.phase, epoch.closed
+        before = epoch.warming, epoch.closed
         # The parts of a replica report one by one; the last report finishes the group.
         if len(lease.losses) == self._partitions:
             epoch.finish(report.number)
@@ -377,10 +385,16 @@ class DataState:
             self._train_s = self._before_s + now - self._started
             self._images += report.images
             # Each part reports its share of the loss.
-            self._loss_sum += sum(lease.losses.values()) * report.images
-            effects = [Paused(epoch.number, epoch.finished)] if epoch.advance() else self._ended_if_over()
-        # Without clocks a report frees no work, unless it ends the phase, or closes or ends the epoch.
-        if epoch.clock_targets is not None or (epoch.phase, epoch.closed) != before or epoch.over:
+            loss_sum = sum(lease.losses.values()) * report.images
+            self._loss_sum += loss_sum
+            if epoch.clock_targets is not None:
+                self._late.append(_LateGroup(report.clock, report.number, report.images, loss_sum))
+                if len(self._late) > LATE_KEPT:
+                    self._dropped_clock = max(self._dropped_clock, self._late.popleft().clock)
+            epoch.advance()
+            effects = self._ended_if_over()
+        # Without clocks a report frees no work, unless it ends the warm start, or closes or ends the epoch.
+        if epoch.clock_targets is not None or (epoch.warming, epoch.closed) != before or epoch.over:
             effects += self._answer_parked(now)
         return effects
 
@@ -403,12 +417,9 @@ class DataState:
         )
         return [self._outcome]
 
-    def unreported(self) -> EpochEnded | Paused | None:
-        """The end or the pause of the epoch, which the controllers may not know yet."""
+    def unreported(self) -> EpochEnded | None:
+        """The end of the epoch, which the controllers may not know yet."""
         # A new leader cannot know the reports of the old one; a second report changes nothing.
-        epoch = self._epoch
-        if epoch is not None and epoch.paused:
-            return Paused(epoch.number, epoch.finished)
         return self._outcome
 
     @property
@@ -418,7 +429,7 @@ class DataState:
 
     @property
     def draining(self) -> bool:
-        """Whether a pause of the epoch is asked for, and has not ended."""
+        """Whether the run stops after the leased groups of the epoch."""
         return self._epoch is not None and self._epoch.draining
 
     @property
@@ -506,7 +517,7 @@ class DataState:
         self._started = self._started if self._started is not None else now
         self.leased += len(fresh)
         stop = log.stop
-        log.append(fresh, epoch.begins_at(replica, len(fresh)))
+        log.append(fresh, epoch.begins_at(replica, fresh))
         return log.read(stop, len(fresh))
 
     def _mark(self, epoch: Epoch, replica: Replica, log: ReplicaLeases, heard: int) -> None:
@@ -522,14 +533,38 @@ class DataState:
         """The next group numbers of a replica, for read-ahead."""
         return self._epoch.upcoming(replica, count) if self._epoch is not None else []
 
-    def trained_ranges(self) -> tuple[tuple[int, int], ...]:
-        """Ranges of the epoch's groups that are finished: neither queued nor leased nor skipped."""
+    def trained(self) -> Trained:
+        """The finished groups of the epoch: neither queued nor leased nor skipped."""
+        return self._trained_without(())
+
+    def trained_at(self, clock: int) -> Trained | None:
+        """The finished groups of the steps up to a clock, with clocks.
+
+        Returns None while a group of such a step is leased, or after the server has dropped the clocks of
+        later groups.
+        """
+        epoch = self._epoch
+        if epoch is None or clock < self._dropped_clock:
+            return None
+        if any(lease.clock <= clock for lease in epoch.leases.values()):
+            return None
+        return self._trained_without([late for late in self._late if late.clock > clock])
+
+    def _trained_without(self, later: Sequence[_LateGroup]) -> Trained:
         epoch = self._epoch
         if epoch is None:
-            return ()
-        left = sorted((*epoch.waiting(), *epoch.leases, *epoch.skipped, epoch.groups))
+            return Trained((), 0, 0.0)
+        left = sorted(
+            (*epoch.waiting(), *epoch.leases, *epoch.skipped, *(each.number for each in later), epoch.groups)
+        )
         starts = [0, *(number + 1 for number in left)]
-        return tuple((start, stop) for start, stop in zip(starts, left, strict=False) if start < stop)
+        images = self._images - sum(each.images for each in later)
+        loss_sum = self._loss_sum - sum(each.loss_sum for each in later)
+        return Trained(
+            tuple((start, stop) for start, stop in zip(starts, left, strict=False) if start < stop),
+            images,
+            loss_sum / images if images else 0.0,
+        )
 
     # --- invariants and statistics -----------------------------------------------------------
 
@@ -552,7 +587,7 @@ class DataState:
             epoch=self.epoch,
             groups=self.groups,
             finished=epoch.finished if epoch else 0,
-            trained_ranges=self.trained_ranges() if epoch and not epoch.leases else (),
+            drained=epoch is not None and epoch.drained,
             clock=self._sync_clock(epoch) if epoch else 0,
             images=self._images,
             train_s=self._train_s,

@@ -52,8 +52,8 @@ class DataStatistics(CommonStatistics, kw_only=True, rename={"ledger": "lending"
     epoch: int
     groups: int
     finished: int
-    trained_ranges: tuple[tuple[int, int], ...]
-    """Ranges of finished groups; empty while a group is leased."""
+    drained: bool
+    """Whether a run that stops has no leased group left."""
     clock: int
     """Known final clock of the epoch."""
     images: int
@@ -64,7 +64,8 @@ class DataStatistics(CommonStatistics, kw_only=True, rename={"ledger": "lending"
     trained_again: int
     late_reports: int
     finished_ranges: tuple[tuple[int, int], ...] | UnsetType = UNSET
-    """Ranges of finished groups, also while groups are leased; only at request."""
+    """Ranges of finished groups; only at request. With a clock in the request these ranges, `images` and
+    `loss` are those of the steps up to it; unset while one of their groups is leased."""
     skipped: int | UnsetType = UNSET
     """Number of skipped images."""
     transforms: TransformStatistics | UnsetType | None = UNSET

@@ -95,10 +95,10 @@ class DataCounts(Counts, frozen=True, kw_only=True):
     loss: float | None
     """Mean over these images; None if it is not finite."""
     train_s: Seconds = 0.0
-    trained_ranges: tuple[tuple[Count, Count], ...] = ()
-    """Ranges of the trained groups; none while a group is leased."""
+    drained: bool = False
+    """Whether a run that stops has no leased group left."""
     finished_ranges: tuple[tuple[Count, Count], ...] | msgspec.UnsetType = msgspec.UNSET
-    """The same, also while groups are leased; only at request."""
+    """Ranges of the trained groups; only at request."""
 
 
 class DiskAge(msgspec.Struct, frozen=True):

@@ -52,8 +52,11 @@ class RoleCounts:
             raise RoleDied("the data server", "no other has joined")
         return self._map.nodes[self._map.ledger_leaders[0]].address
 
-    async def ledger_leader(self) -> DataCounts:
+    async def ledger_leader(self, *, ranges: bool = False, clock: int = 0) -> DataCounts:
         """Return the counts of the ledger leader; if it is lost, the counts of the next leader.
+
+        Args:
+            ranges, clock: See `GetStatistics`.
 
         Raises:
             TransportError, TimeoutError: The leader does not answer, or sends the counts of another role.
@@ -63,7 +66,7 @@ class RoleCounts:
             asked, before = self.data_address(), asked
             try:
                 async with asyncio.timeout(self._grace_s):
-                    found = (await self._ask(asked)).counts
+                    found = (await self._ask(asked, ranges=ranges, clock=clock)).counts
             except (TransportError, TimeoutError):
                 if asked == before:
                     raise
@@ -92,9 +95,10 @@ class RoleCounts:
         """Ask several roles at once. See `RoleQueries.answers`."""
         return await self._queries.answers(addresses, run, within_s=within_s)
 
-    async def _ask(self, address: str) -> RoleStatistics:
+    async def _ask(self, address: str, *, ranges: bool, clock: int) -> RoleStatistics:
         run = self._map.run
-        return await self._queries.statistics(address, run.id if run is not None else "")
+        id = run.id if run is not None else ""
+        return await self._queries.statistics(address, id, ranges=ranges, clock=clock)
 
     def addresses(self, *roles: str) -> dict[str, str]:
         """Return the addresses of the live nodes of these roles, by node id."""

@@ -59,10 +59,19 @@ class RoleQueries:
         self._waits = waits
         self._traffic = traffic
 
-    async def statistics(self, address: str, run: str, *, dial_s: float | None = None) -> RoleStatistics:
+    async def statistics(
+        self,
+        address: str,
+        run: str,
+        *,
+        dial_s: float | None = None,
+        ranges: bool = False,
+        clock: int = 0,
+    ) -> RoleStatistics:
         """Return the counts of the role at an address.
 
         Args:
+            ranges, clock: See `GetStatistics`.
             dial_s: Deadline of the connection in seconds; None: the deadline of any peer.
 
         Raises:
@@ -73,7 +82,7 @@ class RoleQueries:
         async with self._network.connect(address, self._identity, timeout_s=timeout_s) as link:
             self._traffic.watch(link)
             try:
-                ask = GetStatistics(run=run, ranges=self._ranges)
+                ask = GetStatistics(run=run, ranges=ranges or self._ranges, clock=clock)
                 reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
             finally:
                 self._traffic.gone(link)

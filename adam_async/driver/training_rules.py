@@ -5,7 +5,6 @@ The permanent rules, each of which reads the map and may change it:
     strike    a lost data server is no ledger replica; a new leader begins a new term
     fail      the run's store or the last ledger replica is lost, or too few workers can train the run, or
               the driver is lost before training: the run has failed
-    resume    the driver is lost during a pause for its checkpoint: the pause ends
     number    a live worker without a slot gets one: a replica, and a part of its model
     lead      a data server is ready: it leads the run's ledger; the next replica replaces a lost leader
     begin     the store, a data server and the wanted number of replicas are ready: the run begins
@@ -113,11 +112,11 @@ class TrainingRules:
     def __init__(self) -> None:
         self.permissions = {
             ("epoch", "data"): anything,
-            ("epoch", "driver"): _pause_of_driver,
+            ("epoch", "driver"): _drain_of_driver,
             ("lending", "data"): anything,
         }
         self.meant = {
-            "epoch": "data servers set it; the driver of the run may ask for a pause, and end one",
+            "epoch": "data servers set it; the driver of the run may ask to lease no more groups",
             "lending": "data servers set it",
         }
 
@@ -177,7 +176,7 @@ class TrainingRules:
 
     def lost(self, cluster: ClusterMap) -> ClusterMap:
         """See `Rules.lost`."""
-        return _end_pause_if_lost(_fail_if_lost(_strike_out(cluster)))
+        return _fail_if_lost(_strike_out(cluster))
 
     def standing(self, cluster: ClusterMap) -> ClusterMap:
         """See `Rules.standing`."""
@@ -228,23 +227,19 @@ class TrainingRules:
 def _check_epoch(record: EpochRecord, old: EpochRecord | None, run: ProgramRecord) -> str:
     """Return the fault of a change of a run's epoch; empty for a correct one.
 
-    The controllers begin epochs and deal out their shares. Nodes set only the pause and the request for it,
-    end and result.
+    The controllers begin epochs and deal out their shares. Nodes set only the drain, end and result.
     """
     if old is None:
         return "no epoch is in progress, and the controllers begin each of them"
     fixed = msgspec.structs.replace(
         record,
-        paused=old.paused,
         drain=old.drain,
         ended=old.ended,
         result=old.result,
         changed=old.changed,
     )
     if fixed != old:
-        return f"only paused, drain, ended and result of epoch {old.number} of run {old.run} can be set"
-    if not 0 <= record.paused <= old.groups:
-        return f"paused is {record.paused}, and the epoch has {old.groups} groups"
+        return f"only drain, ended and result of epoch {old.number} of run {old.run} can be set"
     try:
         result = msgspec.convert(record.result, _Result)
     except msgspec.ValidationError as error:
@@ -277,15 +272,10 @@ def _check_ledger_record(record: LedgerRecord, old: LedgerRecord | None) -> str:
     return ""
 
 
-def _pause_of_driver(attempt: Attempt, cluster: ClusterMap) -> str:
+def _drain_of_driver(attempt: Attempt, cluster: ClusterMap) -> str:
     old, run = cluster.epoch, cluster.run
-    resumed = drained = None
-    if old is not None:
-        resumed = msgspec.structs.replace(old, paused=0, drain=False)
-        drained = msgspec.structs.replace(old, drain=True)
+    drained = msgspec.structs.replace(old, drain=True) if old is not None else None
     found = makes_only(attempt, old, drained)
-    if found is WRONG:
-        found = makes_only(attempt, old, resumed)
     # A record of this version was set after the takeover that gave the run its driver.
     at_present = old is not None and attempt.expected == old.changed
     mine = run is not None and run.driven_by == (attempt.peer.node, attempt.peer.incarnation)
@@ -340,15 +330,6 @@ def _fail_if_lost(cluster: ClusterMap) -> ClusterMap:
     changed = cluster.version + 1
     failed = msgspec.structs.replace(run, phase="failed", reason=reason, lost=lost, changed=changed)
     return _with(cluster, run=failed)
-
-
-def _end_pause_if_lost(cluster: ClusterMap) -> ClusterMap:
-    """End the pause of the epoch if the driver that takes its checkpoint is lost."""
-    epoch = cluster.epoch
-    if not cluster.in_progress or cluster.driven or epoch is None or not (epoch.paused or epoch.drain):
-        return cluster
-    epoch = msgspec.structs.replace(epoch, paused=0, drain=False, changed=cluster.version + 1)
-    return _with(cluster, epoch=epoch)
 
 
 def _driver_lines(before: ClusterMap, after: ClusterMap, run: ProgramRecord) -> Iterator[str]:

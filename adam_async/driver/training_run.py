@@ -6,7 +6,7 @@ an epoch the run evaluates the weights, and then lets the next epoch begin.
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from adam_async.checkpoint.writer import Checkpointer, Spawn, common_manifest
 from adam_async.controller.client import Membership
 from adam_async.driver.count_types import EpochCounts, RoleStatistics
 from adam_async.driver.divergence import LossChecks
+from adam_async.driver.epoch_checkpoints import LEAST_POLL_S, EpochCheckpoints
 from adam_async.driver.epoch_choice import EpochChoice
 from adam_async.driver.epoch_results import EpochResults
 from adam_async.driver.evaluator import Evaluator
@@ -44,7 +45,7 @@ from adam_async.run.program_record import ProgramRecord
 from adam_async.run.progress import Progress, is_ledger_leader
 from adam_async.run.result import CheckpointResult, EpochResult, OnEpoch, RunResult
 from adam_async.run.shard_table import ShardTable
-from adam_async.run.training_program import ResumeRecord, TrainingProgram
+from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.clock import wall_clock
 from adam_async.runtime.traffic import Traffic
 from transport import TransportError
@@ -116,6 +117,7 @@ class TrainingRun:
         self._waits = config.waits
         self._node = parts.settings.identity.node
         self._checkpointer: Checkpointer | None = None
+        self._checkpoints: EpochCheckpoints | None = None
         self.noting: RunNoting | None = None
         self._training = False
         self._cut_short = False
@@ -147,6 +149,7 @@ class TrainingRun:
             stack.callback(spawn("parameters", client.run()).cancel)
             stack.callback(spawn("primaries", follow_primaries(client, self._membership.changes())).cancel)
             self._checkpointer = self._new_checkpointer(spawn)
+            self._checkpoints = self._new_checkpoints(self._checkpointer)
             self.noting = self._new_noting(spawn)
             await parts.evaluator.read_sample(self._prepared.model, parts.counts.data_address)
             self._training = True
@@ -217,50 +220,65 @@ class TrainingRun:
     async def _wait_end_or_stop(self, epoch: int) -> ClusterMap | None:
         """Wait for the end of an epoch, see `_wait_epoch`; None if the run is to stop before.
 
-        A run with checkpoints stops at a pause, with a last one, if its leased groups are finished in time.
+        Takes the checkpoints of the epoch meanwhile. A run with checkpoints stops with a last one, if its
+        leased groups are finished in time.
         """
+        record, checkpoints = self._membership.map.epoch, self._checkpoints
+        if record is not None and (record.run, record.number, record.drain) == (self._id, epoch, True):
+            self._parts.stopping.set()  # the driver before this one was lost while it stopped the run
         async with asyncio.TaskGroup() as group:
             end = group.create_task(self._wait_epoch(epoch), name=f"{self._node}/epoch-{epoch}")
             stop = group.create_task(self._parts.stopping.wait(), name=f"{self._node}/stop")
+            taking: list[asyncio.Task[None]] = []
+            if checkpoints is not None and self._config.checkpoint_every:
+                name = f"{self._node}/checkpoints-{epoch}"
+                taking.append(group.create_task(checkpoints.take(epoch), name=name))
             try:
                 await asyncio.wait((end, stop), return_when=asyncio.FIRST_COMPLETED)
-                if not end.done() and self._checkpointer is not None and await self._drain(epoch):
-                    await asyncio.wait((end,))
+                if not end.done() and checkpoints is not None:
+                    await _cancel(taking)
+                    await self._stop_with_checkpoint(epoch, checkpoints, end)
             finally:
-                stop.cancel()
-                end.cancel()
+                for task in (end, stop, *taking):
+                    task.cancel()
         # An epoch that ended at the same time counts as ended, because its result is in the map.
         return None if end.cancelled() else end.result()
 
-    async def _drain(self, epoch: int) -> bool:
-        """Ask for a pause of the epoch; return whether it pauses, or has ended, within `drain_s`."""
-        run = self._id
+    async def _stop_with_checkpoint(
+        self, epoch: int, checkpoints: EpochCheckpoints, end: asyncio.Task[ClusterMap]
+    ) -> None:
+        """Let the leased groups of an epoch be finished, and take a checkpoint, unless the epoch ends."""
+        run, drain_s = self._id, self._waits.drain_s
 
         def drain(newest: ClusterMap) -> EpochRecord | None:
             record = newest.epoch
-            if record is None or (record.run, record.number) != (run, epoch):
+            if record is None or (record.run, record.number) != (run, epoch) or record.drain or record.ended:
                 return None
-            over = record.paused or record.drain or record.ended
-            return None if over else msgspec.structs.replace(record, drain=True)
-
-        def quiet(newest: ClusterMap) -> bool:
-            record = newest.epoch
-            return newest.ended >= epoch or (record is not None and record.paused > 0)
+            return msgspec.structs.replace(record, drain=True)
 
         self._progress.phase = "stopping"
         await self._membership.update("epoch", drain)
+        why = f"groups in flight were not finished within drain_s={drain_s:g} s"
         try:
-            await self._membership.wait_for(quiet, "the end of the groups in flight", self._waits.drain_s)
-        except DeadlineExceeded:
-            within = f"within drain_s={self._waits.drain_s:g} s"
-            self._parts.warn(f"no checkpoint was taken, groups in flight were not finished {within}")
-            return False
-        return True
+            async with asyncio.timeout(drain_s):
+                data = await self._parts.counts.ledger_leader(ranges=True)
+                while data.epoch == epoch and not data.drained and not end.done():
+                    await asyncio.wait((end,), timeout=LEAST_POLL_S)
+                    data = await self._parts.counts.ledger_leader(ranges=True)
+        except TimeoutError:
+            self._parts.warn(f"no checkpoint was taken, {why}")
+        except TransportError as error:
+            self._parts.warn(f"no checkpoint was taken, the data server could not be asked: {error!r}")
+        else:
+            if data.epoch == epoch and data.drained:
+                await checkpoints.take_last(data)
+            else:
+                await asyncio.wait((end,))
 
-    async def _wait_epoch(self, epoch: int) -> ClusterMap | None:
+    async def _wait_epoch(self, epoch: int) -> ClusterMap:
         """Wait for the end of an epoch without a limit, as long as the run is alive.
 
-        Returns the map with the run's result; None at a pause in which the run is to stop.
+        Returns the map with the result of the epoch.
         """
         loop, run = asyncio.get_running_loop(), self._id
         poll_at = loop.time() + POLL_S
@@ -270,12 +288,6 @@ class TrainingRun:
             check_failed(cluster, run)
             if cluster.ended >= epoch:
                 return cluster
-            record = cluster.epoch
-            if record is not None and (record.run, record.number) == (run, epoch) and record.paused:
-                await self._take_within(cluster, record)
-                if self._parts.stopping.is_set():
-                    return None
-                continue
             if cluster.live_replicas():
                 empty_since = None
             elif empty_since is None:
@@ -292,54 +304,6 @@ class TrainingRun:
                 await self._parts.read_progress(None)
                 self.losses.check(epoch, self._progress.loss)
                 poll_at = loop.time() + POLL_S
-
-    async def _take_within(self, cluster: ClusterMap, paused: EpochRecord) -> None:
-        """Take a checkpoint within an epoch, and continue training unless the run is to stop."""
-        loop = asyncio.get_running_loop()
-        begin, taken = loop.time(), self._checkpointer
-        reading, data = None, None
-        self._progress.phase = "taking a checkpoint"
-        if taken is not None:
-            try:
-                data = await self._parts.counts.ledger_leader()
-                reading = await taken.read(cluster, data.clock)
-            except (TransportError, TimeoutError) as error:
-                taken.miss(f"no checkpoint was taken, the data server could not be asked: {error!r}")
-        # Also without a checkpoint: no group is leased until the pause ends.
-        held = await self._end_pause(paused)
-        self._progress.phase = "training"
-        if taken is not None and reading is not None and not held:
-            # The controllers ended the pause of a driver that they had counted as lost: groups were trained
-            # during the reading.
-            taken.miss("no checkpoint was taken, the pause ended before the servers were read")
-        elif taken is not None and data is not None and reading is not None:
-            progress = ResumeRecord(
-                epoch=data.epoch,
-                finished=data.trained_ranges,
-                clock=0,
-                results=self._parts.results.before(paused.number),
-                images=data.images,
-                loss=read_number(data.loss),
-                train_s=data.train_s,
-            )
-            taken.write_within(reading, progress, data.finished, self._progress.epochs, loop.time() - begin)
-
-    async def _end_pause(self, paused: EpochRecord) -> bool:
-        """End a pause, or leave it to the end of a run that stops; return whether it has held until now."""
-        held = False
-
-        def resume(newest: ClusterMap) -> EpochRecord | None:
-            nonlocal held
-            record = newest.epoch
-            held = record is not None and msgspec.structs.replace(record, changed=paused.changed) == paused
-            if record is None or not held:
-                return None
-            # A stop writes the pause again: the controllers accept it only if the pause still holds.
-            stops = self._parts.stopping.is_set()
-            return msgspec.structs.replace(record, paused=record.paused if stops else 0, drain=stops)
-
-        await self._membership.update("epoch", resume)
-        return held
 
     async def _end_epoch(
         self, cluster: ClusterMap, client: ParameterClient, epoch: int
@@ -482,6 +446,19 @@ class TrainingRun:
             progress=self._progress,
         )
 
+    def _new_checkpoints(self, checkpointer: Checkpointer | None) -> EpochCheckpoints | None:
+        if checkpointer is None:
+            return None
+        return EpochCheckpoints(
+            checkpointer,
+            config=self._config,
+            membership=self._membership,
+            counts=self._parts.counts,
+            results=self._parts.results,
+            progress=self._progress,
+            phase=self._phase,
+        )
+
     def _common_manifest(self) -> Manifest:
         return common_manifest(
             self._id,
@@ -546,6 +523,14 @@ class TrainingRun:
         for values in self._progress.roles.values():
             if is_ledger_leader(values):
                 self._checkpointer.note_progress(int(values["epoch"]), int(values["finished"]))
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel tasks, and wait for their ends."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
 
 
 async def _ask(on_epoch: OnEpoch | None, result: EpochResult) -> bool:

@@ -1,7 +1,7 @@
 """Pure: messages of driver and any role: statistics, profiles and records of the role."""
 
 from adam_async.messages.body import Body, Rows
-from adam_async.messages.bounds import Count, NodeId, RoleName, RunId
+from adam_async.messages.bounds import Clock, Count, NodeId, RoleName, RunId
 
 PROFILED = ("ps", "data", "worker")
 """Roles that process groups, and can record a profile."""
@@ -51,6 +51,8 @@ class GetStatistics(Body, frozen=True, kw_only=True):
     run: RunId
     ranges: bool = False
     """Whether a data server also lists the finished groups of an epoch in progress."""
+    clock: Clock = 0
+    """With ssp and bsp: last clock of the steps whose groups it lists; 0: of all steps."""
 
 
 class Statistics(Body, frozen=True, kw_only=True):

@@ -49,11 +49,17 @@ class ShardState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReadShards(Body, frozen=True, kw_only=True):
-    """Request for the whole state of shards, with all earlier messages of the same link."""
+    """Request for the whole state of shards, with all earlier messages of the same link.
+
+    In ssp and bsp the server answers once the values have all pushes up to `clock`, in bsp with the values of
+    exactly this clock. It then keeps all its shards at that clock until they are read, or the link closes.
+    """
 
     store: StoreId
     generation: Version
     shards: Shards
+    clock: Clock = 0
+    """0: the values as they are."""
 
 
 class ShardStates(Body, frozen=True, kw_only=True):
@@ -61,6 +67,8 @@ class ShardStates(Body, frozen=True, kw_only=True):
 
     arrays: Names
     """Names of the rule's arrays: elementwise ones, then arrays of one number per shard."""
+    passed: Clock = 0
+    """In bsp the clock of a shard that has passed the one of the request; the answer then has no shards."""
 
 
 class LoadShards(Body, frozen=True, kw_only=True):

@@ -11,8 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.controller.role import reply_or_fail, reply_when_room
-from adam_async.messages import GetRecord, RecordPart, StepsReported, Ticked, Values, pack, part_refusal
+from adam_async.messages import (
+    GetRecord,
+    RecordPart,
+    ShardStates,
+    StepsReported,
+    Ticked,
+    Values,
+    pack,
+    part_refusal,
+)
 from adam_async.model.rules import Rule
+from adam_async.parameter_server.clock_snapshot import ClockSnapshot, bytes_of
 from adam_async.parameter_server.events import (
     Acknowledge,
     AcknowledgeSteps,
@@ -21,13 +31,14 @@ from adam_async.parameter_server.events import (
     Propose,
     Refuse,
     SendBehind,
+    SendPassed,
     SendStates,
     SendValues,
 )
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_group import ShardGroup, applied_clock
-from adam_async.parameter_server.shard_transfer import read_states
+from adam_async.parameter_server.shard_transfer import read_states, states_message
 from transport import BufferPool, Link, Message, Request
 
 
@@ -43,8 +54,12 @@ class Answers:
         self._buffers = buffers
         self._rules = rules
 
-    def perform(self, effects: Sequence[Effect]) -> None:
-        """Answer; entries for the log are not answers, and their effects are the caller's."""
+    def perform(self, effects: Sequence[Effect], snapshot: ClockSnapshot | None) -> None:
+        """Answer; entries for the log are not answers, and their effects are the caller's.
+
+        Args:
+            snapshot: The shards at the clock of a reader, if one reads them.
+        """
         shared: dict[tuple[Link, tuple[Shard, ...]], NDArray[Any]] = {}
         for effect in effects:
             match effect:
@@ -65,8 +80,10 @@ class Answers:
                     late = Values(versions=(), clock=effect.clock, behind=behind)
                     reply_or_fail(effect.request, pack(late))
                 case SendStates():
-                    nbytes = _states_bytes(effect.shards)
-                    reply_when_room(effect.request, nbytes, partial(self._states, effect.shards))
+                    nbytes = sum(map(bytes_of, effect.shards))
+                    reply_when_room(effect.request, nbytes, partial(self._states, effect, snapshot))
+                case SendPassed():
+                    reply_or_fail(effect.request, pack(ShardStates(arrays=(), passed=effect.clock)))
                 case AcknowledgeSteps():
                     reply_or_fail(effect.request, pack(StepsReported()))
                 case AcknowledgeTick():
@@ -85,8 +102,16 @@ class Answers:
         )
         return pack(body, [self._copy(shards)])
 
-    def _states(self, shards: Sequence[Shard]) -> Message:
-        return pack(*read_states(shards, self._rules[shards[0].spec.rule]))
+    def _states(self, effect: SendStates, snapshot: ClockSnapshot | None) -> Message:
+        """Copy shards; those of a clock from the snapshot, which may have ended while the answer waited."""
+        rule = self._rules[effect.shards[0].spec.rule]
+        if not effect.clock:
+            return pack(*read_states(effect.shards, rule))
+        copies = [snapshot.take(shard) if snapshot is not None else None for shard in effect.shards]
+        whole = [copy for copy in copies if copy is not None]
+        if snapshot is None or snapshot.clock != effect.clock or len(whole) < len(copies):
+            return pack(ShardStates(arrays=(), passed=effect.clock))
+        return pack(*states_message(whole, rule))
 
     def _copy(self, shards: Sequence[Shard]) -> NDArray[Any]:
         """Copy shards one after the other into pooled memory: links never read live values."""
@@ -112,11 +137,6 @@ def _values_bytes(shards: Sequence[Shard]) -> int:
     if isinstance(shards, ShardGroup):
         return shards.nbytes
     return sum([shard.values.nbytes for shard in shards])
-
-
-def _states_bytes(shards: Sequence[Shard]) -> int:
-    """Return the bytes of shards with the arrays of their rule."""
-    return sum([array.nbytes for shard in shards for array in (shard.values, *shard.rule_state.values())])
 
 
 def send_record(request: Request, body: GetRecord, log: OrderLog | None, *, node: str) -> None:

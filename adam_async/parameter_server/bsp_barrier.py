@@ -65,11 +65,6 @@ class PendingContributions:
         """The clock of the values."""
         return self.due[0] - 1 if self.due else self.reached
 
-    @property
-    def settled(self) -> bool:
-        """Whether no contribution is pending, so that the values are complete."""
-        return not self.waiting and not self.due
-
     def contribute(self, clock: int, contribution: Contribution) -> bool:
         """Add a contribution. Returns False if it is too late or the second one of its session."""
         if clock <= self.reached:

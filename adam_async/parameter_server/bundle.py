@@ -19,10 +19,12 @@ Nothing here waits, answers, reads a clock or touches a value; gradients pass th
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence, Set
+from math import inf
 from typing import Any, assert_never
 
 from adam_async.messages import REFUSED, Problem, Push
 from adam_async.parameter_server.bsp_barrier import Contribution, PendingContributions
+from adam_async.parameter_server.clock_snapshot import ClockSnapshot
 from adam_async.parameter_server.events import (
     Applied,
     Apply,
@@ -80,6 +82,8 @@ class Bundle:
         """Its entry, without rates."""
         self.absent: Set[ShardId] = frozenset()
         """On a member that joins: shards that the next entry does not touch, see `log_entries.py`."""
+        self.snapshot: ClockSnapshot | None = None
+        """In bsp the shards at the clock of a reader, if one reads them."""
         self._ready: deque[Entry | ApplySum] = deque()
         """Committed entries and complete sums, the first of which is work."""
         self._summed_weight = summed_weight
@@ -98,6 +102,14 @@ class Bundle:
     def idle(self) -> bool:
         """Whether all committed entries and complete sums are applied."""
         return self.taken is None and not self._ready
+
+    @property
+    def has_work(self) -> bool:
+        """Whether work is in progress, or can be taken: a sum may wait for the reader of the snapshot."""
+        if self.taken is not None or not self._ready:
+            return self.taken is not None
+        due = self._ready[0]
+        return self.snapshot is None or not isinstance(due, ApplySum) or self.snapshot.room_for(due) > 0
 
     def group(self, numbers: tuple[int, ...]) -> ShardGroup | None:
         """Return the shards of a message; None if one is not here, or named twice, or of another family."""
@@ -186,12 +198,16 @@ class Bundle:
     # --- work --------------------------------------------------------------------------------
 
     def take_work(self) -> Apply | ApplySum | None:
-        """Take the next batch or sum to apply, reported before the next one; None if there is none."""
+        """Take the next batch or sum to apply, reported before the next one; None if there is none now."""
         assert self.taken is None
-        if not self._ready:
+        if not self.has_work:
             return None
         work = self._ready.popleft()
         assert isinstance(work, (Apply, ApplySum))
+        if isinstance(work, ApplySum) and self.snapshot is not None:
+            work, rest = work.split(self.snapshot.room_for(work))
+            if rest is not None:
+                self._ready.appendleft(rest)
         self.batches += 1
         self.batched_pushes += len(work.pushes)
         self.taken = work
@@ -312,6 +328,37 @@ class Bundle:
                     scale=self._summed_weight / sum(queued.push.weight for queued in pushes),
                 )
             )
+
+    def keep_clock(self, clock: int, link: Any, until: float) -> int:
+        """Keep all shards at a clock until they are read over a link; replaces an earlier snapshot.
+
+        Args:
+            until: Time at which the snapshot ends without a further call.
+
+        Returns 0, or the clock of a shard that has passed this one.
+        """
+        snapshot = self.snapshot
+        if snapshot is None or (snapshot.clock, snapshot.link) != (clock, link):
+            fastest = max(shard.applied_clock() for shard in self.shards.values())
+            if isinstance(self.taken, ApplySum):
+                fastest = max(fastest, self.taken.clock)
+            if fastest > clock:
+                return fastest
+            self.end_snapshot()
+            snapshot = self.snapshot = ClockSnapshot(clock, link, self.shards)
+        snapshot.until = until
+        return 0
+
+    @property
+    def snapshot_until(self) -> float:
+        """Time at which the snapshot ends; infinite without one."""
+        return self.snapshot.until if self.snapshot is not None else inf
+
+    def end_snapshot(self) -> None:
+        """Keep no shards at a clock any more."""
+        if self.snapshot is not None:
+            self.snapshot.end()
+            self.snapshot = None
 
     # --- clocks, steps and sessions ----------------------------------------------------------
 

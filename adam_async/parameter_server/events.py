@@ -69,9 +69,11 @@ class ReadArrived:
     request: Request
     read: ReadShards
     deadline: float
-    """Latest time of the answer, if a sum is not complete."""
+    """Latest time of the answer, if its clock is not reached."""
     link: Any = None
     """Its link."""
+    until: float = 0.0
+    """In bsp, time until which the shards are kept at the clock for the next reading."""
 
 
 class Applied(msgspec.Struct, frozen=True, eq=False):
@@ -155,11 +157,12 @@ class QueuedPull:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedRead:
-    """A reading of shards that waits for the pushes before it, then perhaps for sums."""
+    """A reading of shards that waits for the pushes before it, then perhaps for a clock."""
 
     request: Request
     shards: tuple[Shard, ...]
     deadline: float
+    clock: int = 0
     link: Any = None
 
 
@@ -223,6 +226,22 @@ class ApplySum:
         """The rate of the lowest replica's step, whose images come first in the summed step."""
         return self.pushes[0].push.rate
 
+    def split(self, shards: int) -> tuple["ApplySum", "ApplySum | None"]:
+        """Return the sums of the first shards, at least one, and of the others, if there are any."""
+        if shards >= len(self.shards):
+            return self, None
+        parts = [
+            ApplySum(
+                clock=self.clock,
+                shards=self.shards[part],
+                pushes=self.pushes,
+                places=tuple([places[part] for places in self.places]),
+                scale=self.scale,
+            )
+            for part in (slice(0, shards), slice(shards, None))
+        ]
+        return parts[0], parts[1]
+
 
 class Acknowledge(msgspec.Struct, frozen=True, eq=False):
     """Answer a push; with the values of `shards`, if it names any."""
@@ -269,6 +288,17 @@ class SendStates:
 
     request: Request
     shards: tuple[Shard, ...]
+    clock: int = 0
+    """In bsp the clock of the copies; 0: the shards as they are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SendPassed:
+    """Answer a reading without shards: one has passed its clock."""
+
+    request: Request
+    clock: int
+    """Clock of the shard that is ahead of all others."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -319,5 +349,13 @@ class Propose:
 
 
 Effect = (
-    Propose | Acknowledge | AcknowledgeSteps | AcknowledgeTick | SendValues | SendBehind | SendStates | Refuse
+    Propose
+    | Acknowledge
+    | AcknowledgeSteps
+    | AcknowledgeTick
+    | SendValues
+    | SendBehind
+    | SendStates
+    | SendPassed
+    | Refuse
 )

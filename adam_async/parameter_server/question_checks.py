@@ -140,7 +140,7 @@ class QuestionChecks:
             case Pull():
                 text = self._repeated(body.shards) or self._clock(body.clock) or self._mixed(body.shards)
             case ReadShards():
-                text = _twice(body.shards) or self._mixed(body.shards)
+                text = _twice(body.shards) or self._clock(body.clock) or self._mixed(body.shards)
         if text:
             return Refusal("malformed", f"{type(body).__name__}: {text}")
         if self._state.synchronous and isinstance(body, Push) and (text := self._ahead(body)):

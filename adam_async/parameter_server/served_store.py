@@ -11,7 +11,6 @@ family only.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,14 +31,13 @@ from adam_async.messages import (
 )
 from adam_async.model.rules import rule_of
 from adam_async.parameter_server.answers import Answers, send_record, values_count
-from adam_async.parameter_server.apply import Applier, Work, appliers_of
+from adam_async.parameter_server.apply import Applier, appliers_of
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.decode_push import read_gradients
 from adam_async.parameter_server.events import (
     Acknowledge,
     Applied,
-    Apply,
     ApplySum,
     Effect,
     Entry,
@@ -75,6 +73,7 @@ from adam_async.parameter_server.store_host import (
     shards_of,
 )
 from adam_async.parameter_server.store_reports import StoreReports
+from adam_async.parameter_server.store_work import StoreWork, begin_work
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import Replica, ShardId
@@ -120,7 +119,7 @@ class ServedStore:
         self.reports = StoreReports(Statistics(node=host.node, role="ps"), host.now, host.spawn)
         self._answers = Answers(host.buffers, self._rules)
         self._appliers: Mapping[tuple[int, str], Applier] = {}
-        self._work: _Work | None = None
+        self._work: StoreWork | None = None
         """The batch or sum that was taken from the queue and is not finished."""
         self._refuse_sender = RefusedSenders(host.node, host.spawn).refuse
         self._pieces = pieces_of([spec for spec in self._specs if store.buckets[spec.bucket] == home])
@@ -328,6 +327,10 @@ class ServedStore:
         """
         self.state.epoch_gate.keep(lambda request: request.is_open)
         self.state.waiting.keep(lambda request: request.is_open)
+        snapshot = self.state.bundle.snapshot
+        if snapshot is not None and snapshot.link.closed:
+            self.state.bundle.end_snapshot()
+            self._drain_soon()
 
     def answer(self, request: Request, body: Body) -> bool:
         """Answer a question, now or later. Returns whether the store takes messages of this type."""
@@ -394,8 +397,10 @@ class ServedStore:
                 deadline = host.now() + min(body.wait_s, MOST_WAIT_S) if body.clock else 0.0
                 effects = state.handle(PullArrived(request, body, deadline, request.link))
             case ReadShards():
-                deadline = host.now() + host.waits.answer_s / 2
-                effects = state.handle(ReadArrived(request, body, deadline, request.link))
+                until = host.now() + host.waits.answer_s
+                deadline = until - host.waits.answer_s / 2
+                effects = state.handle(ReadArrived(request, body, deadline, request.link, until))
+                state.waiting.fresh = True
             case ReportSteps():
                 effects = state.handle(StepsArrived(request, body))
                 if self._saver is not None:
@@ -495,7 +500,7 @@ class ServedStore:
 
     def give_up(self) -> None:
         """Answer the waiting requests whose deadline has passed."""
-        self._perform(self.state.give_up(now=self._host.now()))
+        self._follow_up(self.state.give_up(now=self._host.now()))
 
     # --- effects -------------------------------------------------------------------------------
 
@@ -515,35 +520,17 @@ class ServedStore:
                     self._keep_deadline()
                 if batch is None:
                     break
-                self._work = self._begin(batch)
+                begin = self._host.timeline.clock() if self._host.timeline is not None else 0.0
+                if isinstance(batch, ApplySum) and state.bundle.snapshot is not None:
+                    state.bundle.snapshot.keep(batch)
+                self._work = begin_work(batch, self._applier_of, begin)
             room -= self._step(state, self._work, room)
             if self._copy is not None and state.bundle.taken is None:
                 self._copy.work_done()
                 state = self.state  # a member that joins begins with new shards
         return state.has_work
 
-    def _begin(self, batch: Apply | ApplySum) -> "_Work":
-        timeline = self._host.timeline
-        begin = timeline.clock() if timeline is not None else 0.0
-        if isinstance(batch, ApplySum):
-            applier = self._applier_of(batch.shards[0].spec)
-            gradients = [
-                queued.gradients if places == _all_of(queued.push) else queued.gradients.only(places)
-                for queued, places in zip(batch.pushes, batch.places, strict=True)
-            ]
-            work = applier.work_on_sum(batch.shards, gradients, scale=batch.scale, rate=batch.rate)
-            return _Work(batch, batch.shards, work, begin)
-        shards = batch.shards()
-        applier = self._applier_of(shards[0].spec)
-        whole = len(shards) == len(batch.pushes[0].push.shards)
-        gradients = [
-            queued.gradients if whole else queued.gradients.only(queued.accepted) for queued in batch.pushes
-        ]
-        if batch.pushes[0].push.assign:
-            return _Work(batch, shards, applier.work_on_assignment(shards, gradients[0]), begin)
-        return _Work(batch, shards, applier.work_on(shards, gradients, batch.rates), begin)
-
-    def _step(self, state: ServerState, current: "_Work", room: int) -> int:
+    def _step(self, state: ServerState, current: StoreWork, room: int) -> int:
         """Do a bounded amount of work on the current batch, and report finished shards. Returns the work."""
         batch, work = current.batch, current.work
         before = len(work.finite)
@@ -578,22 +565,7 @@ class ServedStore:
             for effect in effects:
                 if isinstance(effect, Propose):
                     self._copy.propose(effect.entry)
-        self._answers.perform(effects)
+        self._answers.perform(effects, self.state.bundle.snapshot)
 
     def __repr__(self) -> str:
         return f"<ServedStore {self.store.id} {len(self.state.shards)} shards, {len(self._missing)} missing>"
-
-
-@dataclass(slots=True, frozen=True)
-class _Work:
-    """A batch or a sum in progress."""
-
-    batch: Apply | ApplySum
-    shards: Sequence[Shard]
-    work: Work
-    begin: float
-    """Time of its begin, on the timeline's clock."""
-
-
-def _all_of(push: Push) -> tuple[int, ...]:
-    return tuple(range(len(push.shards)))

@@ -5,6 +5,7 @@ the elementwise ones, as long as the values, then those of one number per shard.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,17 +29,39 @@ MOST_CLOCKS = 1024
 """Maximum number of clocks per shard of a server in one message; a run has fewer replicas."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardCopy:
+    """A copy of a shard at one moment, with the arrays of its rule."""
+
+    state: ShardState
+    values: NDArray[Any]
+    rule_state: Mapping[str, NDArray[Any]]
+
+
+def copy_shard(shard: Shard, *, clock: int | None = None) -> ShardCopy:
+    """Copy a shard.
+
+    Args:
+        clock: In bsp the clock of its values, which its replicas may have passed.
+    """
+    clocks = {str(r): at if clock is None else min(at, clock) for r, at in shard.clocks.items()}
+    return ShardCopy(
+        state=ShardState(shard.spec.id, shard.version, clocks),
+        values=shard.values.copy(),
+        rule_state={name: array.copy() for name, array in shard.rule_state.items()},
+    )
+
+
 def read_states(shards: Sequence[Shard], rule: Rule) -> tuple[ShardStates, list[NDArray[Any]]]:
-    """Copy shards, with the arrays of their rule."""
+    """Copy shards, with the arrays of their rule; return the body and the tensors of a message."""
+    return states_message([copy_shard(shard) for shard in shards], rule)
+
+
+def states_message(copies: Sequence[ShardCopy], rule: Rule) -> tuple[ShardStates, list[NDArray[Any]]]:
+    """Return the body and the tensors of a message with shards."""
     names = (*rule.state_names, *rule.scalar_names)
-    states = [
-        ShardState(shard.spec.id, shard.version, {str(r): clock for r, clock in shard.clocks.items()})
-        for shard in shards
-    ]
-    tensors = [
-        array.copy() for shard in shards for array in (shard.values, *(shard.rule_state[n] for n in names))
-    ]
-    return ShardStates(arrays=names), [*state_tables(states), *tensors]
+    tensors = [array for copy in copies for array in (copy.values, *(copy.rule_state[n] for n in names))]
+    return ShardStates(arrays=names), [*state_tables([copy.state for copy in copies]), *tensors]
 
 
 def load_states(

@@ -22,11 +22,11 @@ queued push is not acknowledged before that push is applied. A tick waits there 
 push that is not applied. A batch that is an entry and not yet applied counts as queued: no values leave the
 server while those of a shard are between before and after.
 
-A pull may need a *clock*: values in which all pushes of live replicas up to it are applied. It waits until
-they are, or until its deadline. The controllers name the live replicas, and may reach the server later than a
-worker: pushes and ticks of an epoch that the server does not know yet wait for it, and later ones of the same
-session wait behind them, because with the epoch the server learns all replicas that take part. Clocks of a
-replica that ticks before the map names it are kept until the map does.
+A pull or a reading may need a *clock*: values in which all pushes of live replicas up to it are applied. It
+waits until they are, or until its deadline; in bsp a reading gets exactly that clock (`clock_snapshot.py`).
+The controllers name the live replicas, perhaps after a worker has begun: pushes and ticks of an epoch that
+the server does not know yet wait for it, and later ones of the same session wait behind them, because with
+the epoch the server learns all replicas. Clocks of a replica that is not in the map are kept until it is.
 
 The staleness of a push on a shard is the number of pushes applied since the oldest version that its groups
 read, less the client's own ones that a local step had already put into the copy they read.
@@ -37,6 +37,7 @@ absolute seconds on the caller's clock.
 
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from math import inf
 from typing import assert_never
 
 from adam_async.messages import (
@@ -77,6 +78,7 @@ from adam_async.parameter_server.events import (
     Refuse,
     ReplicasChanged,
     Request,
+    SendPassed,
     StepsArrived,
     SumApplied,
     TickArrived,
@@ -193,7 +195,7 @@ class ServerState:
     @property
     def has_work(self) -> bool:
         """Whether `take_batch` has work to give or a batch to form now."""
-        return not self.bundle.idle or (bool(self._queue) and len(self._in_flight) < MOST_IN_FLIGHT)
+        return self.bundle.has_work or (bool(self._queue) and len(self._in_flight) < MOST_IN_FLIGHT)
 
     # --- the role of this server -------------------------------------------------------------
 
@@ -483,7 +485,11 @@ class ServerState:
         shards = self._asked_for(event.request, event.read)
         if isinstance(shards, Refuse):
             return [shards]
-        queued = QueuedRead(event.request, shards, event.deadline, event.link)
+        clock = event.read.clock if self.clocked else 0
+        if clock and self.synchronous:
+            if passed := self.bundle.keep_clock(clock, event.link, event.until):
+                return [SendPassed(event.request, passed)]
+        queued = QueuedRead(event.request, shards, event.deadline, clock, event.link)
         if self.idle:
             return self.waiting.take(queued)
         self._queue.add(queued)
@@ -513,7 +519,9 @@ class ServerState:
         return self.waiting.answer()
 
     def give_up(self, *, now: float) -> list[Effect]:
-        """Answer the waiting requests whose deadline has passed, without values."""
+        """Answer the waiting requests whose deadline has passed, without values; end an old snapshot."""
+        if self.bundle.snapshot_until <= now:
+            self.bundle.end_snapshot()
         return self.waiting.give_up(now)
 
     def end(self) -> list[Effect]:
@@ -527,14 +535,16 @@ class ServerState:
         requests += [queued.request for queued in self._queue]
         requests += [event.request for event in self.epoch_gate.take()]
         requests += self.waiting.drop()
+        self.bundle.end_snapshot()
         self._in_flight.clear()
         self._pending.clear()
         self._queue = PushQueue()
         return [Refuse(request, code, text) for request in requests]
 
     def next_deadline(self) -> float | None:
-        """The next deadline of a waiting request, for `give_up`; None if none waits."""
-        return self.waiting.next_deadline()
+        """The next deadline for `give_up`; None if there is none."""
+        deadline, until = self.waiting.next_deadline(), self.bundle.snapshot_until
+        return min(inf if deadline is None else deadline, until) if until < inf else deadline
 
     def _wrong_run(self, request: Request, asked: ReportSteps | Tick | Pull | ReadShards) -> Refuse:
         here = f"{self.store} generation {self.generation}"

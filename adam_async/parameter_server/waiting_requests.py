@@ -1,4 +1,4 @@
-"""Pure: requests that wait: pulls for a clock, readings for sums, pushes and ticks for an epoch."""
+"""Pure: requests that wait: pulls and readings for a clock, pushes and ticks for an epoch."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -200,22 +200,17 @@ class EpochGate:
 
 def _answer(queued: QueuedPull | QueuedRead) -> SendValues | SendStates | None:
     """The answer to a request, if its values are ready."""
-    if isinstance(queued, QueuedRead):
-        ready = all(shard.pending is None or shard.pending.settled for shard in queued.shards)
-        return SendStates(queued.request, queued.shards) if ready else None
     if queued.clock and applied_clock(queued.shards) < queued.clock:
         return None
-    return SendValues(queued.request, queued.shards)
+    if isinstance(queued, QueuedPull):
+        return SendValues(queued.request, queued.shards)
+    is_exact = queued.shards[0].pending is not None
+    return SendStates(queued.request, queued.shards, queued.clock if is_exact else 0)
 
 
 def _first_behind(queued: QueuedPull | QueuedRead) -> tuple[Shard, int]:
-    """Return a shard whose values are not ready for a request, and the clock that it lacks at least."""
-    if isinstance(queued, QueuedPull):
-        return next((shard, queued.clock) for shard in queued.shards if shard.applied_clock() < queued.clock)
-    unsettled = (shard for shard in queued.shards if shard.pending is not None and not shard.pending.settled)
-    shard = next(unsettled)
-    assert shard.pending is not None
-    return shard, max([*shard.pending.waiting, *shard.pending.due])
+    """Return a shard whose values are not ready for a request, and the clock that it lacks."""
+    return next((shard, queued.clock) for shard in queued.shards if shard.applied_clock() < queued.clock)
 
 
 def _late(queued: QueuedPull | QueuedRead) -> SendBehind | Refuse:
@@ -224,7 +219,7 @@ def _late(queued: QueuedPull | QueuedRead) -> SendBehind | Refuse:
         clock = applied_clock(queued.shards)
         return SendBehind(queued.request, clock, behind)
     names = ", ".join(map(str, behind)) or "none of those known"
-    text = f"contributions wait for those of all replicas; behind: {names}"
+    text = f"the values of clock {queued.clock} wait for all replicas; behind: {names}"
     return Refuse(queued.request, "not-settled", text)
 
 
@@ -234,9 +229,5 @@ def _behind(queued: QueuedPull | QueuedRead) -> tuple[Replica, ...]:
     group = queued.shards
     shards = group[:1] if isinstance(group, ShardGroup) and group.shared() is not None else group
     for shard in shards:
-        if isinstance(queued, QueuedPull):
-            clock = queued.clock
-        else:
-            clock = max(shard.pending.waiting, default=0) if shard.pending is not None else 0
-        found.update(replica for replica, finished in shard.clocks.items() if finished < clock)
+        found.update(replica for replica, finished in shard.clocks.items() if finished < queued.clock)
     return tuple(sorted(found))

@@ -93,14 +93,9 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"round_grou
     """Number of groups, from the first, of images skipped by the epoch before; replicas always train them."""
     behind: tuple[int, ...] = ()
     """Replicas with skipped groups in their shares."""
-    paused: int = 0
-    """Number of finished groups, set by the data server while no group is leased. The driver resets it to 0
-    after its checkpoint. In ssp and bsp all clocks are then equal, at the `clock` of the data server's
-    statistics, but their ticks may still be in transit: a reader of values first asks for values of that
-    clock."""
     drain: bool = False
-    """Whether the driver stops the run with a checkpoint: the data server pauses once all leased groups are
-    finished. The end of the pause resets it."""
+    """Whether the driver stops the run with a checkpoint: the data servers lease no more groups. In ssp and
+    bsp all replicas then train up to one clock, the `clock` of the data server's statistics."""
     ended: bool = False
     result: dict[str, Any] = {}
     """Values that the data server sets with `ended`: images, loss, seconds, and the common clock, in asp the

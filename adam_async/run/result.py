@@ -62,8 +62,12 @@ class CheckpointResult:
     name: str
     epoch: int
     """Epoch of the checkpoint, taken within the epoch or at its end."""
-    paused_s: float
-    """Time that training paused for the checkpoint, in seconds."""
+    read_s: float
+    """Time in which the shards were read, in seconds. Training goes on meanwhile, except at the end of an
+    epoch or of the run."""
+    groups_beyond: int
+    """In asp and ssp: number of groups that were finished in this time. The values have their updates, and a
+    run that continues from the checkpoint trains them again."""
     written_s: float
     """Time of the write, during training, in seconds."""
     bytes: int

@@ -308,7 +308,7 @@ MEMBERS = Scenario(
     kinds=("crash", "kill", "freeze", "cut", "cut-one-way", "reset", "slow"),
     least_operations=100,  # groups count only after their epoch, and writes are few
     limit_s=300.0,
-    marks=("pauses", "epochs cut short", "runs failed", "refused"),
+    marks=("stops", "epochs cut short", "runs failed", "refused"),
     plan=draw_plan,
     run=run,
 )

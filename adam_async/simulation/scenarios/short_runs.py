@@ -1,7 +1,7 @@
 """Short runs: workers of a scenario lease groups from data servers and report them as trained.
 
 Workers compute no gradients. Short runs follow one another, each with its own options: the way of sharing out
-an epoch, an early end, a warm start, a pause or resume half way, and the number of partitions. A run that
+an epoch, an early end, a warm start, a resume half way, a stop, and the number of partitions. A run that
 loses its data servers fails, and the next one begins. A finished epoch has counted or skipped every image
 once.
 """
@@ -67,7 +67,10 @@ RUN_KINDS: tuple[Mapping[str, Setting], ...] = (
 )
 """Options that decide how a run shares out its groups."""
 
-RUN_EXTRAS: tuple[Mapping[str, Setting], ...] = ({}, {}, {"warm_start": 6}, {"checkpoint_every": 30})
+RUN_EXTRAS: tuple[Mapping[str, Setting], ...] = ({}, {}, {"warm_start": 6})
+
+STOPPED = 0.3
+"""Share of the runs that are stopped within an epoch."""
 
 TAKEN_UP = ((0, 20), (31, 47))
 """Ranges of groups that are trained already in a resumed run."""
@@ -162,8 +165,12 @@ class ShortRuns:
                     if run is None or run.over:
                         self._ledger.counts["runs failed"] += run is not None and run.phase == "failed"
                         runs += 1
-                        program = draw_run(self._world.dice.fork(f"run-{runs}"))
+                        dice = self._world.dice.fork(f"run-{runs}")
+                        program = draw_run(dice)
                         run = program.record(f"run-{runs}", membership.member)
+                        if dice.chance(STOPPED):
+                            work = self._stop(membership, run.id, after_s=dice.between(0.5, 8.0))
+                            group.create_task(work, name=f"stop-{run.id}")
                         await submit(membership, run)
                         await self._create_store(membership, run)
                     elif cluster.run_store is None:
@@ -173,14 +180,42 @@ class ShortRuns:
                     elif run.phase == "between":
                         self._end_epoch(run, cluster.results[-1])
                         await update_program(membership, _next_epoch)
-                    elif cluster.epoch is not None and cluster.epoch.paused:
-                        self._ledger.counts["pauses"] += 1
-                        await membership.update("epoch", _end_of_pause)
 
     async def _create_store(self, membership: Membership, run: ProgramRecord) -> None:
         """Create the store of a run; this machine serves it without values."""
         arrays = (ArrayRecord("w", (4,)),)
         await membership.create_store(run.id, store_of(run, read_training(run), arrays), arrays)
+
+    async def _stop(self, membership: Membership, run: str, *, after_s: float) -> None:
+        """Stop a run within an epoch, and end it when no group is leased any more.
+
+        Raises:
+            Violation: A group was leased after that.
+        """
+        await asyncio.sleep(after_s)
+        with suppress(DeadlineExceeded):
+            await membership.update("epoch", lambda cluster: _drained(cluster, run))
+        while (cluster := membership.map).run is not None and cluster.run.id == run and not cluster.run.over:
+            if cluster.epoch is not None and not cluster.epoch.drain:
+                return  # the epoch has ended, or the controller was frozen
+            leased = self._leased(cluster)
+            await asyncio.sleep(0.5)
+            if leased is None or membership.map.ledger_record != cluster.ledger_record:
+                continue
+            if self._leased(membership.map) not in (leased, None):
+                raise Violation("a drained epoch leases no group", f"{leased}, then {self._leased(cluster)}")
+            self._ledger.counts["stops"] += 1
+            with suppress(DeadlineExceeded):
+                await update_program(membership, lambda record: _finished(record, run))
+
+    def _leased(self, cluster: ClusterMap) -> int | None:
+        """Return the number of groups that a ledger leader with a drained epoch has leased in its run."""
+        for name in cluster.ledger_leaders[:1]:
+            server = self.ledger_leaders.get(name)
+            counts = server.state.statistics() if server is not None else None
+            if counts is not None and counts.drained:
+                return counts.leased
+        return None
 
     def _end_epoch(self, run: ProgramRecord, result: Mapping[str, Any]) -> None:
         """Check that a finished epoch counted every image once, and count its trained groups."""
@@ -309,8 +344,15 @@ def _slot(cluster: ClusterMap, membership: Membership) -> WorkerSlot | None:
     return WorkerSlot(run.id, record.replica, replica_generation, record.partition)
 
 
-def _end_of_pause(cluster: ClusterMap) -> EpochRecord | None:
-    return msgspec.structs.replace(cluster.epoch, paused=0) if cluster.epoch is not None else None
+def _drained(cluster: ClusterMap, run: str) -> EpochRecord | None:
+    epoch = cluster.epoch
+    if epoch is None or epoch.run != run or epoch.ended:
+        return None
+    return msgspec.structs.replace(epoch, drain=True)
+
+
+def _finished(record: ProgramRecord, run: str) -> ProgramRecord | None:
+    return msgspec.structs.replace(record, phase="finished") if record.id == run and not record.over else None
 
 
 def _next_epoch(run: ProgramRecord) -> ProgramRecord | None:

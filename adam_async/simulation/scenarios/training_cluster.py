@@ -39,6 +39,7 @@ from adam_async.run.config import Config
 from adam_async.run.result import EpochResult, RunResult
 from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.timeline import Timeline
+from adam_async.simulation.checkers.checkpoints import CheckedFolder
 from adam_async.simulation.faults import is_running
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.pool import SimulatedPool
@@ -264,7 +265,7 @@ class TrainingCluster:
             return await self._train(node, config)
         half = msgspec.structs.replace(config, epochs=config.epochs // 2)
         async with node.open_disk() as disk:
-            folder = CheckpointFolder(CHECKPOINTS, disk)
+            folder = CheckedFolder(CHECKPOINTS, disk, config, self._ledger)
             if not self._has_half:
                 await self._train(node, half, folder)
                 self.check_acknowledged(within_s=APPLY_S if self.setup.has_copies else 0.0)

@@ -8,7 +8,7 @@ from adam_async.checkpoint.files import load_checkpoint
 from adam_async.run.config import Config
 from adam_async.runtime.disk import Disk
 from tests.adam_async.checkpoint.test_resume import MODES, config_of, same_bits
-from tests.adam_async.runs import SHARDED, cluster_of, train
+from tests.adam_async.runs import SHARDED, cluster_of, train, until
 
 pytestmark = pytest.mark.thorough
 
@@ -16,7 +16,7 @@ GROUPS = 60
 """Groups of an epoch, one of each image of the small data set."""
 
 STOPPED = {name: options for name, options in MODES.items() if name != "bsp-lag"}
-"""Modes in which a pause changes no bit. With a lag a pause lets the values catch up."""
+"""Modes in which a stop changes no bit. With a lag a stop lets the values catch up."""
 
 
 def small_groups(**options) -> Config:
@@ -25,12 +25,16 @@ def small_groups(**options) -> Config:
 
 
 async def stop_in(config, folder, epoch):
-    """Train, and stop as soon as an epoch begins; return the checkpoint's manifest and the result."""
+    """Train, and stop after the first groups of an epoch; return the checkpoint's manifest and the result."""
     async with cluster_of(config, checkpoint=folder) as cluster, asyncio.TaskGroup() as group:
         training = group.create_task(cluster.train(), name="train")
-        async for cluster_map in cluster.driver.maps():
-            if cluster_map.epoch is not None and cluster_map.epoch.number == epoch:
-                break
+        (server,) = cluster.data_servers
+
+        def begun():
+            counts = server.state.statistics()
+            return counts.epoch == epoch and counts.finished > 0
+
+        await until(begun)
         cluster.stop()
         result = await training
     async with Disk() as disk:

@@ -48,8 +48,8 @@ def test_a_log_of_an_earlier_release_is_read_with_its_names_on_disk():
     outcomes = [replicated_state.apply(entry.index, entry.command) for entry in saved.entries]
     assert all(outcome.done and not outcome.problem for outcome in outcomes)
     assert replicated_state.map.version == 13
-    # The record names no incarnation, so no driver is known to be live that could end the pause.
-    assert (replicated_state.map.run.incarnation, replicated_state.map.epoch.paused) == (0, 0)
+    # The record names no incarnation, so no driver is known to be live.
+    assert replicated_state.map.run.incarnation == 0
     assert (replicated_state.map.ledger_record.term, replicated_state.map.ledger_record.ledger_replicas) == (
         2,
         (("data-1", 1),),

@@ -25,7 +25,7 @@ from transport import Identity, LinkClosed, RemoteError
 PERMISSIONS = PermissionTable(PROGRAM_KINDS.values())
 MEMBERS = ("ps", "data", "worker", "driver", "client", "reader")
 SERVER = NodeRecord(role="ps", address="tcp://x:1", incarnation=7, ready="r", info={"a": 1.5}, changed=3)
-EPOCH = EpochRecord(run="r", number=1, groups=4, shares={"0": (0, 4)}, paused=2, changed=5)
+EPOCH = EpochRecord(run="r", number=1, groups=4, shares={"0": (0, 4)}, changed=5)
 STORE = store_record("s", creator="me")
 RUN = ProgramRecord(id="r", driver="me", incarnation=9, changed=4)
 FIRST, SECOND, THIRD, JOINER = (("ps-me", 9), ("ps-1", 9), ("ps-2", 9), ("ps-3", 9))
@@ -57,7 +57,7 @@ def asks(role: str, key: str, record: Any, expected: int, node: str = "") -> str
 
 
 DEAD = replace(SERVER, live=False)
-GOES_ON = replace(EPOCH, paused=0)
+DRAINS = replace(EPOCH, drain=True)
 
 CASES: dict[str, tuple[str, Any, int, str, set[str]]] = {
     "another node": ("nodes/ps-0", SERVER, 3, "", set()),
@@ -74,22 +74,15 @@ CASES: dict[str, tuple[str, Any, int, str, set[str]]] = {
     "a takeover": ("run", replace(RUN, driver="you"), 4, "you", {"driver"}),
     "a takeover in the name of its driver": ("run", RUN, 4, "you", set()),
     "the death of a driver": ("nodes/me", replace(MAP.nodes["me"], live=False), 2, "you", set()),
-    "an end of a pause by another driver": ("epoch", GOES_ON, 5, "you", {"data"}),
-    "an old end of a pause by another driver": ("epoch", GOES_ON, 4, "you", {"data", "driver"}),
+    "an end of the leases by another driver": ("epoch", DRAINS, 5, "you", {"data"}),
+    "an old end of the leases by another driver": ("epoch", DRAINS, 4, "you", {"data", "driver"}),
     "a store of the run of another driver": ("stores/a", replace(STORE, program="r"), 0, "you", set()),
     "the store of the run of another driver": ("stores/of-run", STORE, 4, "you", set()),
     "a piece of the store of another driver": ("stores/a/0", {"store": "r", "text": ""}, 0, "you", set()),
     "a piece of a run": ("run/0", {"run": "r", "text": ""}, 0, "", {"driver"}),
     "an epoch": ("epoch", replace(EPOCH, ended=True), 5, "", {"data"}),
-    "an end of a pause": ("epoch", GOES_ON, 5, "", {"data", "driver"}),
-    "a request for a pause": ("epoch", replace(EPOCH, drain=True), 5, "", {"data", "driver"}),
-    "a request for a pause by another driver": ("epoch", replace(EPOCH, drain=True), 5, "you", {"data"}),
-    "a request for a pause, and more": (
-        "epoch", replace(EPOCH, drain=True, ended=True), 5, "", {"data"},
-    ),
-    "an end of a pause, and more": (
-        "epoch", replace(GOES_ON, ended=True), 5, "", {"data"},
-    ),
+    "an end of the leases": ("epoch", DRAINS, 5, "", {"data", "driver"}),
+    "an end of the leases, and more": ("epoch", replace(DRAINS, ended=True), 5, "", {"data"}),
     "lending": ("lending", MAP.ledger_record, 5, "", {"data"}),
     "a store in the own name": ("stores/a", STORE, 0, "me", {"driver", "client"}),
     "a store in the name of another": ("stores/a", STORE, 0, "you", {"driver"}),
@@ -137,7 +130,7 @@ def test_versions_that_the_leader_does_not_know_wait_and_older_ones_are_conflict
     assert asks("worker", "nodes/new", own("worker"), 6, "new") == BEHIND
     assert asks("driver", "epoch", replace(EPOCH, ended=True), 6) == BEHIND
     assert asks("driver", "nodes/ps-0", DEAD, 4) == BEHIND
-    assert asks("driver", "epoch", GOES_ON, 4) == ""
+    assert asks("driver", "epoch", DRAINS, 4) == ""
     assert asks("driver", "nodes/ps-0", DEAD, 2) == ""
 
 

@@ -13,11 +13,9 @@ from hypothesis.stateful import (
 
 from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.state import (
+    DrainAsked,
     EpochEnded,
     GroupsReported,
-    PauseAsked,
-    Paused,
-    PauseEnded,
     ReplicasChanged,
 )
 from adam_async.run.epoch_shares import groups_left, share_out, warm_groups
@@ -75,7 +73,6 @@ class Leases(RuleBasedStateMachine):
     GROUPS = 11
     ROUND_GROUPS = 0
     WARM = 0
-    EVERY = 0
     FRACTION = 1.0
     POOLED = False
     CARRIED = 0
@@ -91,7 +88,6 @@ class Leases(RuleBasedStateMachine):
         self.gone: list[Part] = []
         self.done: list[int] = []
         self.ends: list[EpochEnded] = []
-        self.paused = False
         self.change(0, 1)
         self.begin()
 
@@ -162,7 +158,6 @@ class Leases(RuleBasedStateMachine):
                 first_clock=self.ends[-1].clock if self.ends and self.ROUND_GROUPS else 0,
                 finished=finished,
                 warm=warm,
-                every=self.EVERY,
                 carried=self.CARRIED,
                 behind=(Replica(1),),
                 fraction=self.FRACTION,
@@ -176,19 +171,14 @@ class Leases(RuleBasedStateMachine):
 
     def take(self, effects):
         for effect in effects:
-            if isinstance(effect, EpochEnded):
-                self.ends.append(effect)
-            else:
-                assert isinstance(effect, Paused)
-                assert not self.paused
-                assert not any(part.held for part in self.parts)
-                self.paused = True
+            assert isinstance(effect, EpochEnded)
+            self.ends.append(effect)
 
     def ask(self, part, count=2, *, lost=False):
-        position = part.position
+        position, is_drained = part.position, self.scene.state.statistics().drained
         part.lost = lost
         self.enter(part.question(count, now=self.now))
-        assert not self.paused or part.position == position
+        assert not is_drained or part.position == position or self.PARTS > 1
 
     def report(self, part, number, attempt, clock):
         before = self.scene.state.statistics().finished
@@ -243,16 +233,10 @@ class Leases(RuleBasedStateMachine):
     def lives_anew_unnoticed(self, which):
         self.change(*self.live, anew=[self.live[which % len(self.live)]])
 
-    @precondition(lambda self: not self.scene.state.draining)
+    @precondition(lambda self: len(self.done) > self.GROUPS // 2 and not self.scene.state.draining)
     @rule()
-    def a_pause_is_asked(self):
-        self.enter(PauseAsked(self.epoch))
-
-    @precondition(lambda self: self.paused)
-    @rule()
-    def the_pause_ends(self):
-        self.paused = False
-        self.enter(PauseEnded())
+    def the_run_stops(self):
+        self.enter(DrainAsked(self.epoch))
 
     @rule(seconds=st.floats(0.1, 6.0))
     def time_passes(self, seconds):
@@ -296,24 +280,28 @@ class Leases(RuleBasedStateMachine):
             assert all(part.clock.step + (part.clock.groups > 0) <= end for part in self.parts)
 
     def teardown(self):
-        """The live replicas can finish the epoch after all steps, and all reach the sync clock."""
+        """The live replicas can end or drain the epoch after all steps, and all reach the sync clock."""
         if not self.live:
             self.change(0)
         for _ in range(8 * self.GROUPS):
-            if len(self.done) + len(self.skipped) == self.GROUPS:
+            if len(self.done) + len(self.skipped) == self.GROUPS or self.scene.state.statistics().drained:
                 break
-            if self.paused:
-                self.the_pause_ends()
             for part in self.parts:
                 self.ask(part, 9)
                 for number in list(part.held):
                     self.report(part, number, *part.held.pop(number))
-        assert sorted([*self.done, *self.skipped]) == list(range(self.GROUPS))
+        is_drained = self.scene.state.statistics().drained
+        trained = [
+            number for start, stop in self.scene.state.trained().ranges for number in range(start, stop)
+        ]
+        assert sorted(self.done) == trained
+        assert is_drained or sorted([*self.done, *self.skipped]) == list(range(self.GROUPS))
         if self.ROUND_GROUPS:
             for part in self.parts * 3:
                 self.ask(part, 9)
             sync_clock = {part.clock.step for part in self.parts}
-            assert sync_clock == {self.scene.state.statistics().clock} == {self.ends[-1].clock}
+            assert sync_clock == {self.scene.state.statistics().clock}
+            assert is_drained or sync_clock == {self.ends[-1].clock}
 
 
 class CutLeases(Leases):
@@ -324,13 +312,11 @@ class WarmLeases(Leases):
     WARM = 4
 
 
-class PausingLeases(Leases):
-    EVERY = 4
+class LeasesOfThreeParts(Leases):
     PARTS = 3
 
 
 class ResumedLeases(Leases):
-    EVERY = 3
     FINISHED = ((1, 3), (6, 9))
 
 
@@ -344,14 +330,12 @@ class ClosingLeases(Leases):
 class WarmClosingLeases(Leases):
     FRACTION = 0.3
     WARM = 4
-    EVERY = 3
     CARRIED = 2
 
 
 class PooledLeases(Leases):
     POOLED = True
     PARTS = 2
-    EVERY = 4
 
 
 class ClosingPool(Leases):
@@ -436,14 +420,12 @@ class WarmRounds(Leases):
 
 class PausingRounds(Leases):
     ROUND_GROUPS = 2
-    EVERY = 5
     WARM = 2
     PARTS = 2
 
 
 class ResumedRounds(Leases):
     ROUND_GROUPS = 2
-    EVERY = 2
     FINISHED = ((0, 3), (5, 6))
 
 
@@ -451,7 +433,7 @@ for machine in (
     Leases,
     CutLeases,
     WarmLeases,
-    PausingLeases,
+    LeasesOfThreeParts,
     ResumedLeases,
     ClosingLeases,
     WarmClosingLeases,
@@ -470,7 +452,7 @@ for machine in (
 TestLeases = Leases.TestCase
 TestCutLeases = CutLeases.TestCase
 TestWarmLeases = WarmLeases.TestCase
-TestPausingLeases = PausingLeases.TestCase
+TestLeasesOfThreeParts = LeasesOfThreeParts.TestCase
 TestResumedLeases = ResumedLeases.TestCase
 TestClosingLeases = ClosingLeases.TestCase
 TestWarmClosingLeases = WarmClosingLeases.TestCase

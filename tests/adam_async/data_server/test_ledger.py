@@ -13,13 +13,12 @@ from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.ledger import Entry, Ledger
 from adam_async.data_server.ledger_replication import Part
 from adam_async.data_server.state import (
+    DrainAsked,
     GroupsReported,
     LeaseAsked,
     Opening,
     OpenLog,
     Parked,
-    PauseAsked,
-    PauseEnded,
     ReplicasChanged,
     TimePassed,
 )
@@ -163,7 +162,7 @@ MACHINES = (
     at_random.Leases,
     at_random.CutLeases,
     at_random.WarmLeases,
-    at_random.PausingLeases,
+    at_random.LeasesOfThreeParts,
     at_random.ResumedLeases,
     at_random.ClosingLeases,
     at_random.WarmClosingLeases,
@@ -225,8 +224,7 @@ ASKED = LeaseAsked(
             ("data-0", 2),
         ),
         GroupsReported(Replica(0), 7, 0, ()),
-        PauseAsked(3),
-        PauseEnded(),
+        DrainAsked(3),
         TimePassed(),
         ASKED,
     ],

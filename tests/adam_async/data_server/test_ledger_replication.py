@@ -18,8 +18,6 @@ from adam_async.data_server.state import (
     GroupsReported,
     LeaseAsked,
     Opening,
-    Paused,
-    PauseEnded,
     ReplicasChanged,
     TimePassed,
 )
@@ -31,8 +29,6 @@ pytestmark = pytest.mark.thorough
 GROUPS = 12
 PARTS = 2
 REPLICAS = 2
-EVERY = 5
-"""Groups between two pauses of every other epoch."""
 
 
 @dataclass(frozen=True)
@@ -196,16 +192,6 @@ class Node:
                 self.answer(effect.request, effect)
             case EpochEnded() if self.ledger_replication.leads:
                 world.send_surely(lambda: world.epoch_ended(effect))
-            case Paused() if self.ledger_replication.leads:
-                world.send_surely(lambda: self.resume(effect))
-
-    def resume(self, paused):
-        if (
-            self.alive
-            and self.ledger_replication.leads
-            and self.ledger_replication.ledger.state.unreported() == paused
-        ):
-            self.enter(PauseEnded())
 
     def answer(self, request, grant):
         question = self.questions.pop(request[1], None) if request and request[0] == self.me[0] else None
@@ -354,9 +340,8 @@ class World:
         return found if found is not None and found.me == ledger_replica else None
 
     def epoch(self, number):
-        every = EVERY if number % 2 else 0
         shares = {Replica(n): (n * GROUPS // REPLICAS, (n + 1) * GROUPS // REPLICAS) for n in range(REPLICAS)}
-        return began(GROUPS, shares, number, every=every)
+        return began(GROUPS, shares, number)
 
     # --- what is on its way ------------------------------------------------------------------
 

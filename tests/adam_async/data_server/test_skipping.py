@@ -59,7 +59,7 @@ def test_groups_that_are_leased_when_it_closes_are_finished_and_count():
     assert scene.report(THREE, 12) == []
     (ended,) = scene.report(THREE, 13)
     assert (ended.skipped, ended.images) == (((14, 16),), 14 * 4)
-    assert scene.state.trained_ranges() == ((0, 14),)
+    assert scene.state.trained().ranges == ((0, 14),)
 
 
 def test_a_waiting_replica_learns_at_once_that_an_epoch_has_closed():

@@ -3,7 +3,7 @@
 import pytest
 
 from adam_async.data_server.epoch import EpochBegan
-from adam_async.data_server.state import EpochEnded, GroupsReported, Paused, PauseEnded
+from adam_async.data_server.state import EpochEnded, GroupsReported
 from adam_async.run.ids import Replica
 from tests.adam_async.data_server.scene import WAIT_S, Scene, began, contents, finished, turns
 
@@ -192,20 +192,19 @@ def test_read_ahead_sees_the_next_groups_without_taking_them():
 def test_the_ranges_that_are_trained_leave_out_what_waits_and_what_is_leased():
     scene = scene_of(ZERO, ONE, epoch=began(10, {ZERO: (0, 5), ONE: (5, 10)}))
     state = scene.state
-    assert state.trained_ranges() == ()
+    assert state.trained().ranges == ()
     assert scene.leased(ZERO, 3) == ((0, 1), (1, 1), (2, 1))
     assert scene.leased(ONE, 1) == ((5, 1),)
     scene.report(ZERO, 0, 2)
-    assert state.trained_ranges() == ((0, 1), (2, 3))
-    assert state.statistics().trained_ranges == ()  # not while groups are leased: it would not last
+    assert state.trained().ranges == ((0, 1), (2, 3))
     scene.report(ZERO, 1)
     scene.report(ONE, 5)
-    assert state.statistics().trained_ranges == ((0, 3), (5, 6))
+    assert state.trained().ranges == ((0, 3), (5, 6))
     scene.ask(ZERO, 9)
     scene.ask(ONE, 9)
     scene.report(ZERO, 3, 4)
     scene.report(ONE, *range(6, 10))
-    assert state.trained_ranges() == ((0, 10),)
+    assert state.trained().ranges == ((0, 10),)
 
 
 # --- replicas of several workers ---------------------------------------------------------------
@@ -435,50 +434,54 @@ def test_a_warm_start_goes_to_the_lowest_that_is_left():
     assert scene.granted(ONE, 9) == ([0, 1, 2, 3], True, 0, 2)
 
 
-# --- pauses ------------------------------------------------------------------------------------
+# --- checkpoints at a clock --------------------------------------------------------------------
 
 
-def test_an_epoch_pauses_when_as_many_groups_are_finished_and_nothing_is_leased():
-    scene = scene_of(ZERO, ONE, epoch=EpochBegan(1, 10, {ZERO: (0, 5), ONE: (5, 10)}, every=3))
-    assert scene.leased(ZERO, 9) == ((0, 1), (1, 1))
-    assert scene.leased(ONE, 9) == ((5, 1), (6, 1))
-    assert scene.leased(ONE) is None
-    assert scene.report(ZERO, 0, 1) == []
-    assert scene.report(ONE, 5, 6) == [Paused(1, 4)]
-    assert scene.state.trained_ranges() == ((0, 2), (5, 7))
-    assert scene.worker(ONE).answer is None
-    scene.enter(PauseEnded())
-    assert scene.worker(ONE).answer.groups == ((7, 1), (8, 1))
+def test_the_groups_of_the_steps_up_to_a_clock_are_known_when_all_of_them_are_reported():
+    scene = scene_of(ZERO, ONE, epoch=turns(16))
+    assert scene.granted(ZERO, 4) == ([0, 1, 4, 5], False, 0, 0)
+    assert scene.granted(ONE, 4) == ([2, 3, 6, 7], False, 0, 0)
+    scene.report(ZERO, 0, 1, clock=1, images=4, loss=1.0)
+    scene.report(ZERO, 4, 5, clock=2, images=4, loss=7.0)
+    assert scene.state.trained_at(1) is None
+    scene.report(ONE, 2, 3, clock=1, images=2, loss=4.0)
+    trained = scene.state.trained_at(1)
+    assert (trained.ranges, trained.images, trained.loss) == (((0, 4),), 12, 2.0)
+    assert scene.state.trained_at(2) is None
+    assert scene.state.trained().ranges == ((0, 6),)
 
 
-def test_with_rounds_an_epoch_pauses_at_whole_ones_with_equal_clocks():
-    scene = scene_of(ZERO, ONE, epoch=turns(14, every=5))
-    assert scene.granted(ZERO, 9) == ([0, 1, 4, 5], True, 0, 2)
-    assert scene.granted(ONE, 9) == ([2, 3, 6, 7], True, 0, 2)
-    scene.report(ZERO, 0, 1, 4, 5, clock=2)
-    assert scene.report(ONE, 2, 3, 6, 7, clock=2) == [Paused(1, 8)]
-    assert (scene.state.trained_ranges(), scene.state.statistics().clock) == (((0, 8),), 2)
-    scene.enter(PauseEnded())
-    assert scene.granted(ZERO, 9) == ([8, 9, 12, 13], True, 2, 4)
-    assert scene.granted(ONE, 9) == ([10, 11], True, 2, 4)
-    scene.report(ZERO, 8, 9, 12, 13, clock=4)
-    (ended,) = scene.report(ONE, 10, 11, clock=3)
-    assert isinstance(ended, EpochEnded)
-
-
-def test_a_replica_lost_before_or_in_a_pause_holds_nothing_up():
-    scene = scene_of(ZERO, ONE, epoch=turns(8, every=4))
-    scene.ask(ZERO, 9)
-    scene.ask(ONE, 9)
+def test_a_group_that_a_lost_replica_has_not_reported_is_not_among_those_of_a_clock():
+    scene = scene_of(ZERO, ONE, epoch=turns(16))
+    scene.ask(ZERO, 4)
+    scene.ask(ONE, 2)
     scene.report(ZERO, 0, 1, clock=1)
     scene.live(ZERO)
-    assert scene.granted(ZERO, 9) == ([2, 3], True, 1, 2)
-    assert scene.report(ZERO, 2, 3, clock=2) == [Paused(1, 4)]
-    scene.live()
-    scene.enter(PauseEnded())
-    scene.live(TWO)
-    # A pause comes after as many groups as one replica has now.
-    assert scene.granted(TWO, 9) == ([4, 5, 6, 7], True, 2, 4)
+    assert scene.state.trained_at(1).ranges == ((0, 2),)
+    scene.ask(ZERO, 99)
+    scene.report(ZERO, 4, 5, clock=2)
+    scene.report(ZERO, 2, 3, clock=5)
+    assert scene.state.trained_at(1).ranges == ((0, 2),)
+    assert scene.state.trained_at(2).ranges == ((0, 2), (4, 6))
+
+
+def test_the_groups_of_an_epoch_that_is_resumed_count_at_every_clock():
+    epoch = turns(8, clock=5, finished=((0, 4),), images=16, loss=3.0)
+    scene = scene_of(ZERO, ONE, epoch=epoch)
+    scene.ask(ZERO, 2)
+    scene.report(ZERO, 4, 5, clock=6)
+    trained = scene.state.trained_at(5)
+    assert (trained.ranges, trained.images, trained.loss) == (((0, 4),), 16, 3.0)
+
+
+def test_a_clock_whose_later_groups_are_dropped_is_not_answered(monkeypatch):
+    monkeypatch.setattr("adam_async.data_server.state.LATE_KEPT", 2)
+    scene = scene_of(ZERO, epoch=turns(8, replicas=(ZERO,)))
+    scene.ask(ZERO, 8)
+    for clock in range(1, 4):
+        scene.report(ZERO, 2 * clock - 2, 2 * clock - 1, clock=clock)
+    assert scene.state.trained_at(1) is None
+    assert scene.state.trained_at(2).ranges == ((0, 4),)
 
 
 # --- resumed epochs ----------------------------------------------------------------------------
@@ -499,7 +502,7 @@ def test_a_resumed_epoch_goes_on_with_what_is_left_and_counts_what_was(round_gro
         train_s=7.5,
     )
     scene = scene_of(ZERO, ONE, epoch=resumed)
-    assert scene.state.trained_ranges() == ((0, 4),)
+    assert scene.state.trained().ranges == ((0, 4),)
     assert scene.granted(ZERO, 9) == ([4, 5], True, 2 * bool(round_groups), 3 * bool(round_groups))
     assert scene.granted(ONE, 9) == ([6, 7], True, 2 * bool(round_groups), 3 * bool(round_groups))
     scene.report(ZERO, 4, 5)

@@ -24,7 +24,7 @@ def test_the_report_has_the_names_that_readers_know():
         "epoch",
         "groups",
         "finished",
-        "trained_ranges",
+        "drained",
         "finished_ranges",
         "clock",
         "images",

@@ -34,7 +34,7 @@ from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import ResumeRecord, read_training
 from tests.adam_async.checkpoint.checkpoints import manifest_of
 from tests.adam_async.cluster_maps import node, run_record
-from tests.adam_async.runs import IMPATIENT, NETWORKS, cluster_of, train, until
+from tests.adam_async.runs import IMPATIENT, NETWORKS, cluster_of, tiny_dataset, train, until
 from tests.transport.testing import FaultyNetwork
 from transport import DialFailed, Identity
 
@@ -97,7 +97,7 @@ def waits(cluster, phase="between"):
     return now.run.phase == phase and not now.driven
 
 
-async def lose_driver(cluster, *, at=lambda cluster: in_epoch(cluster, 2), **options):
+async def lose_driver(cluster, *, at=lambda cluster: in_epoch(cluster, 2), phase="between", **options):
     """Train with a driver that disappears without a word, and wait until the run waits for another one."""
     cable = Cable(cluster.network)
     async with driver_of(cluster, 1, network=cable, **options) as driver:
@@ -107,7 +107,7 @@ async def lose_driver(cluster, *, at=lambda cluster: in_epoch(cluster, 2), **opt
         training.cancel()
         with suppress(asyncio.CancelledError):
             await training
-    await until(lambda: waits(cluster))
+    await until(lambda: waits(cluster, phase))
 
 
 async def attach(cluster, *, number=2, run="", given=(), on_epoch=None, config=None, **inputs):
@@ -262,7 +262,6 @@ async def test_a_driver_that_takes_a_run_over_writes_its_checkpoints_on(tmp_path
     async with AsyncExitStack() as stack, cluster_of(config) as cluster:
         first, _ = await open_checkpoints(stack, tmp_path, None)
         await lose_driver(cluster, checkpoints=first)
-        assert map_of(cluster).epoch.paused == 0, "no group waits for a checkpoint of a lost driver"
         second, _ = await open_checkpoints(stack, tmp_path, None)
         result = await attach(cluster, checkpoints=second)
         _, last = await open_checkpoints(stack, None, tmp_path)
@@ -273,6 +272,33 @@ async def test_a_driver_that_takes_a_run_over_writes_its_checkpoints_on(tmp_path
     for name, values in undisturbed.weights.items():
         assert np.array_equal(values, last.weights[name]), name
         assert np.array_equal(values, result.weights[name]), name
+
+
+@pytest.mark.parametrize("mode", ["asp", "bsp"])
+async def test_a_driver_lost_while_it_stops_a_run_leaves_the_stop_to_the_next_one(mode, tmp_path):
+    config, data = config_of(images_per_group=1, epoch_fraction=1.0, **MODES[mode]), tiny_dataset(1000)
+    async with AsyncExitStack() as stack, cluster_of(config, dataset=data) as cluster:
+        first, _ = await open_checkpoints(stack, tmp_path, None)
+        server, asked = cluster.data_servers[0], []
+
+        def drained(cluster):
+            if in_epoch(cluster, 1) and server.state.statistics().finished and not asked:
+                change = server._membership.update("epoch", lambda newest: replace_epoch(newest, drain=True))
+                asked.append(asyncio.create_task(change))
+            return server.state.statistics().drained
+
+        await lose_driver(cluster, at=drained, phase="training", checkpoints=first)
+        await asked[0]
+        second, _ = await open_checkpoints(stack, tmp_path, None)
+        result = await attach(cluster, checkpoints=second)
+        _, last = await open_checkpoints(stack, None, tmp_path)
+    assert [epoch.epoch for epoch in result.epochs] == [1]
+    assert last.manifest.epoch == 1
+    assert 0 < last.manifest.groups == result.epochs[0].images < 1000
+
+
+def replace_epoch(cluster, **fields):
+    return msgspec.structs.replace(cluster.epoch, **fields)
 
 
 async def test_checkpoints_of_another_run_are_refused_before_the_takeover(tmp_path):

@@ -344,22 +344,11 @@ def test_a_run_that_is_over_is_not_taken_over():
     assert refusal(cluster.set("run", taken(cluster))) == error
 
 
-def test_a_pause_for_a_checkpoint_ends_when_the_driver_is_lost_and_none_begins_without_one():
-    cluster = training()
-    cluster.set("epoch", replace(cluster.map.epoch, paused=4))
-    assert cluster.map.epoch.paused == 4
-    cluster.lose("driver")
-    assert cluster.map.epoch.paused == 0
-    cluster.set("epoch", replace(cluster.map.epoch, paused=6))
-    assert cluster.map.epoch.paused == 0
-
-
-def test_a_request_for_a_pause_ends_with_its_driver():
+def test_a_stop_outlives_its_driver():
     cluster = training()
     cluster.set("epoch", replace(cluster.map.epoch, drain=True))
-    assert cluster.map.epoch.drain
     cluster.lose("driver")
-    assert not cluster.map.epoch.drain
+    assert cluster.map.epoch.drain
 
 
 def test_the_loss_of_a_driver_its_return_and_its_successor_are_lines():

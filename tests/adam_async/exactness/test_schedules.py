@@ -116,7 +116,8 @@ RESUMED = {
 @pytest.mark.parametrize("mode", RESUMED)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 async def test_a_resumed_run_goes_on_along_the_schedule(schedule, mode, tmp_path):
-    config = config_of(schedule, dtype="float64", checkpoint_every=4, **RESUMED[mode])
+    every = 4 if mode == "bsp" else 0  # in the other modes only the end of an epoch is exact
+    config = config_of(schedule, dtype="float64", checkpoint_every=every, **RESUMED[mode])
     found = await stopped_from(config, tmp_path, (1, 4))
     trained = {number for first, stop in found.manifest.resume.finished for number in range(first, stop)}
     epoch = found.manifest.resume.epoch

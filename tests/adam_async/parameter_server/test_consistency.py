@@ -25,7 +25,6 @@ from adam_async.parameter_server.events import (
     Refuse,
     ReplicasChanged,
     SendBehind,
-    SendStates,
     SendValues,
     SumApplied,
     TickArrived,
@@ -118,9 +117,9 @@ class Server:
         pull = Pull(store="run", generation=1, shards=shards, clock=clock, wait_s=wait_s)
         return self.tell(PullArrived(request, pull, self.now + wait_s))
 
-    def read(self, request, *, shards=(0, 1), wait_s=1.0):
-        body = ReadShards(store="run", generation=1, shards=shards)
-        return self.tell(ReadArrived(request, body, self.now + wait_s))
+    def read(self, request, *, shards=(0, 1), clock=0, wait_s=1.0, link=None):
+        body = ReadShards(store="run", generation=1, shards=shards, clock=clock)
+        return self.tell(ReadArrived(request, body, self.now + wait_s, link, self.now + 2 * wait_s))
 
     def later(self, seconds):
         self.now += seconds
@@ -482,20 +481,19 @@ def test_a_sum_is_in_the_order_of_its_pushes_whatever_order_its_last_tick_has():
     assert batch.places == ((0, 1),)
 
 
-def test_shards_are_read_when_no_contribution_to_them_is_pending():
+def test_shards_are_read_when_their_clock_is_reached():
     server = Server(synchronous=True, live=(0, 1))
-    server.push("a", 0, 2, {0: 1, 1: 1})
-    assert server.read("r", wait_s=0.5) == []
-    server.push("b", 1, 2, {0: 1, 1: 1})
+    server.push("a", 0, 1, {0: 1, 1: 1})
+    assert server.read("r", clock=1, wait_s=0.5) == []
+    server.push("b", 1, 1, {0: 1, 1: 1})
     (answer,) = server.drain()
-    assert isinstance(answer, SendStates)
-    assert [shard.version for shard in answer.shards] == [1, 1]
-    server.push("a", 0, 3, {0: 2, 1: 2})
-    assert server.read("r", wait_s=0.5) == []
+    assert (answer.clock, [shard.version for shard in answer.shards]) == (1, [1, 1])
+    server.push("a", 0, 2, {0: 2, 1: 2})
+    assert server.read("r", clock=2, wait_s=0.5) == []
     (refusal,) = server.later(0.5)
     assert (refusal.code, refusal.text) == (
         "not-settled",
-        "contributions wait for those of all replicas; behind: 1",
+        "the values of clock 2 wait for all replicas; behind: 1",
     )
 
 

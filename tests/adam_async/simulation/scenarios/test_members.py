@@ -46,7 +46,7 @@ def test_runs_pause_and_end_early_and_wrong_questions_are_refused() -> None:
     for seed in (3, 6):
         counts.update(run_seed(MEMBERS, seed).counts)
 
-    assert counts["pauses"]
+    assert counts["stops"]
     assert counts["epochs cut short"]
     assert counts["refused"]
 

@@ -1,0 +1,108 @@
+"""Pure: the shards of a bundle in bsp as they are at one clock, for a reader beside the training.
+
+Theory of operation
+-------------------
+The driver reads all shards at the same clock, some at a time, and training goes on meanwhile. It names a
+clock that no shard has passed, and the shards are read as they reach it. If the sum of a later clock is due
+on a shard that is not read, the server copies the shard first, and the reader gets the copy. A shard that is
+read in time is not copied.
+
+The copies have bounded memory. Without room for another one the sum waits until the reader has taken some; a
+reader that asks for none until a deadline, or whose link closes, loses the snapshot. A sum of many shards is
+split, so that a round of the loop makes few copies.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from adam_async.parameter_server.events import ApplySum
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard_transfer import ShardCopy, copy_shard
+from adam_async.run.ids import ShardId
+
+COPIES_BYTES = 64 << 20
+"""Maximum size of the copies of a snapshot in bytes, unless a single shard is larger."""
+
+ROUND_BYTES = 4 << 20
+"""Maximum size of the copies for one piece of a sum in bytes, unless a single shard is larger."""
+
+
+class ClockSnapshot:
+    """The shards of one bundle at a clock.
+
+    Args:
+        clock: A clock that no shard has passed.
+        link: Link of the reader.
+        shards: All shards of the bundle.
+
+    Attributes:
+        until: Time at which the snapshot ends, unless the reader asks for more shards before; in seconds of
+            the caller's clock.
+    """
+
+    def __init__(self, clock: int, link: Any, shards: Iterable[ShardId]) -> None:
+        self.clock = clock
+        self.link = link
+        self.until = 0.0
+        self._left = set(shards)
+        """Shards that are not read."""
+        self._copies: dict[ShardId, ShardCopy] = {}
+        """Copies of shards that have passed the clock and are not read."""
+        self.copied_bytes = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether all shards are read."""
+        return not self._left
+
+    def room_for(self, due: ApplySum) -> int:
+        """Return the number of shards of a sum, from its first one, that it may change now."""
+        if due.clock <= self.clock:
+            return len(due.shards)
+        new = 0
+        for at, shard in enumerate(due.shards):
+            if not self._lacks_copy(shard):
+                continue
+            size = bytes_of(shard)
+            is_full = self.copied_bytes + new + size > COPIES_BYTES and (self._copies or new)
+            if is_full or (new and new + size > ROUND_BYTES):
+                return at
+            new += size
+        return len(due.shards)
+
+    def keep(self, due: ApplySum) -> None:
+        """Copy the shards of a sum that it is about to carry past the clock."""
+        if due.clock <= self.clock:
+            return
+        for shard in due.shards:
+            if self._lacks_copy(shard):
+                self._copies[shard.spec.id] = copy_shard(shard, clock=self.clock)
+                self.copied_bytes += bytes_of(shard)
+
+    def _lacks_copy(self, shard: Shard) -> bool:
+        return shard.spec.id in self._left and shard.spec.id not in self._copies
+
+    def take(self, shard: Shard) -> ShardCopy | None:
+        """Return a shard at the clock, which it has reached; each one once. None after that."""
+        if shard.spec.id not in self._left:
+            return None
+        self._left.remove(shard.spec.id)
+        copy = self._copies.pop(shard.spec.id, None)
+        if copy is None:
+            return copy_shard(shard, clock=self.clock)
+        self.copied_bytes -= bytes_of(shard)
+        return copy
+
+    def end(self) -> None:
+        """Drop all copies; `take` returns None from now on."""
+        self._left.clear()
+        self._copies.clear()
+        self.copied_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<ClockSnapshot {self.clock} {len(self._left)} shards left, {len(self._copies)} copied>"
+
+
+def bytes_of(shard: Shard) -> int:
+    """Return the size of a shard with the arrays of its rule, in bytes."""
+    return sum([array.nbytes for array in (shard.values, *shard.rule_state.values())])

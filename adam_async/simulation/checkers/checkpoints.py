@@ -1,0 +1,53 @@
+"""The checkpoints of a simulated run: exact in bsp, complete in asp and ssp."""
+
+from typing import Any
+
+from adam_async.checkpoint.files import KEPT, CheckpointFolder
+from adam_async.checkpoint.manifest import Checkpoint, Manifest
+from adam_async.run.config import Config
+from adam_async.simulation.scenario import Ledger, Violation
+
+
+class CheckedFolder(CheckpointFolder):
+    """A folder of checkpoints, each of which is checked before it is written.
+
+    Args:
+        path, disk: See `CheckpointFolder`.
+        config: The run.
+        ledger: Counts the checkpoints within an epoch.
+    """
+
+    def __init__(self, path: Any, disk: Any, config: Config, ledger: Ledger) -> None:
+        super().__init__(path, disk)
+        self._config = config
+        self._ledger = ledger
+
+    async def write(self, checkpoint: Checkpoint, *, keep: int = KEPT) -> int:
+        """Check a checkpoint, and write it.
+
+        Raises:
+            Violation: See `check_checkpoint`.
+        """
+        check_checkpoint(checkpoint.manifest, self._config)
+        self._ledger.counts["checkpoints within an epoch"] += bool(checkpoint.manifest.resume.finished)
+        return await super().write(checkpoint, keep=keep)
+
+
+def check_checkpoint(manifest: Manifest, config: Config) -> None:
+    """Check the shards of a checkpoint against its groups; frozen shards have no version.
+
+    Raises:
+        Violation: In bsp the shards are not at one clock; or a shard has fewer updates than the groups need.
+    """
+    shards = [state for state in manifest.shards if state.version]
+    clocks = {clock for state in shards for clock in state.clocks.values()}
+    if config.synchronous and clocks != {manifest.resume.clock}:
+        raise Violation("exact checkpoints", f"{manifest.name}: shards at clocks {sorted(clocks)}")
+    images = manifest.resume.images + sum(int(each["images"]) for each in manifest.resume.results)
+    groups = images // config.images_per_group
+    # A push has the groups of one step, and a sum one push of each replica, of which one may be added.
+    most = config.push_every * (config.replicas + 1 if config.synchronous else 1)
+    for state in shards:
+        if state.version * most < groups:
+            text = f"shard {state.shard} has {state.version} updates for {groups} groups"
+            raise Violation("complete checkpoints", f"{manifest.name}: {text}")

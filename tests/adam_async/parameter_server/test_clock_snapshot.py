@@ -1,0 +1,180 @@
+"""A reader gets all shards at one clock of bsp, while later sums are applied."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adam_async.parameter_server import clock_snapshot
+from adam_async.parameter_server.events import ApplySum, SendPassed, SendStates, SumApplied
+from adam_async.run.ids import ShardId
+from tests.adam_async.parameter_server.test_consistency import Server
+
+SHARDS = (0, 1, 2)
+LINK = object()
+
+
+class Trained(Server):
+    """A server with one replica, whose values are the number of its sums, and the clock of the last one."""
+
+    def __init__(self):
+        super().__init__(synchronous=True, shards=SHARDS, live=(0,))
+
+    def step(self, clock):
+        """Push a step on all shards, as one message."""
+        return self.push(f"push {clock}", 0, clock, dict.fromkeys(SHARDS, clock))
+
+    def apply(self):
+        """Apply the next sum, or a part of it; return the shards, or None if none may be applied now."""
+        sum_, effects = self.state.take_batch()
+        self.effects = effects
+        if sum_ is None:
+            return None
+        assert isinstance(sum_, ApplySum)
+        if self.state.bundle.snapshot is not None:
+            self.state.bundle.snapshot.keep(sum_)
+        for shard in sum_.shards:
+            shard.values[:] = shard.values[0] + 1, sum_.clock
+        self.effects += self.tell(SumApplied(sum_, [True] * len(sum_.shards)))
+        return [int(shard.spec.id) for shard in sum_.shards]
+
+    def apply_all(self):
+        while self.state.has_work:
+            self.apply()
+
+    def at(self, *shards):
+        """Take shards out of the snapshot, as an answer does."""
+        copies = [self.state.bundle.snapshot.take(self.shard(number)) for number in shards]
+        assert all(copy is not None for copy in copies)
+        for number, copy in zip(shards, copies, strict=True):
+            assert copy.state.shard == number
+        return [(copy.state.version, tuple(copy.values), copy.state.clocks) for copy in copies]
+
+
+def steps(server, *clocks):
+    for clock in clocks:
+        server.step(clock)
+    server.apply_all()
+
+
+@given(clock=st.integers(2, 6), order=st.permutations(SHARDS), when=st.lists(st.integers(1, 8), min_size=3))
+def test_every_shard_is_read_at_the_clock_however_late(clock, order, when):
+    server = Trained()
+    steps(server, 1)
+    assert server.read("r", shards=SHARDS, clock=clock, link=LINK) == []
+    due = sorted(max(each, clock) for each in when)[: len(SHARDS)]
+    reads = list(zip(due, order, strict=True))
+    for at in range(2, 10):
+        steps(server, at)
+        while reads and reads[0][0] <= at:
+            assert server.at(reads.pop(0)[1]) == [(clock, (clock, clock), {"0": clock})]
+    assert not reads
+    assert server.state.bundle.snapshot.over
+    assert server.state.bundle.snapshot.copied_bytes == 0
+    assert tuple(server.shard().values) == (9, 9)
+
+
+def test_the_answer_of_a_reading_is_due_at_its_clock_and_names_it():
+    server = Trained()
+    steps(server, 1)
+    assert server.read("r", shards=SHARDS, clock=2, link=LINK) == []
+    server.step(2)
+    server.apply()
+    (answer,) = server.effects
+    assert isinstance(answer, SendStates)
+    assert (answer.request, answer.clock) == ("r", 2)
+
+
+def test_a_clock_that_a_shard_has_passed_is_answered_with_the_clock_of_that_shard():
+    server = Trained()
+    steps(server, 1, 2, 3)
+    (passed,) = server.read("r", shards=(1,), clock=2, link=LINK)
+    assert isinstance(passed, SendPassed)
+    assert passed.clock == 3
+    assert server.state.bundle.snapshot is None
+    server.step(4)
+    sum_, _ = server.state.take_batch()
+    (passed,) = server.read("r", shards=(1,), clock=3, link=LINK)
+    assert passed.clock == 4, "the values of a sum in progress are those of no clock"
+    server.tell(SumApplied(sum_, [True] * len(sum_.shards)))
+    (answer,) = server.read("r", shards=(1,), clock=4, link=LINK)
+    assert isinstance(answer, SendStates)
+
+
+def test_shards_read_in_time_are_not_copied():
+    server = Trained()
+    server.read("r", shards=SHARDS, clock=1, link=LINK)
+    steps(server, 1)
+    assert server.at(0, 2) == [(1, (1, 1), {"0": 1})] * 2
+    steps(server, 2)
+    snapshot = server.state.bundle.snapshot
+    assert snapshot.copied_bytes == server.shard(1).values.nbytes
+    assert server.at(1) == [(1, (1, 1), {"0": 1})]
+
+
+def test_without_room_for_copies_a_sum_waits_for_the_reader_and_then_goes_on(monkeypatch):
+    monkeypatch.setattr(clock_snapshot, "COPIES_BYTES", 16)
+    server = Trained()
+    server.read("r", shards=SHARDS, clock=1, link=LINK)
+    steps(server, 1)
+    server.step(2)
+    assert server.apply() == [0]
+    assert not server.state.has_work
+    assert server.apply() is None
+    assert server.at(0) == [(1, (1, 1), {"0": 1})]
+    assert server.apply() == [1]
+    assert server.at(2) == [(1, (1, 1), {"0": 1})]
+    assert server.apply() == [2]
+    assert server.at(1) == [(1, (1, 1), {"0": 1})]
+    steps(server, 3)
+    assert [tuple(server.shard(number).values) for number in SHARDS] == [(3, 3)] * 3
+
+
+def test_one_round_makes_few_copies(monkeypatch):
+    monkeypatch.setattr(clock_snapshot, "ROUND_BYTES", 32)
+    server = Trained()
+    server.read("r", shards=SHARDS, clock=1, link=LINK)
+    steps(server, 1)
+    server.step(2)
+    assert [server.apply(), server.apply()] == [[0, 1], [2]]
+
+
+def test_a_reader_that_asks_for_no_more_shards_holds_no_sum_up(monkeypatch):
+    monkeypatch.setattr(clock_snapshot, "COPIES_BYTES", 16)
+    server = Trained()
+    server.read("r", shards=SHARDS, clock=1, link=LINK, wait_s=1.0)
+    steps(server, 1)
+    server.step(2)
+    server.apply_all()
+    assert server.state.next_deadline() == 2.0
+    server.later(1.9)
+    assert not server.state.has_work
+    server.later(0.1)
+    assert server.apply() == [1, 2]
+    assert server.state.next_deadline() is None
+
+
+def test_another_reading_replaces_the_snapshot_and_its_waiting_answers_have_no_shards():
+    server = Trained()
+    server.read("r", shards=SHARDS, clock=1, link=LINK)
+    steps(server, 1)
+    before = server.state.bundle.snapshot
+    server.read("s", shards=SHARDS, clock=2, link=object())
+    assert before.take(server.shard(0)) is None
+    steps(server, 2, 3)
+    assert server.at(*SHARDS) == [(2, (2, 2), {"0": 2})] * 3
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_the_parts_of_a_sum_are_the_sum(parts):
+    server = Trained()
+    server.step(1)
+    sum_, _ = server.state.take_batch()
+    first, rest = sum_.split(parts)
+    others = rest if rest is not None else SimpleNamespace(shards=(), places=((),))
+    assert (*first.shards, *others.shards) == sum_.shards
+    assert tuple((*a, *b) for a, b in zip(first.places, others.places, strict=True)) == sum_.places
+    assert {first.clock, getattr(others, "clock", 1)} == {1}
+    np.testing.assert_array_equal([shard.spec.id for shard in sum_.shards], [ShardId(n) for n in SHARDS])
