@@ -161,6 +161,20 @@ def test_a_reader_that_asks_for_no_more_shards_holds_no_sum_up(monkeypatch):
     assert server.state.next_deadline() is None
 
 
+def test_a_reader_that_asks_for_the_same_shard_again_holds_no_sum_up(monkeypatch):
+    monkeypatch.setattr(clock_snapshot, "COPIES_BYTES", 16)
+    server = Trained()
+    server.read("r", shards=SHARDS, clock=1, link=LINK, wait_s=1.0)
+    steps(server, 1)
+    server.step(2)
+    server.apply_all()
+    for _ in range(4):
+        server.later(0.9)
+        server.read("again", shards=(0,), clock=1, link=LINK, wait_s=1.0)
+        server.apply_all()
+    assert {server.shard(number).applied_clock() for number in SHARDS} == {2}
+
+
 def test_another_reading_replaces_the_snapshot_and_its_waiting_answers_have_no_shards():
     server = Trained()
     server.read("r", shards=SHARDS, clock=1, link=LINK)
