@@ -62,6 +62,10 @@ NOTE_BYTES = 4096
 """Maximum size of `latest` and of the note of progress, in bytes."""
 
 
+DECODED = 26
+"""Maximum memory of a decoded manifest, as a multiple of the size of its text: empty objects need most."""
+
+
 class CheckpointFolder:
     """The folder of a run's checkpoints, for its one writer."""
 
@@ -419,11 +423,7 @@ async def _read_tensors(
         await check_size(folder / record.name, record, disk)
     # The bytes of one file are in memory beside all tensors.
     sizes = [record.bytes for record in files]
-    if (need := sum(sizes) + max(sizes, default=0)) > (free := available_bytes()):
-        raise CheckpointError(
-            f"{folder} needs {need:,} bytes of memory, and {free:,} are available: end other programs, or "
-            "take a machine with more"
-        )
+    _check_memory(folder, sum(sizes) + max(sizes, default=0))
     tensors: dict[str, dict[str, NDArray[Any]]] = {MODEL: {}, STATE: {}}
     for record in files:
         path = folder / record.name
@@ -437,6 +437,15 @@ async def _read_tensors(
             raise CheckpointError(f"{path} cannot be read: {error}") from None
         tensors[record.name.partition("-")[0]].update(found)
     return tensors
+
+
+def _check_memory(path: Path, need: int) -> None:
+    """Check that so many bytes of memory are available. Raises CheckpointError: they are not."""
+    if need > (free := available_bytes()):
+        raise CheckpointError(
+            f"{path} needs {need:,} bytes of memory, and {free:,} are available: end other programs, or "
+            "take a machine with more"
+        )
 
 
 async def check_size(path: Path, record: FileRecord, disk: Disk) -> None:
@@ -460,10 +469,13 @@ async def checkpoint_manifest(folder: Path, disk: Disk) -> Manifest:
     """Read the manifest of one checkpoint.
 
     Raises:
-        CheckpointError: It is missing or damaged, or is that of a checkpoint with another name.
+        CheckpointError: It is missing or damaged, or is that of a checkpoint with another name; or the
+            available memory does not suffice.
     """
     path = folder / MANIFEST_FILE
-    manifest = await disk.run(read_manifest, await _read(path, disk, MANIFEST_BYTES), str(path))
+    text = await _read(path, disk, MANIFEST_BYTES)
+    _check_memory(path, DECODED * len(text))
+    manifest = await disk.run(read_manifest, text, str(path))
     if manifest.name != folder.name:
         raise CheckpointError(f"{folder} holds {manifest.name[:80]}: it was renamed")
     return manifest

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from adam_async.checkpoint import files
 from adam_async.checkpoint.files import (
     CheckpointFolder,
     check_resumes_newest,
@@ -277,6 +278,15 @@ async def test_a_file_larger_than_the_memory_is_not_read(tmp_path):
         reseal(tmp_path / name_of(1), with_file(bytes=size // 1024))
         with pytest.raises(CheckpointError, match=r"needs [\d,]+ bytes of memory, and [\d,]+ are available"):
             await load_checkpoint(tmp_path, disk)
+
+
+async def test_a_manifest_that_may_need_more_memory_than_there_is_is_not_decoded(tmp_path, monkeypatch):
+    async with Disk() as disk:
+        await written(disk, tmp_path, 1)
+        size = (tmp_path / name_of(1) / "manifest.json").stat().st_size
+        monkeypatch.setattr(files, "available_bytes", lambda: 25 * size)
+        with pytest.raises(CheckpointError, match=r"manifest.json needs [\d,]+ bytes of memory"):
+            await newest_manifest(tmp_path, disk)
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "model-00001-of-00001.safetensors"])
