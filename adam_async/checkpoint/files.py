@@ -76,6 +76,8 @@ class CheckpointFolder:
         """Name of the newest checkpoint; empty without one."""
         self._left: set[str] = set()
         """Names of checkpoints that are newer than the one that the run continues."""
+        self._known: set[str] = set()
+        """Names of the checkpoints that the run has found at its start or written: it removes no others."""
 
     async def take_up(self, resumed: Manifest | None, *, runs: Collection[str] = ()) -> None:
         """Prepare the folder for a run: it may have only the checkpoints that the run continues.
@@ -93,7 +95,8 @@ class CheckpointFolder:
             names = await self._disk.names(self.path)
             for name in filter(_is_stray, names):
                 await self._remove(name)
-            if any(map(is_folder_name, names)):
+            self._known = set(filter(is_folder_name, names))
+            if self._known:
                 self.latest = await self._continued(resumed, runs)
                 self._left = set(_newer(names, self.latest))
                 await self._disk.write_atomic(self.path / LATEST_FILE, [self.latest.encode()])
@@ -174,6 +177,7 @@ class CheckpointFolder:
             await self._disk.remove_folder(aside)
             raise
         self.latest = name
+        self._known.add(name)
         self._left.discard(name)
         with suppress(OSError):  # the checkpoint is written; the next write tries the removal again
             await self._remove_old(keep)
@@ -181,10 +185,11 @@ class CheckpointFolder:
 
     async def _remove_old(self, keep: int) -> None:
         """Remove checkpoints that the run has left behind, then the oldest of its own."""
-        names = await self._disk.folders(self.path)  # a run has written no link and no file of such a name
+        # A run has written no link and no file of such a name.
+        names = self._known.intersection(await self._disk.folders(self.path))
         # A run that goes on from the disks of its servers may be behind its last checkpoint.
         left = self._left.union(_newer(names, self.latest))
-        there = sorted(filter(is_folder_name, names), key=age_order)
+        there = sorted(names, key=age_order)
         own = [name for name in there if name not in left]
         for name in (*filter(left.__contains__, there), *own[: max(len(own) - keep, 0)]):
             await self._put_away(name)

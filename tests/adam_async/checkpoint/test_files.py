@@ -385,6 +385,16 @@ async def test_a_file_or_link_with_the_name_of_a_checkpoint_stays(tmp_path, kind
         assert (elsewhere / "notes").read_text() == "of a user"
 
 
+async def test_a_checkpoint_that_a_user_moves_into_the_folder_of_a_run_stays(tmp_path):
+    async with Disk() as disk:
+        await written(disk, tmp_path / "elsewhere", 9)
+        folder = await written(disk, tmp_path / "folder", 1)
+        (tmp_path / "elsewhere" / name_of(9)).rename(folder.path / name_of(9))
+        for groups in (2, 3):
+            await folder.write(checkpoint_of(groups), keep=1)
+        assert await disk.names(folder.path) == [name_of(3), name_of(9), "latest"]
+
+
 async def test_a_manifest_without_its_number_of_images_is_damaged_beside_a_note(tmp_path):
     async with Disk() as disk:
         folder = await written(disk, tmp_path, 1)
