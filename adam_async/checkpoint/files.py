@@ -62,6 +62,10 @@ NOTE_BYTES = 4096
 """Maximum size of `latest` and of the note of progress, in bytes."""
 
 
+DECODED = 26
+"""Maximum memory of a decoded manifest, as a multiple of the size of its text: empty objects need most."""
+
+
 class CheckpointFolder:
     """The folder of a run's checkpoints, for its one writer."""
 
@@ -72,6 +76,8 @@ class CheckpointFolder:
         """Name of the newest checkpoint; empty without one."""
         self._left: set[str] = set()
         """Names of checkpoints that are newer than the one that the run continues."""
+        self._known: set[str] = set()
+        """Names of the checkpoints that the run has found at its start or written: it removes no others."""
 
     async def take_up(self, resumed: Manifest | None, *, runs: Collection[str] = ()) -> None:
         """Prepare the folder for a run: it may have only the checkpoints that the run continues.
@@ -89,7 +95,8 @@ class CheckpointFolder:
             names = await self._disk.names(self.path)
             for name in filter(_is_stray, names):
                 await self._remove(name)
-            if any(map(is_folder_name, names)):
+            self._known = set(filter(is_folder_name, names))
+            if self._known:
                 self.latest = await self._continued(resumed, runs)
                 self._left = set(_newer(names, self.latest))
                 await self._disk.write_atomic(self.path / LATEST_FILE, [self.latest.encode()])
@@ -170,6 +177,7 @@ class CheckpointFolder:
             await self._disk.remove_folder(aside)
             raise
         self.latest = name
+        self._known.add(name)
         self._left.discard(name)
         with suppress(OSError):  # the checkpoint is written; the next write tries the removal again
             await self._remove_old(keep)
@@ -177,10 +185,11 @@ class CheckpointFolder:
 
     async def _remove_old(self, keep: int) -> None:
         """Remove checkpoints that the run has left behind, then the oldest of its own."""
-        names = await self._disk.names(self.path)
+        # A run has written no link and no file of such a name.
+        names = self._known.intersection(await self._disk.folders(self.path))
         # A run that goes on from the disks of its servers may be behind its last checkpoint.
         left = self._left.union(_newer(names, self.latest))
-        there = sorted(filter(is_folder_name, names), key=age_order)
+        there = sorted(names, key=age_order)
         own = [name for name in there if name not in left]
         for name in (*filter(left.__contains__, there), *own[: max(len(own) - keep, 0)]):
             await self._put_away(name)
@@ -215,7 +224,7 @@ class CheckpointFolder:
 
     async def _remove(self, name: str) -> None:
         path = self.path / name
-        if is_folder_name(name.removeprefix(".").removesuffix(ASIDE).removesuffix(".gone")):
+        if name in await self._disk.folders(self.path):
             await self._disk.remove_folder(path)
         else:
             await self._disk.run(path.unlink)
@@ -419,11 +428,7 @@ async def _read_tensors(
         await check_size(folder / record.name, record, disk)
     # The bytes of one file are in memory beside all tensors.
     sizes = [record.bytes for record in files]
-    if (need := sum(sizes) + max(sizes, default=0)) > (free := available_bytes()):
-        raise CheckpointError(
-            f"{folder} needs {need:,} bytes of memory, and {free:,} are available: end other programs, or "
-            "take a machine with more"
-        )
+    _check_memory(folder, sum(sizes) + max(sizes, default=0))
     tensors: dict[str, dict[str, NDArray[Any]]] = {MODEL: {}, STATE: {}}
     for record in files:
         path = folder / record.name
@@ -437,6 +442,15 @@ async def _read_tensors(
             raise CheckpointError(f"{path} cannot be read: {error}") from None
         tensors[record.name.partition("-")[0]].update(found)
     return tensors
+
+
+def _check_memory(path: Path, need: int) -> None:
+    """Check that so many bytes of memory are available. Raises CheckpointError: they are not."""
+    if need > (free := available_bytes()):
+        raise CheckpointError(
+            f"{path} needs {need:,} bytes of memory, and {free:,} are available: end other programs, or "
+            "take a machine with more"
+        )
 
 
 async def check_size(path: Path, record: FileRecord, disk: Disk) -> None:
@@ -460,10 +474,13 @@ async def checkpoint_manifest(folder: Path, disk: Disk) -> Manifest:
     """Read the manifest of one checkpoint.
 
     Raises:
-        CheckpointError: It is missing or damaged, or is that of a checkpoint with another name.
+        CheckpointError: It is missing or damaged, or is that of a checkpoint with another name; or the
+            available memory does not suffice.
     """
     path = folder / MANIFEST_FILE
-    manifest = await disk.run(read_manifest, await _read(path, disk, MANIFEST_BYTES), str(path))
+    text = await _read(path, disk, MANIFEST_BYTES)
+    _check_memory(path, DECODED * len(text))
+    manifest = await disk.run(read_manifest, text, str(path))
     if manifest.name != folder.name:
         raise CheckpointError(f"{folder} holds {manifest.name[:80]}: it was renamed")
     return manifest

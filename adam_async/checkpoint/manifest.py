@@ -293,6 +293,10 @@ def read_manifest(text: bytes, origin: str) -> Manifest:
     if text != manifest_file(manifest):
         raise CheckpointError(f"{origin} is damaged: its text is not the one that was written")
     _check_files(manifest.files, origin)
+    try:
+        epochs_of(manifest.epochs)
+    except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{origin} is damaged: the results of its epochs: {error!r}") from None
     return manifest
 
 
@@ -453,10 +457,18 @@ def trained_again(manifest: Manifest, note: ProgressNote | None) -> int:
 
     A progress note is written about once a second, so the true number may be larger by the groups of one
     second.
+
+    Raises:
+        CheckpointError: The manifest does not have the number of images, or of those in a group.
     """
     if note is None:
         return manifest.trained_again
-    images = int(manifest.data["train_images"]) - int(manifest.config.get("validation", 0))
-    size = int(manifest.config["images_per_group"])
-    ahead = (note.epoch - manifest.epoch) * -(-images // size) + note.groups - manifest.groups
+    try:
+        images = int(manifest.data["train_images"]) - int(manifest.config.get("validation", 0))
+        groups = -(-images // int(manifest.config["images_per_group"]))
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"{manifest.name} is damaged: its number of images or of those in a group: {error!r}"
+        ) from None
+    ahead = (note.epoch - manifest.epoch) * groups + note.groups - manifest.groups
     return max(manifest.trained_again, note.trained_again + max(ahead, 0))

@@ -33,14 +33,18 @@ from adam_async.parameter_server.piece_states import chunks_of
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
-from adam_async.run.shard_table import ShardSpec, ShardTable, shard_table
-from adam_async.run.store_checks import check_placed_store
+from adam_async.run.shard_table import ShardSpec, ShardTable, shard_sizes, shard_table
+from adam_async.run.store_checks import MAX_SHARDS, check_placed_store
 from adam_async.run.store_record import ArrayRecord, StoreRecord
 from adam_async.runtime.channel import Endpoint
 from transport import Link, RemoteProtocolError, TransportError
 
 READING_AT_ONCE = 8
 """Maximum number of servers that are read at once."""
+
+MOST_LISTED_SHARDS = 4 * MAX_SHARDS
+"""Maximum number of shards of all stores of one name on a server, whose tables a reader forms. A store beyond
+it does not count."""
 
 _LIST = tuple[SavedStore, ...]
 
@@ -90,11 +94,13 @@ class FoundStore:
 
     def pieces(self) -> dict[tuple[str, int], tuple[ShardSpec, ...]]:
         """Return the shards of each piece, by home and number."""
-        shards, buckets = self.table.shards, self.record.buckets
+        of_home: dict[str, list[ShardSpec]] = {}
+        for spec in self.table.shards:
+            of_home.setdefault(self.record.buckets[spec.bucket], []).append(spec)
         return {
             (home, number): specs
-            for home in sorted(set(buckets))
-            for number, specs in enumerate(pieces_of([s for s in shards if buckets[s.bucket] == home]))
+            for home in sorted(of_home)
+            for number, specs in enumerate(pieces_of(of_home[home]))
             if specs
         }
 
@@ -147,8 +153,9 @@ class SavedShards:
                 group.create_task(ask(node), name=f"{self._endpoint.identity.node}/saved-{node}")
         found: dict[str, list[FoundStore]] = {}
         for node in sorted(answers):
+            room = MOST_LISTED_SHARDS
             for saved in answers[node][1]:
-                _merge(found, node, saved, name)
+                room -= _merge(found, node, saved, name, room=room)
         return Survey(
             stores=tuple(sorted(chain(*found.values()), key=lambda each: -each.began_ms)),
             servers=tuple(node for node in servers if node in answers and answers[node][0]),
@@ -226,19 +233,28 @@ class SavedShards:
         return found
 
 
-def _merge(found: dict[str, list[FoundStore]], node: str, saved: SavedStore, name: str) -> None:
+def _merge(
+    found: dict[str, list[FoundStore]],
+    node: str,
+    saved: SavedStore,
+    name: str,
+    *,
+    room: int = MOST_LISTED_SHARDS,
+) -> int:
     """Add the pieces of one server to a store with the same record, of those with its id.
 
-    A store that cannot be read counts as absent there.
+    A store that cannot be read, or with more shards than `room`, counts as absent there. Returns the number
+    of its shards.
     """
     try:
         record = msgspec.json.decode(saved.record, type=StoreRecord)
         arrays = msgspec.json.decode(saved.arrays, type=tuple[ArrayRecord, ...])
         check_placed_store(record, arrays)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError):
-        return
-    if saved.name != name or record.id != saved.id:
-        return
+        return 0
+    shards = shard_sizes(arrays, record.shard_bytes).total()
+    if saved.name != name or record.id != saved.id or shards > room:
+        return 0
     stores = found.setdefault(saved.id, [])
     store = next((each for each in stores if each.has_record(record, arrays)), None)
     if store is None:
@@ -249,3 +265,4 @@ def _merge(found: dict[str, list[FoundStore]], node: str, saved: SavedStore, nam
         key, order = (piece.home, piece.piece), (piece.generation, piece.position)
         if key not in store.best or store.best[key][0] < order:
             store.best[key] = order, piece.clock, node
+    return shards

@@ -3,7 +3,7 @@
 Values leave as copies: links never read live values.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,11 +48,13 @@ class Answers:
     Args:
         buffers: Memory for copies of values on their way out.
         rules: The rules of the store.
+        on_taken: Called after an answer has taken shards out of a snapshot, for which a sum may wait.
     """
 
-    def __init__(self, buffers: BufferPool, rules: Sequence[Rule]) -> None:
+    def __init__(self, buffers: BufferPool, rules: Sequence[Rule], on_taken: Callable[[], None]) -> None:
         self._buffers = buffers
         self._rules = rules
+        self._on_taken = on_taken
 
     def perform(self, effects: Sequence[Effect], snapshot: ClockSnapshot | None) -> None:
         """Answer; entries for the log are not answers, and their effects are the caller's.
@@ -108,6 +110,7 @@ class Answers:
         if not effect.clock:
             return pack(*read_states(effect.shards, rule))
         copies = [snapshot.take(shard) if snapshot is not None else None for shard in effect.shards]
+        self._on_taken()  # this answer may have waited for room, so no other event goes on with the sum
         whole = [copy for copy in copies if copy is not None]
         if snapshot is None or snapshot.clock != effect.clock or len(whole) < len(copies):
             return pack(ShardStates(arrays=(), passed=effect.clock))

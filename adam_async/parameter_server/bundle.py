@@ -333,7 +333,7 @@ class Bundle:
         """Keep all shards at a clock until they are read over a link; replaces an earlier snapshot.
 
         Args:
-            until: Time at which the snapshot ends without a further call.
+            until: Time at which the snapshot ends, unless the reader takes shards and asks for more.
 
         Returns 0, or the clock of a shard that has passed this one.
         """
@@ -346,7 +346,7 @@ class Bundle:
                 return fastest
             self.end_snapshot()
             snapshot = self.snapshot = ClockSnapshot(clock, link, self.shards)
-        snapshot.until = until
+        snapshot.asked(until)
         return 0
 
     @property

@@ -243,7 +243,7 @@ class BundleCopy:
         """Follow the bundle's record in the cluster map."""
         self._watch.record_changed(record)
         self._core.record_changed(record)
-        self._parts.keep(record.members)
+        self._parts.keep((record.primary,))
         self._offers.keep(record.members)
         self._run()
 
@@ -289,14 +289,14 @@ class BundleCopy:
         """
         parts: list[Part] = []
         if isinstance(message, Copy | PieceCopy):
-            keeps = sender in self._core.record.members
-            if (whole := self._parts.add(sender, message, list(tensors), keeps=keeps)) is None:
+            record = self._core.record
+            if (sender, message.generation) != (record.primary, record.generation):
+                self._deliver(sender, message, None)  # the core refuses it whatever its content is
+                return
+            if (whole := self._parts.add(sender, message, list(tensors))) is None:
                 return
             parts = whole
-        record = self._core.record
-        # The core refuses all other entries, which must not reach the disk.
-        expected = record.primary, record.generation
-        is_entry = isinstance(message, Copy) and (sender, message.generation) == expected
+        is_entry = isinstance(message, Copy)
         # Messages of a primary follow one another; answers to this one do not wait.
         is_ordered = is_entry or isinstance(message, Begin | Committed | PieceCopy)
         take = partial(self._take_later, sender, message, parts)
@@ -324,6 +324,9 @@ class BundleCopy:
         elif isinstance(message, PieceCopy) and message.piece < len(self._pieces):
             tensors = [tensor for part in parts for tensor in part]
             specs = self._pieces[message.piece]
+            if message.digest and not self._core.expects_piece(message):
+                self._deliver(sender, message, None)  # the core refuses it, so the disk is not read for it
+                return
             if message.digest:
                 whole = partial(self._take_offered, sender, message, tensors)
                 failed = partial(self._refuse_offered, sender, message)
@@ -333,6 +336,10 @@ class BundleCopy:
             if message.origin > message.generation:
                 raise RemoteProtocolError("origin", f"{message.origin}, of generation {message.generation}")
             content = _ArrivedPiece(piece, message.origin, message.changed)
+        self._deliver(sender, message, content)
+
+    def _deliver(self, sender: Member, message: Message, content: Any) -> None:
+        """Give the core a message with its whole content. Raises RemoteProtocolError: see `received`."""
         try:
             self._core.received(sender, message, content)
         except Violation as error:

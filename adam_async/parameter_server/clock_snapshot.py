@@ -8,7 +8,7 @@ on a shard that is not read, the server copies the shard first, and the reader g
 read in time is not copied.
 
 The copies have bounded memory. Without room for another one the sum waits until the reader has taken some; a
-reader that asks for none until a deadline, or whose link closes, loses the snapshot. A sum of many shards is
+reader that takes none until a deadline, or whose link closes, loses the snapshot. A sum of many shards is
 split, so that a round of the loop makes few copies.
 """
 
@@ -44,6 +44,8 @@ class ClockSnapshot:
         self.clock = clock
         self.link = link
         self.until = 0.0
+        self._has_taken = True
+        """Whether a shard was taken since `until` was set."""
         self._left = set(shards)
         """Shards that are not read."""
         self._copies: dict[ShardId, ShardCopy] = {}
@@ -87,11 +89,17 @@ class ClockSnapshot:
         if shard.spec.id not in self._left:
             return None
         self._left.remove(shard.spec.id)
+        self._has_taken = True
         copy = self._copies.pop(shard.spec.id, None)
         if copy is None:
             return copy_shard(shard, clock=self.clock)
         self.copied_bytes -= bytes_of(shard)
         return copy
+
+    def asked(self, until: float) -> None:
+        """Keep the copies until a time; a reader that asks and takes no shard does not keep them longer."""
+        if self._has_taken or not self._copies:
+            self.until, self._has_taken = until, False
 
     def end(self) -> None:
         """Drop all copies; `take` returns None from now on."""

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.messages import Push, Tick
+from adam_async.messages.tensors import UNREADABLE
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.decode_push import read_gradients
 from adam_async.parameter_server.events import (
@@ -121,7 +122,7 @@ def decode_entry(
         raise RemoteProtocolError("entry", "it has no part")
     try:
         details = [_decoder.decode(part[0].tobytes()) for part in parts]
-    except (msgspec.DecodeError, IndexError) as error:
+    except (*UNREADABLE, IndexError) as error:
         raise RemoteProtocolError("entry", f"its details: {error}") from None
     first = details[0]
     if not isinstance(first, PushDetails):

@@ -1,6 +1,7 @@
 """Pure: the parts of entries and pieces that have not arrived whole, by senders and classes of messages.
 
-An entry and a piece of one sender may arrive at the same time, on two links.
+An entry and a piece of the primary may arrive at the same time, on two links. Only its parts are kept, so the
+memory for one bundle is at most twice `MOST_BYTES`.
 """
 
 from collections.abc import Container
@@ -30,7 +31,7 @@ class PartCollector:
         """Return the number of incomplete messages."""
         return len(self._parts)
 
-    def keep(self, members: Container[Member]) -> None:
+    def keep(self, members: Container[Member | None]) -> None:
         """Forget the parts of all other senders."""
         self._parts = {key: parts for key, parts in self._parts.items() if key[0] in members}
 
@@ -38,13 +39,8 @@ class PartCollector:
         """Forget the parts of a sender: its link has ended."""
         self._parts = {key: parts for key, parts in self._parts.items() if key[0] != sender}
 
-    def add(
-        self, sender: Member, message: Copy | PieceCopy, tensors: Part, *, keeps: bool
-    ) -> list[Part] | None:
+    def add(self, sender: Member, message: Copy | PieceCopy, tensors: Part) -> list[Part] | None:
         """Add a part to those before it; return all of them with the last one.
-
-        Args:
-            keeps: Whether an incomplete message of this sender is kept.
 
         Raises:
             RemoteProtocolError: No correct member sends it.
@@ -65,6 +61,5 @@ class PartCollector:
             )
         if is_last:
             return parts
-        if keeps:
-            self._parts[sender, type(message)] = parts
+        self._parts[sender, type(message)] = parts
         return None

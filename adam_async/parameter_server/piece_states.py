@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from adam_async.errors import ConfigError, DataError
 from adam_async.messages.bounds import MOST_IN_A_META, Count
+from adam_async.messages.tensors import UNREADABLE
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.log_entries import Part
@@ -83,7 +84,7 @@ def read_catalogue(parts: Sequence[memoryview], origin: str) -> Catalogue:
     try:
         catalogue = msgspec.msgpack.decode(b"".join(parts), type=Catalogue)
         check_placed_store(catalogue.record, catalogue.arrays)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError) as error:
+    except (*UNREADABLE, ConfigError) as error:
         raise DataError(
             f"{origin} has no readable record of its store: {error}; move the folder away to begin without it"
         ) from None
@@ -131,7 +132,7 @@ def tensors_of(parts: Sequence[memoryview], origin: str) -> Part:
             if tensor.dtype not in _TYPES:
                 raise ValueError(f"values of type {tensor.dtype}")
             tensors.append(np.frombuffer(part, tensor.dtype).reshape(tensor.shape))
-    except (msgspec.DecodeError, ValueError, IndexError) as error:
+    except (*UNREADABLE, ValueError, IndexError) as error:
         raise DataError(f"{origin} is no piece of a store: {error}") from None
     return tensors
 
@@ -193,7 +194,7 @@ def read_entry(parts: Sequence[memoryview], origin: str) -> list[Part]:
     """
     try:
         head = _entry_heads.decode(parts[0])
-    except (msgspec.DecodeError, IndexError) as error:
+    except (*UNREADABLE, IndexError) as error:
         raise DataError(f"{origin} is no entry: {error}") from None
     flat = tuple(tensor for part in head for tensor in part)
     rest = iter(tensors_of([memoryview(msgspec.msgpack.encode(flat)), *parts[1:]], origin))

@@ -23,6 +23,10 @@ BATCH_VALUES = 1 << 22
 """Maximum of the values that a push asks for times the pushes of a batch: one round of the loop copies their
 answers."""
 
+BATCH_BYTES = 512 << 20
+"""Maximum size of the gradients of a batch of several pushes, in bytes. The other copies take an entry of at
+most `part_collector.MOST_BYTES`, with its details."""
+
 Group = tuple[tuple[int, ...], tuple[int, ...]]
 """The shards of a push, and the indexes of those that the server will apply."""
 
@@ -94,7 +98,11 @@ class PushQueue:
         group, waiting = next(iter(head.groups.items()))
         taken = [waiting.popleft()]
         room = most(taken[0])
+        left = BATCH_BYTES - taken[0].gradients.nbytes
         while waiting and len(taken) < room and joins(waiting[0], taken[0]):
+            left -= waiting[0].gradients.nbytes
+            if left < 0:
+                break
             taken.append(waiting.popleft())
         del head.groups[group]
         if waiting:

@@ -117,7 +117,7 @@ class ServedStore:
         self._specs = self._table.shards
         self._rules = [rule_of(rule) for rule in store.rules]
         self.reports = StoreReports(Statistics(node=host.node, role="ps"), host.now, host.spawn)
-        self._answers = Answers(host.buffers, self._rules)
+        self._answers = Answers(host.buffers, self._rules, self._drain_soon)
         self._appliers: Mapping[tuple[int, str], Applier] = {}
         self._work: StoreWork | None = None
         """The batch or sum that was taken from the queue and is not finished."""

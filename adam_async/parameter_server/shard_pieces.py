@@ -25,6 +25,7 @@ from adam_async.messages import Part as PushedPart
 from adam_async.messages import check_tensor
 from adam_async.messages.bounds import Clock, Count, DrawnId, Epoch, PushNumber, ReplicaNumber, ShardNumber
 from adam_async.messages.bounds import Version as VersionNumber
+from adam_async.messages.tensors import UNREADABLE
 from adam_async.parameter_server.bsp_barrier import Contribution
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import QueuedPush
@@ -226,7 +227,7 @@ def read_piece(
                 raise RemoteProtocolError("piece", "it has ended generations of a replica without the newest")
             return Piece(replicas)
         details = _shards.decode(tensors[0].tobytes())
-    except (msgspec.DecodeError, IndexError) as error:
+    except (*UNREADABLE, IndexError) as error:
         raise RemoteProtocolError("piece", f"its details: {error}") from None
     if [each.shard for each in details.shards] != [int(spec.id) for spec in specs]:
         raise RemoteProtocolError("piece", f"it has {len(details.shards)} shards, not those of this piece")

@@ -32,6 +32,7 @@ from adam_async.persistence.records import (
 from adam_async.persistence.scan import Scan, SegmentName, scan, segment_name
 from adam_async.persistence.segment_writer import DiskFull, disk_failed, payload_of
 from adam_async.runtime.disk import Disk
+from adam_async.runtime.machine import available_bytes
 
 START_BYTES = 4096
 """Maximum size of the first frame of a file, in bytes."""
@@ -140,6 +141,11 @@ async def _read(disk: Disk, path: Path, identity: Identity) -> tuple[list[Scan],
             raise ConfigError(
                 f"{path / str(name)} has {size} bytes, more than any file of shards: move it away, and other "
                 "copies go on"
+            )
+        if size > (free := available_bytes()):  # a sparse file has any size
+            raise ConfigError(
+                f"{path / str(name)} needs {size} bytes of memory, and {free} are available: end other "
+                "programs; or move it away, and other copies go on"
             )
         data = await disk.read_bytes(path / str(name))
         found = await disk.run(scan, str(name), data, identity.run)

@@ -244,6 +244,10 @@ class Disk:
         """Return the names in a folder, sorted."""
         return sorted(await aiofiles.os.listdir(folder, executor=self._executor))
 
+    async def folders(self, folder: Path) -> list[str]:
+        """Return the names of the folders in a folder, sorted, without links to folders."""
+        return await self.run(_folders, folder)
+
     async def make_folder(self, folder: Path) -> None:
         """Make a folder and its missing parents. Their names are durable on return.
 
@@ -506,6 +510,11 @@ def _truncate_durably(path: Path, size: int) -> None:
             raise OSError(f"{path} holds {held} bytes and cannot be cut off behind {size}")
         file.truncate(size)
         _force_data(file.fileno())
+
+
+def _folders(folder: Path) -> list[str]:
+    with os.scandir(folder) as found:
+        return sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
 
 
 def _remove_folder(folder: Path) -> None:

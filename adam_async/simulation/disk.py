@@ -227,6 +227,13 @@ class SimulatedDisk(Disk):
     async def names(self, folder: Path) -> list[str]:
         return await self._ask(lambda: sorted(self._disk_model.folder(folder)[1]))
 
+    async def folders(self, folder: Path) -> list[str]:
+        def find() -> list[str]:
+            _, inodes = self._disk_model.folder(folder)
+            return sorted(name for name, inode in inodes.items() if inode.names is not None)
+
+        return await self._ask(find)
+
     async def make_folder(self, folder: Path) -> None:
         await self._force(lambda: self._disk_model.make_folder(folder))
 

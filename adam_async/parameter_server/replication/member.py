@@ -250,6 +250,11 @@ class BundleMember:
         else:
             self._take_from_primary(sender, message, content)
 
+    def expects_piece(self, message: PieceCopy) -> bool:
+        """Whether a piece of the primary is the next one that this member lacks, in the present session."""
+        is_present = message.generation == self._copy.record.generation and self._primary is None
+        return is_present and self._secondary.expects_piece(message)
+
     def _refuse_old(
         self, sender: Member, message: Begin | Begun | Copy | Committed | Held | PieceCopy
     ) -> None:

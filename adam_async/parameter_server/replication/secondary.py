@@ -123,6 +123,11 @@ class Secondary:
         self._copy.log.put(Entry(message.position, message.origin, content, message.nbytes))
         self._equal = message.position
 
+    def expects_piece(self, message: PieceCopy) -> bool:
+        """Whether a piece is the next one that this member lacks, in the present session."""
+        is_next = message.piece == len(self._copy.pieces) and not self._copy.is_whole
+        return is_next and self._is_open and message.session == self._session
+
     def _take_piece(self, message: PieceCopy, content: object) -> None:
         copy = self._copy
         if message.piece != len(copy.pieces) or copy.is_whole:

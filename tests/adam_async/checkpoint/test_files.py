@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from adam_async.checkpoint import files
 from adam_async.checkpoint.files import (
     CheckpointFolder,
     check_resumes_newest,
@@ -251,6 +252,10 @@ FORGED = {
     "an absolute path": (with_file(name="/etc/passwd"), "names the file '/etc/passwd', which no checkpoint"),
     "twice": (with_file(name="model.safetensors.index.json"), "names model.safetensors.index.json twice"),
     "a negative size": (with_file(bytes=-1), "a size of -1 bytes"),
+    "an epoch without its loss": (
+        lambda it: msgspec.structs.replace(it, epochs=({},)),
+        "results of its epochs",
+    ),
     "another size": (with_file(bytes=1 << 60), r"it has \d+ bytes of 1152921504606846976"),
 }
 
@@ -273,6 +278,15 @@ async def test_a_file_larger_than_the_memory_is_not_read(tmp_path):
         reseal(tmp_path / name_of(1), with_file(bytes=size // 1024))
         with pytest.raises(CheckpointError, match=r"needs [\d,]+ bytes of memory, and [\d,]+ are available"):
             await load_checkpoint(tmp_path, disk)
+
+
+async def test_a_manifest_that_may_need_more_memory_than_there_is_is_not_decoded(tmp_path, monkeypatch):
+    async with Disk() as disk:
+        await written(disk, tmp_path, 1)
+        size = (tmp_path / name_of(1) / "manifest.json").stat().st_size
+        monkeypatch.setattr(files, "available_bytes", lambda: 25 * size)
+        with pytest.raises(CheckpointError, match=r"manifest.json needs [\d,]+ bytes of memory"):
+            await newest_manifest(tmp_path, disk)
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "model-00001-of-00001.safetensors"])
@@ -350,6 +364,47 @@ async def test_an_old_checkpoint_that_cannot_be_removed_is_removed_another_time(
         assert len(await disk.names(tmp_path)) == 4
         await folder.write(checkpoint_of(4))
         assert await disk.names(tmp_path) == ["checkpoint-0002-000003", "checkpoint-0002-000004", "latest"]
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+async def test_a_file_or_link_with_the_name_of_a_checkpoint_stays(tmp_path, kind):
+    path, elsewhere = tmp_path / "folder" / name_of(1), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "notes").write_text("of a user")
+    async with Disk() as disk:
+        folder = await written(disk, path.parent, 2)
+        path.symlink_to(elsewhere) if kind == "link" else path.write_text("of a user")
+        for groups in (3, 4, 5):
+            await folder.write(checkpoint_of(groups))
+        names = [name_of(groups) for groups in (1, 4, 5)]
+        assert await disk.names(path.parent) == [*names, "latest"]
+        assert (elsewhere / "notes").read_text() == "of a user"
+        path.rename(path.parent / f".{name_of(1)}.gone.aside")
+        await CheckpointFolder(path.parent, disk).take_up(await newest_manifest(path.parent, disk))
+        assert await disk.names(path.parent) == [*names[1:], "latest"]
+        assert (elsewhere / "notes").read_text() == "of a user"
+
+
+async def test_a_checkpoint_that_a_user_moves_into_the_folder_of_a_run_stays(tmp_path):
+    async with Disk() as disk:
+        await written(disk, tmp_path / "elsewhere", 9)
+        folder = await written(disk, tmp_path / "folder", 1)
+        (tmp_path / "elsewhere" / name_of(9)).rename(folder.path / name_of(9))
+        for groups in (2, 3):
+            await folder.write(checkpoint_of(groups), keep=1)
+        assert await disk.names(folder.path) == [name_of(3), name_of(9), "latest"]
+
+
+async def test_a_manifest_without_its_number_of_images_is_damaged_beside_a_note(tmp_path):
+    async with Disk() as disk:
+        folder = await written(disk, tmp_path, 1)
+        await folder.note_progress(ProgressNote(epoch=2, groups=10, trained_again=1))
+        reseal(tmp_path / name_of(1), lambda it: msgspec.structs.replace(it, config={"images_per_group": 0}))
+        with pytest.raises(CheckpointError, match="is damaged: its number of images"):
+            await load_checkpoint(tmp_path, disk)
+        reseal(tmp_path / name_of(1), lambda it: msgspec.structs.replace(it, data={}))
+        with pytest.raises(CheckpointError, match="is damaged: its number of images"):
+            await load_checkpoint(tmp_path, disk)
 
 
 async def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):

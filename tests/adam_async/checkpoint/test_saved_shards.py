@@ -43,6 +43,14 @@ def test_a_listed_store_out_of_bounds_counts_as_absent(options):
     assert found == {}
 
 
+def test_a_listed_store_with_more_shards_than_the_reader_has_room_for_counts_as_absent():
+    found = {}
+    assert _merge(found, "ps-0", listed(shard_bytes=8), "a-name", room=3) == 0
+    assert found == {}
+    assert _merge(found, "ps-0", listed(shard_bytes=8), "a-name", room=4) == 4
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize("newest", [(1, 7), (2, 3)])
 @pytest.mark.parametrize("is_first", [False, True])
 def test_of_two_copies_the_one_with_the_newer_last_entry_counts(newest, is_first):

@@ -20,6 +20,7 @@ NETWORKS = pytest.mark.parametrize("network", ["tcp", "local"])
 ARRAYS = {"total": np.zeros(192), "small": np.zeros(3)}
 ONES = {name: -np.ones_like(array) for name, array in ARRAYS.items()}
 TENSOR = np.zeros(5, np.uint8)
+NESTED = np.frombuffer(b"\x94\xa5epoch\x01\x00" + b"\x91" * 5000 + b"\xc0", np.uint8)
 
 
 def messages(store, generation, home="ps-0"):
@@ -37,9 +38,11 @@ def messages(store, generation, home="ps-0"):
         (change(copy, part=3, parts=2), [TENSOR]),
         (change(copy, parts=0), [TENSOR]),
         (change(copy, parts=8000), [TENSOR]),
+        (change(copy, nbytes=NESTED.nbytes), [NESTED]),
         (change(copy, session=1 << 40), [TENSOR]),
         (change(copy, generation=1 << 40), [TENSOR]),
         (piece, [TENSOR]),
+        (change(piece, digest=b"d" * 32), [TENSOR]),
         (change(piece, piece=8000), [TENSOR]),
         (change(piece, parts=8000, nbytes=1 << 50), [TENSOR]),
         (Begun(**common, position=0, applied=0), []),

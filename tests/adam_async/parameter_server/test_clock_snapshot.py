@@ -1,5 +1,6 @@
 """A reader gets all shards at one clock of bsp, while later sums are applied."""
 
+import asyncio
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,10 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.parameter_server import clock_snapshot
-from adam_async.parameter_server.events import ApplySum, SendPassed, SendStates, SumApplied
+from adam_async.messages import ReadShards, pack
+from adam_async.parameter_server import answers, clock_snapshot
+from adam_async.parameter_server.events import ApplySum, ReplicasChanged, SendPassed, SendStates, SumApplied
+from adam_async.run.config import Waits
 from adam_async.run.ids import ShardId
 from tests.adam_async.parameter_server.test_consistency import Server
+from tests.adam_async.parameter_server.test_service import push_of, talk
+from tests.adam_async.runs import NETWORKS, servers_of, until
 
 SHARDS = (0, 1, 2)
 LINK = object()
@@ -156,6 +161,20 @@ def test_a_reader_that_asks_for_no_more_shards_holds_no_sum_up(monkeypatch):
     assert server.state.next_deadline() is None
 
 
+def test_a_reader_that_asks_for_the_same_shard_again_holds_no_sum_up(monkeypatch):
+    monkeypatch.setattr(clock_snapshot, "COPIES_BYTES", 16)
+    server = Trained()
+    server.read("r", shards=SHARDS, clock=1, link=LINK, wait_s=1.0)
+    steps(server, 1)
+    server.step(2)
+    server.apply_all()
+    for _ in range(4):
+        server.later(0.9)
+        server.read("again", shards=(0,), clock=1, link=LINK, wait_s=1.0)
+        server.apply_all()
+    assert {server.shard(number).applied_clock() for number in SHARDS} == {2}
+
+
 def test_another_reading_replaces_the_snapshot_and_its_waiting_answers_have_no_shards():
     server = Trained()
     server.read("r", shards=SHARDS, clock=1, link=LINK)
@@ -178,3 +197,32 @@ def test_the_parts_of_a_sum_are_the_sum(parts):
     assert tuple((*a, *b) for a, b in zip(first.places, others.places, strict=True)) == sum_.places
     assert {first.clock, getattr(others, "clock", 1)} == {1}
     np.testing.assert_array_equal([shard.spec.id for shard in sum_.shards], [ShardId(n) for n in SHARDS])
+
+
+async def test_a_sum_goes_on_at_once_after_an_answer_that_has_waited_for_room(monkeypatch):
+    monkeypatch.setattr(clock_snapshot, "COPIES_BYTES", 1)
+    reply, waiting = answers.reply_when_room, []
+
+    def without_room(request, nbytes, make):
+        waiting.append((request, nbytes, make))
+
+    monkeypatch.setattr(answers, "reply_when_room", without_room)
+    async with servers_of(NETWORKS["local"](), consistency="bsp", images_per_group=4, servers=1) as servers:
+        (server,) = servers.servers
+        server.state.handle(ReplicasChanged({0: 1}))
+        every = tuple(servers.shards())
+        zeros = np.zeros(sum(servers.table.shards[number].size for number in every), np.float32)
+        address, driver = servers.map.nodes["ps-0"].address, servers.identity("driver", 1)
+        async with servers.network.connect(address, driver, timeout_s=50.0) as reader, talk(servers) as link:
+            read = ReadShards(store="run", generation=servers.map.generation, shards=every, clock=1)
+            answer = reader.call_nowait(pack(read), timeout_s=50.0)
+            await until(lambda: server.state.bundle.snapshot is not None)
+            for clock in (1, 2):
+                push = push_of(servers, every, clock=clock, numbers=(clock,) * len(every), weight=4)
+                await link.call(pack(push, [zeros]), timeout_s=50.0)
+            assert not server.state.idle
+            assert not server.state.has_work
+            reply(*waiting.pop())
+            async with asyncio.timeout(Waits().answer_s / 2):
+                await until(lambda: {shard.version for shard in servers.shards().values()} == {2})
+            await answer

@@ -137,6 +137,8 @@ def packed(push, *, accepted=(0, 1, 2), refused=(), sums=False):
 DELTAS = np.zeros(sum(TABLE[number].size for number in VECTORS))
 PUSH = push_of(VECTORS, (Part(False, 3),))
 TICK = np.frombuffer(ENCODER.encode(["epoch", 1, 0]), np.uint8)
+NESTED = np.frombuffer(b"\x94\xa5epoch\x01\x00" + b"\x91" * 5000 + b"\xc0", np.uint8)
+NOT_UTF8 = np.frombuffer(packed(PUSH).tobytes().replace(b"\xa3run", b"\xa3\xff\xfe\xfd"), np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +148,8 @@ TICK = np.frombuffer(ENCODER.encode(["epoch", 1, 0]), np.uint8)
         ([[]], "its details"),
         ([[np.zeros(3, np.uint8)]], "its details"),
         ([[np.frombuffer(b"\xff" * 40, np.uint8)]], "its details"),
+        ([[NESTED]], "its details: maximum recursion depth"),
+        ([[NOT_UTF8, DELTAS]], "its details: .*utf-8"),
         ([[TICK, DELTAS]], "1 parts of a EpochDetails"),
         ([[TICK], [TICK]], "2 parts of a EpochDetails"),
         ([[packed(PUSH), DELTAS], [TICK]], "several kinds"),

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
+from adam_async.messages import pack
 from adam_async.messages.replication import Held, PieceCopy
 from adam_async.parameter_server import members_watch, shard_pieces
 from adam_async.parameter_server.bundle_saver import BundleSaver
@@ -14,6 +15,7 @@ from adam_async.parameter_server.replication.effects import CopyPiece
 from adam_async.parameter_server.server_links import ServerLinks
 from adam_async.store.rules import Sgd
 from tests.adam_async.parameter_server.copies import PIECES
+from tests.adam_async.parameter_server.test_bundle_copies import of_role, raw_link
 from tests.adam_async.store.fleets import fleet
 from transport import RemoteProtocolError
 
@@ -154,6 +156,19 @@ async def test_a_damaged_disk_offers_less(monkeypatch, tmp_path):
         assert 6 in sent.whole
         assert 0 < from_disk(servers, SECOND) < 10
         assert values_of(servers, SECOND) == values_of(servers, FIRST)
+
+
+async def test_only_the_primary_makes_a_server_read_its_disk(monkeypatch, tmp_path):
+    async with two_copies(monkeypatch, tmp_path) as (servers, store, _):
+        copy = servers.copies()[FIRST, SECOND].copy
+        forged = piece(store=copy._facts.store, generation=copy.record.generation, digest=b"d" * 32)
+        async with await raw_link(servers, SECOND, of_role("ps-9")) as link:
+            await link.send(pack(forged, [np.zeros(1, np.uint8)]))
+            async with asyncio.timeout(20):
+                await link.wait_closed()
+        await store.push({"array-0": values(0)})
+        assert copy._offers._is_offering
+        assert copy._offers._reading is None
 
 
 async def test_without_a_disk_all_pieces_are_sent(monkeypatch, tmp_path):

@@ -150,6 +150,7 @@ def with_tables(tensors, **fields):
 
 
 SESSION = (7, 9)
+NESTED = np.frombuffer(b"\x94\x90\x90\x90" + b"\x91" * 5000 + b"\xc0", np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +158,7 @@ SESSION = (7, 9)
     [
         (lambda tensors: [], "its details"),
         (lambda tensors: [np.zeros(5, np.uint8)], "its details"),
+        (lambda tensors: [NESTED], "its details: maximum recursion depth"),
         (lambda tensors: tensors[:2], "lacks arrays|of tensors|fewer tensors"),
         (lambda tensors: [*tensors, np.zeros(3)], "more tensors"),
         (lambda tensors: [tensors[0], tensors[1][:-1], *tensors[2:]], "shard 0"),

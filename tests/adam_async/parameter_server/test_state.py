@@ -19,7 +19,7 @@ from adam_async.messages import (
     StepReport,
     Tick,
 )
-from adam_async.parameter_server import waiting_requests
+from adam_async.parameter_server import push_queue, waiting_requests
 from adam_async.parameter_server.events import (
     Acknowledge,
     AcknowledgeSteps,
@@ -34,9 +34,11 @@ from adam_async.parameter_server.events import (
     StepsArrived,
     TickArrived,
 )
-from adam_async.parameter_server.gradients import PushGradients
+from adam_async.parameter_server.gradients import DeltaPart, PushGradients
+from adam_async.parameter_server.part_collector import MOST_BYTES
 from adam_async.parameter_server.push_queue import MAX_BATCH
 from adam_async.parameter_server.replica_generations import REMEMBERED
+from adam_async.parameter_server.served_store import DETAILS_BYTES
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.ids import BucketId, Replica, ShardId
@@ -363,6 +365,17 @@ def test_a_batch_has_a_limit():
         server.push(number, (0,), (number,))
     batch, _ = server.state.take_batch()
     assert len(batch.pushes) == MAX_BATCH
+
+
+def test_a_batch_is_an_entry_that_the_other_copies_take(monkeypatch):
+    assert push_queue.BATCH_BYTES + MAX_BATCH * DETAILS_BYTES <= MOST_BYTES
+    gradients = PushGradients((DeltaPart(np.zeros(2, np.float32), (2,), 1.0, True),))
+    monkeypatch.setattr(push_queue, "BATCH_BYTES", 3 * gradients.nbytes)
+    server = Server()
+    for number in range(1, 8):
+        server.state.handle(PushArrived(number, push_of((0,), (number,)), gradients))
+    batch, _ = server.state.take_batch()
+    assert len(batch.pushes) == 3
 
 
 def test_a_push_that_is_not_finite_consumes_its_number_and_ticks_the_clock():

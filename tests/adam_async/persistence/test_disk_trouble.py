@@ -6,6 +6,7 @@ import errno
 import pytest
 
 from adam_async.errors import ConfigError, DiskFailed
+from adam_async.persistence import opening
 from adam_async.persistence.keys import EntryKey, StateName
 from adam_async.persistence.settings import FlushSettings
 from adam_async.simulation.disk import DiskConditions
@@ -188,6 +189,20 @@ def test_a_folder_that_cannot_be_written_is_refused_at_the_opening():
             with pytest.raises(ConfigError, match=r"home/ps-0 cannot be used: .*give the server a folder"):
                 async with store_of(disk, owner).opened():
                     pass
+
+    on_a_node(use)
+
+
+def test_a_file_larger_than_the_free_memory_is_not_read(monkeypatch):
+    async def use(node):
+        owner = Owner("a")
+        async with Running(store_of(node.open_disk(), owner)) as running:
+            owner.update(running._store, "a", 1)
+            await running._store.flush()
+        monkeypatch.setattr(opening, "available_bytes", lambda: 10)
+        with pytest.raises(ConfigError, match=r"segment needs \d+ bytes of memory, and 10 are available"):
+            async with store_of(node.open_disk(), owner).opened():
+                pass
 
     on_a_node(use)
 
