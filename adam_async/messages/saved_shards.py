@@ -19,6 +19,9 @@ MOST_SAVED_PIECES = 1 << 20
 MOST_SAVED_STORES = 64
 """Maximum number of saved stores of one name on a server."""
 
+SAVED_PIECE_BYTES = 128
+"""Maximum size of a packed `SavedPiece` in bytes; its home has most of them."""
+
 
 class SavedPiece(msgspec.Struct, frozen=True, array_like=True):
     """One piece of a bundle on a disk."""

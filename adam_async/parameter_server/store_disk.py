@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from adam_async.errors import ConfigError, DataError, DiskFailed
 from adam_async.messages import SavedPiece, SavedStore, ShardStates
+from adam_async.messages.saved_shards import SAVED_PIECE_BYTES
 from adam_async.model.rules import Rule, rule_of
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_saver import BundleSaver
@@ -52,9 +53,6 @@ PREFIX, REMOVED = "store-", "removed-"
 
 FIRST_S = 0.02
 """Pause between two checks of the first writing of a store with durable pushes, in seconds."""
-
-SAVED_PIECE_BYTES = 128
-"""Maximum size of a piece in the packed list of a saved store, in bytes; its home has most of them."""
 
 FLUSH_END_S = 5.0
 """Maximum time for the last write of a store that leaves its server, in seconds."""
@@ -115,7 +113,7 @@ class StoreDisk:
         """Bundles with entries that their pieces on the disk lacked."""
         self.is_complete = False
         """Whether the disk has each piece of the bundles on this server."""
-        self.on_complete: Callable[[], None] = _nothing
+        self.on_complete: Callable[[], None] = lambda: None
 
     def _new_segments(self) -> SegmentStore:
         ports = self._ports
@@ -601,7 +599,3 @@ class _BundleOnDisk:
     async def read(self, piece: int, arrays: int) -> tuple[Part, bytes]:
         """See `StoredPieces`."""
         return await self._disk.read_arrays(StateName(self._home, piece), arrays)
-
-
-def _nothing() -> None:
-    """Report nothing."""
