@@ -1,8 +1,7 @@
 """The states of one store on the disk of one server: written while it is served, read after a loss.
 
 The disk follows the changes of a store from its placement on the server until it leaves the server. Then its
-states are *saved*: a driver or client may read them, for a new store in its place, until that one is on the
-disks too.
+states are *saved*: a driver or client may read them for a new store, until that one is on the disks too.
 """
 
 import asyncio
