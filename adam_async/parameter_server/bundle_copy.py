@@ -233,6 +233,11 @@ class BundleCopy:
         """Whether entries of this primary have waited for a while, and none was committed."""
         return self._watch.is_stuck
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether a member in sync lacks the last entry of this primary."""
+        return bool(self._core.waits_for())
+
     def why_not_committing(self) -> str:
         """Text that names what the last entry waits for; empty if it is committed."""
         return self._core.why_not_committing()

@@ -34,7 +34,7 @@ class PieceTurns:
     """Decides when pieces wait.
 
     Args:
-        entries_wait: Whether an entry of this server is not held by all its members in sync.
+        entries_wait: Whether a member in sync lacks an entry of this server.
         hold: Lets all pieces wait, or go on.
         later: Calls a function after a time in seconds.
     """

@@ -118,7 +118,7 @@ class ServerLinks:
         on_message: Takes the messages of the other servers.
         on_link: Called with a member if its link for entries begins (True) or ends (False).
         on_tick: Called with each heartbeat.
-        entries_wait: Whether an entry of this server is not held by all its members in sync.
+        entries_wait: Whether a member in sync lacks an entry of this server.
     """
 
     def __init__(

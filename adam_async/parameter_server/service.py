@@ -370,8 +370,7 @@ class ParameterServer(Role):
         self._follow_members(self._membership.map)
 
     def _entries_wait(self) -> bool:
-        copies = [served.copy for served in self.served.values() if served.copy is not None]
-        return any(copy.is_primary and copy.log.committed < copy.log.last for copy in copies)
+        return any(served.copy is not None and served.copy.is_sending for served in self.served.values())
 
     async def _announce(self) -> None:
         """Report the stores with values for all their shards here."""
