@@ -289,6 +289,9 @@ class ShardCopies:
                 await asyncio.gather(*works)
                 following.cancel()
         except ExceptionGroup as errors:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # a group with an error raises it, and no cancellation
+                raise asyncio.CancelledError from None
             cause = first_cause(errors)
             raise cause from cause.__cause__
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from adam_async.checkpoint import shard_transfer
-from adam_async.checkpoint.shard_transfer import ShardCopies
+from adam_async.checkpoint.shard_transfer import ClockPassed, ShardCopies
 from adam_async.checkpoint.writer import make_tensors
 from adam_async.errors import DeadlineExceeded, ShardUnavailable
 from adam_async.parameter_server.events import ReplicasChanged
@@ -108,6 +108,20 @@ async def test_sums_that_are_never_complete_are_given_up_with_the_names_of_serve
             DeadlineExceeded, match=r"waited 0.05 s for ps-\d to send its shards: .* behind: 1"
         ):
             await read(servers, clock=1, waits=waits)
+
+
+async def test_a_reading_that_is_cancelled_while_it_fails_is_cancelled():
+    """Its caller would otherwise look at the next clock, for ever."""
+    async with servers_of(NETWORKS["local"](), **SHARDED) as servers:
+
+        async def fail(link, shards):
+            reading.cancel()
+            raise ClockPassed(7)
+
+        copies, store = copies_of(servers), servers.map.run_store
+        reading = asyncio.create_task(copies._with_primaries(store, servers.table, fail))
+        await asyncio.wait([reading])
+        assert reading.cancelled()
 
 
 # --- primaries that move ---------------------------------------------------------------------
