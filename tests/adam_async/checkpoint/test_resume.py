@@ -223,7 +223,9 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("consistency", ["asp", "ssp:1", "bsp"])
+@pytest.mark.parametrize(
+    "consistency", ["bsp", *(pytest.param(each, marks=pytest.mark.slow) for each in ("asp", "ssp:1"))]
+)
 @pytest.mark.parametrize("change", OTHERS)
 async def test_a_run_is_resumed_by_other_numbers_of_roles(change, consistency, tmp_path):
     config = config_of(

@@ -65,7 +65,7 @@ def test_a_step_in_progress_ends_with_its_store() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("ack", ["replicated", "durable"])
+@pytest.mark.parametrize("ack", [pytest.param("replicated", marks=pytest.mark.slow), "durable"])
 @pytest.mark.parametrize("kind", sorted({*ALL_KINDS, *ONE_KINDS, *DISK_KINDS, *SPARING_KINDS}))
 def test_a_store_with_copies_survives_each_fault(kind: str, ack: str) -> None:
     fault = Fault(at_s=2.5, kind=kind, lasts_s=0.5, amount=0.2 if kind == "slow-disks" else 0.0)
