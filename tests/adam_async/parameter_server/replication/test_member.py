@@ -54,6 +54,7 @@ def test_below_min_in_sync_an_entry_waits_and_the_reason_is_named():
 
     assert bundle.applied[A] == []
     assert bundle[A].why_not_committing() == "1 in sync, 2 needed (min_in_sync)"
+    assert bundle[A].waits_for() == (), "pieces for a joining server must not wait for this entry"
 
 
 def test_a_struck_out_member_counts_until_the_map_confirms_it():
