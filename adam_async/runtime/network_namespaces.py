@@ -1,9 +1,10 @@
 """Linux network namespaces for child processes, joined by bridges: hosts with links that can be cut.
 
 Each host has a namespace, and for each path a pair of virtual interfaces that leads to the bridge of the
-path. Each path has a subnet of its own. This process has an address on each bridge, too. A cut sets the outer
-interface of a pair down: connections stay open, and carry nothing. A limit slows down the bytes that leave a
-host on a path. Namespaces need root and `ip` and `tc` of iproute2.
+path. Each path has a subnet of its own. This process has an address on each bridge, too. All connections
+within a subnet have the same congestion control on every machine. A cut sets the outer interface of a pair
+down: connections stay open, and carry nothing. A limit slows down the bytes that leave a host on a path.
+Namespaces need root and `ip` and `tc` of iproute2.
 
 Every name has the id of this process, so the namespaces of a killed process can be removed later.
 """
@@ -39,6 +40,10 @@ LEAST_BURST_BYTES = 3 << 10
 
 QUEUE_S = 0.05
 """Maximum wait of a packet in the queue of a limited link, in seconds; the link drops others."""
+
+CONGESTION = "cubic"
+"""Congestion control of all connections between hosts, the default of Linux. The default of a machine may be
+another one: with BBR the bytes after a pause wait for up to 0.1 s."""
 
 IP_S = 10.0
 """Maximum time of one call of `ip` or `tc`, in seconds."""
@@ -122,6 +127,7 @@ class NamespaceNetwork:
             subnet = await self._claim_subnet(bridge)
             self.addresses.append(f"{subnet}.1")
             await _ip("link", "set", bridge, "up")
+            await _ip(*_route(subnet, self.addresses[path], bridge))
             for number, (host, space) in enumerate(self._spaces.items(), 2):
                 address = self._addresses[host, path] = f"{subnet}.{number}"
                 peer = ("peer", "name", f"veth{path}", "netns", space)
@@ -129,6 +135,7 @@ class NamespaceNetwork:
                 await _ip("-n", space, "addr", "add", f"{address}/24", "dev", f"veth{path}")
                 await _ip("-n", space, "link", "set", f"veth{path}", "up")
                 await self.heal(host, path)
+                await _ip("-n", space, *_route(subnet, address, f"veth{path}"))
 
     async def _claim_subnet(self, bridge: str) -> str:
         """Give a bridge the address of a subnet that no other interface has; returns the subnet.
@@ -194,6 +201,12 @@ def _is_running(pid: int) -> bool:
     except OSError as error:
         return not isinstance(error, ProcessLookupError)
     return True
+
+
+def _route(subnet: str, address: str, device: str) -> tuple[str, ...]:
+    """Return the words of `ip` that choose the congestion control of the connections of a subnet."""
+    route = ("route", "replace", f"{subnet}.0/24", "dev", device)
+    return (*route, "proto", "kernel", "scope", "link", "src", address, "congctl", CONGESTION)
 
 
 async def _ip(*words: str) -> str:

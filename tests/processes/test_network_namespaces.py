@@ -5,14 +5,16 @@ Needs root and iproute2's namespaces; without them a test is skipped with the re
 """
 
 import os
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from adam_async.runtime.network_namespaces import NamespaceNetwork
+from adam_async.runtime.network_namespaces import CONGESTION, NamespaceNetwork
 from tests.processes.commands import Command, address_of
 from tests.processes.namespaces import hosts, listed
 
@@ -108,6 +110,33 @@ async def test_training_goes_on_after_the_host_of_a_primary_has_lost_its_network
     assert moved[-4:] in ("ps-0", "ps-2")
     assert ended is None  # the process lived on: only its link was down
     assert "Traceback" not in training.output
+
+
+LISTENER = """
+import socket, sys
+with socket.create_server((sys.argv[1], 9999)) as server:
+    print("ready", flush=True)
+    connection, _ = server.accept()
+    print(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(bytes(1)).decode())
+"""
+
+
+async def test_both_ends_of_a_connection_have_the_congestion_control_of_the_network() -> None:
+    async with hosts(("one",), paths=2) as network:
+        assert _congestion_controls(network, "one", 0) == (CONGESTION, CONGESTION)
+        assert _congestion_controls(network, "one", 1) == (CONGESTION, CONGESTION)
+
+
+def _congestion_controls(network: NamespaceNetwork, host: str, path: int) -> tuple[str, str]:
+    """Return that of this process and that of the host, for a connection between them."""
+    address = network.address_of(host, path)
+    command = [*network.within(host), sys.executable, "-c", LISTENER, address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listener:
+        assert listener.stdout is not None
+        assert listener.stdout.readline() == "ready\n"
+        with socket.create_connection((address, 9999)) as connection:
+            mine = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        return mine.rstrip(bytes(1)).decode(), listener.stdout.read().strip()
 
 
 async def test_a_later_network_removes_namespaces_of_ended_processes_and_no_others() -> None:
