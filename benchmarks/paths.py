@@ -1,6 +1,6 @@
 """Time to the acknowledgement of an update while a server catches up: paths of their own, and one link.
 
-    python -m benchmarks.paths --json FILE [--seconds 20] [--kib 16] [--big-mib 256]
+    python -m benchmarks.paths --json FILE [--rounds 3] [--seconds 6] [--kib 16] [--big-mib 128]
 
 A controller and three parameter servers run in network namespaces, each a host with three links of 200, 200
 and 20 Mbit/s (a token bucket at the exit of each host). A store with three copies has one bundle: a small
@@ -14,12 +14,13 @@ first link, so that only the yielding of pieces is there.
 
 States: *idle*: three members in sync; *two copies*: a member is gone, and none joins; *catch-up*: the third
 member was killed and joins again; *foreign*: another program sends one TCP stream from the primary's host to
-another server's on the link of the copies.
+another server's on the link of the copies. A round measures all states in turn, and the rows have the
+latencies of all rounds, so that slow changes of the machine concern all states.
 
 A row has the update's size, percentiles of the latency, and what left the primary's host on the link of the
-copies; one of a catch-up also has the number of catch-ups, and of attempts: a member that is struck out as
-silent begins again. `ratio` is the p99 over that of `idle` in the same layout; the goal is at most 1.2 for
-*catch-up* on *three links*. Needs root.
+copies; that of *catch-up* also has the number of attempts: a member that is struck out as silent begins
+again. `ratio` is the p99 over that of `idle` in the same layout; the goal is at most 1.2 for *catch-up* on
+*three links*. Needs root.
 """
 
 import os
@@ -34,7 +35,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,6 @@ STATE_S = 120.0
 """Deadline of a change of the members, in seconds."""
 START_S = 60.0
 """Deadline of the start of a role, in seconds."""
-ROUNDS = 10
-"""Maximum number of catch-ups of one row."""
 TOKEN = "the token of a benchmark, of more than sixteen bytes"
 
 SINK = """
@@ -197,6 +196,15 @@ class Load:
         return [latency for due, latency in self.latencies if begin <= due <= end]
 
 
+@dataclass(slots=True)
+class State:
+    """The windows in which a state was measured, and their sums."""
+
+    windows: list[tuple[float, float]] = field(default_factory=list)
+    sent_bytes: int = 0
+    seconds: float = 0.0
+
+
 class Measurement:
     """One layout and one size of updates."""
 
@@ -205,6 +213,9 @@ class Measurement:
         self._store = store
         self._load = load
         self._seconds = seconds
+        self.states: dict[str, State] = {}
+        self.attempts = 0
+        """Number of times at which a member began to join."""
 
     @property
     def record(self) -> BundleRecord:
@@ -234,42 +245,34 @@ class Measurement:
     async def _sent(self) -> int:
         return await self._cluster.network.sent_bytes(self.primary, self._cluster.layout.copies)
 
-    async def rest(self) -> dict[str, Any]:
-        """Measure for `seconds` without a change of the members."""
+    @asynccontextmanager
+    async def window(self, state: str) -> AsyncIterator[None]:
+        """Measure in a state for as long as the block lasts."""
+        found = self.states.setdefault(state, State())
         begin, sent = time.perf_counter(), await self._sent()
-        await asyncio.sleep(self._seconds)
+        yield
         end = time.perf_counter()
-        return row_of(self._load.between(begin, end), await self._sent() - sent, end - begin)
+        found.sent_bytes += await self._sent() - sent
+        found.seconds += end - begin
+        found.windows.append((begin, end))
 
-    async def idle(self) -> dict[str, Any]:
+    async def round(self) -> None:
+        """Measure all states once."""
         await self.calm(3)
-        return await self.rest()
-
-    async def catch_up(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Kill a member that is not the primary, and start it again, until there are enough latencies.
-
-        Returns the rows of two copies and of the catch-up.
-        """
-        latencies: list[float] = []
-        sent_bytes, seconds, two, attempts, rounds = 0, 0.0, None, 0, 0
-        while rounds < ROUNDS and seconds < self._seconds:
-            rounds += 1
-            await self.calm(3)
-            gone = self.record.in_sync[-1][0]
-            await self._cluster.kill(gone)
-            await self.calm(2)
-            two = two or await self.rest()
-            await self._cluster.server(gone)
-            await self.until(lambda: bool(self.record.joining), "a joining member")
-            begin, sent = time.perf_counter(), await self._sent()
-            attempts += await self._attempts()
-            end = time.perf_counter()
-            sent_bytes, seconds = sent_bytes + await self._sent() - sent, seconds + end - begin
-            await asyncio.sleep(SETTLE_S)
-            latencies += self._load.between(begin, end)
-        assert two is not None
-        row = row_of(latencies, sent_bytes, seconds)
-        return two, {**row, "catch_ups": rounds, "attempts": attempts}
+        async with self.window("idle"):
+            await asyncio.sleep(self._seconds)
+        gone = self.record.in_sync[-1][0]
+        await self._cluster.kill(gone)
+        await self.calm(2)
+        async with self.window("two copies"):
+            await asyncio.sleep(self._seconds)
+        await self._cluster.server(gone)
+        await self.until(lambda: bool(self.record.joining), "a joining member")
+        async with self.window("catch-up"):
+            self.attempts += await self._attempts()
+        await self.calm(3)
+        async with self._foreign(), self.window("foreign"):
+            await asyncio.sleep(self._seconds)
 
     async def _attempts(self) -> int:
         """Wait for a third member in sync; return how often it began to join, one time included."""
@@ -285,9 +288,9 @@ class Measurement:
         await self.until(is_whole, "a third member in sync")
         return attempts
 
-    async def foreign(self) -> dict[str, Any]:
-        """Measure while another program sends from the primary's host to another server's."""
-        await self.calm(3)
+    @asynccontextmanager
+    async def _foreign(self) -> AsyncIterator[None]:
+        """Let another program send from the primary's host to another server's."""
         to = self.record.in_sync[-1][0]
         address = self._cluster.network.address_of(to, self._cluster.layout.copies)
         sink = await self._cluster.program(to, "-c", SINK, address)
@@ -295,11 +298,21 @@ class Measurement:
         await sink.stdout.readline()
         source = await self._cluster.program(self.primary, "-c", SOURCE, address)
         await asyncio.sleep(SETTLE_S)
-        row = await self.rest()
+        yield
         for process in (source, sink):
             process.kill()
             await process.wait()
-        return row
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """Return the row of each state. All updates must be acknowledged."""
+        return {
+            name: row_of(
+                [each for window in state.windows for each in self._load.between(*window)],
+                state.sent_bytes,
+                state.seconds,
+            )
+            for name, state in self.states.items()
+        }
 
 
 def row_of(latencies: Sequence[float], sent_bytes: int, seconds: float) -> dict[str, Any]:
@@ -330,20 +343,21 @@ async def measure(
         measurement = Measurement(cluster, store, load, options.seconds)
         pushing = asyncio.create_task(load.run())
         try:
-            idle = await measurement.idle()
-            two, catch_up = await measurement.catch_up()
-            foreign = await measurement.foreign()
+            for _ in range(options.rounds):
+                await measurement.round()
+            await measurement.calm(3)
         finally:
             pushing.cancel()
             await asyncio.wait([pushing])
-    rows = {"idle": idle, "two copies": two, "catch-up": catch_up, "foreign": foreign}
+    rows = measurement.rows()
+    rows["catch-up"]["attempts"] = measurement.attempts
     return [
         {
             "layout": layout.name,
             "update_kib": kib,
             "state": state,
             **row,
-            "ratio": round(row["p99_ms"] / idle["p99_ms"], 2),
+            "ratio": round(row["p99_ms"] / rows["idle"]["p99_ms"], 2),
         }
         for state, row in rows.items()
     ]
@@ -370,8 +384,9 @@ async def main(options: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=6.0, help="length of a window except catch-ups")
     parser.add_argument("--kib", type=int, nargs="+", default=[16, 128, 512])
-    parser.add_argument("--big-mib", type=int, default=256)
+    parser.add_argument("--big-mib", type=int, default=128)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main(parser.parse_args()))
