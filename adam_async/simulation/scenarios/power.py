@@ -62,6 +62,12 @@ PACES_S = (0.08, 0.2, 0.4)
 COLD_SHARE = 0.5
 """Share of the plans with copies in which an array is cold."""
 
+COLD_SERVER = SERVERS[0]
+"""Server with the cold array, which is the largest shard."""
+
+RETURNING_KINDS = ("kill", "crash")
+"""Faults after which that server joins again with its disk."""
+
 BEGUN_S, STRIKE_S = 1.5, 9.0
 """Earliest and latest start of a fault, in seconds."""
 
@@ -80,9 +86,10 @@ def draw_plan(dice: RandomStream) -> Plan:
     settings = _draw_store(dice)
     kinds = [dice.choose(ALL_KINDS) for _ in range(1 + dice.below(3))]
     kinds += [dice.choose(_further_kinds(settings)) for _ in range(dice.below(4))]
-    return Plan(
-        options=draw_options(dice, settings), faults=in_order([_draw_fault(dice, kind) for kind in kinds])
-    )
+    options, faults = draw_options(dice, settings), [_draw_fault(dice, kind) for kind in kinds]
+    if settings["cold"]:
+        faults.append(_draw_fault(dice, dice.choose(RETURNING_KINDS), server=COLD_SERVER))
+    return Plan(options=options, faults=in_order(faults))
 
 
 def _draw_store(dice: RandomStream) -> dict[str, Setting]:
@@ -106,9 +113,9 @@ def _further_kinds(settings: dict[str, Setting]) -> tuple[str, ...]:
     return (*ALL_KINDS, *ONE_KINDS, *DISK_KINDS, *sparing, *sparing)
 
 
-def _draw_fault(dice: RandomStream, kind: str) -> Fault:
-    targets: tuple[str, ...] = ()
-    if kind in ONE_KINDS and dice.chance(0.5):
+def _draw_fault(dice: RandomStream, kind: str, *, server: str = "") -> Fault:
+    targets: tuple[str, ...] = (server,) if server else ()
+    if not server and kind in ONE_KINDS and dice.chance(0.5):
         targets = (dice.choose(SERVERS),)
     amount = 0.0
     if kind == SLOW_DISKS:
