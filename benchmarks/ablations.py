@@ -6,8 +6,10 @@
 `tests.ablations` has the safeguards. A separate process runs a scenario without one safeguard, seed 1, 2, 3,
 ... until a run fails. A patch of a named function removes the safeguard, or a replacement of source text in a
 copy of the packages. A row per safeguard: the number of seeds (0: not found within `--seeds`), the safeguard,
-the broken invariant, and the test that guards it directly. Without `--all`, the benchmark skips safeguards
-whose removal seeds seldom show; their rows have the reason.
+the broken invariant, and the test that guards it directly. An exception that no check raises, such as a
+TypeError of a patch, counts only if the safeguard declares its type (`Ablation.errors`). Otherwise further
+seeds run, and a line shows the number of such runs with the first exception. Without `--all`, the benchmark
+skips safeguards whose removal seeds seldom show; their rows have the reason.
 
 With `--guards` the guarding tests run instead of seeds: all of them with every safeguard, then each without
 its safeguard.
@@ -49,11 +51,14 @@ if sys.argv[3]:
 from adam_async.simulation.runner import run_seed
 from adam_async.simulation.scenarios import SCENARIOS
 scenario, seeds = SCENARIOS[sys.argv[1]], int(sys.argv[2])
-found = {"seeds": 0, "invariant": "", "text": ""}
+found = {"seeds": 0, "invariant": "", "text": "", "errors": 0, "error": ""}
 for seed in range(1, seeds + 1):
     result = run_seed(scenario, seed)
-    if not result.ok:
-        found = {"seeds": seed, "invariant": result.invariant, "text": result.text}
+    if result.is_error and result.invariant not in sys.argv[4:]:
+        found["errors"] += 1
+        found["error"] = found["error"] or f"seed {seed}: {result.invariant}: {result.text}"
+    elif not result.ok:
+        found |= {"seeds": seed, "invariant": result.invariant, "text": result.text}
         break
 print(json.dumps(found))
 """
@@ -115,10 +120,16 @@ def run(
 
 
 def seeds_until_found(ablation: Ablation, limit: int) -> dict[str, object]:
-    """Run seeds of a scenario without a safeguard until one fails."""
+    """Run seeds of a scenario without a safeguard until a check, or a declared type of exception, finds it.
+
+    Returns:
+        The number of seeds, or 0 if none found it; the invariant with the observation; the number of runs
+        that ended with other exceptions, and the first of these.
+    """
     plugin = PLUGIN if ablation.patch is not None else ""
     with copied() as folder, removed(ablation, folder):
-        done = run(["-c", RUN, ablation.scenario, str(limit), plugin], folder, ablation)
+        command = ["-c", RUN, ablation.scenario, str(limit), plugin, *ablation.errors]
+        done = run(command, folder, ablation)
     if done.returncode:
         raise SystemExit(f"{ablation.name}: {done.stderr[-2000:]}")
     found: dict[str, object] = json.loads(done.stdout)
@@ -175,6 +186,7 @@ def check_guards(ablations: Sequence[Ablation]) -> list[dict[str, object]]:
 def count_seeds(ablations: Sequence[Ablation], limit: int) -> list[dict[str, object]]:
     """Run seeds without each safeguard; print a line of a table and return a row for each."""
     rows: list[dict[str, object]] = []
+    errors: list[str] = []
     print("| seeds | safeguard | what broke | guard |\n|---|---|---|---|")
     for ablation in ablations:
         found = seeds_until_found(ablation, limit)
@@ -190,7 +202,10 @@ def count_seeds(ablations: Sequence[Ablation], limit: int) -> list[dict[str, obj
         )
         broke = str(found["invariant"] or ablation.seldom)
         print(f"| {found['seeds']} | {ablation.name} | {broke} | `{ablation.guard}` |", flush=True)
+        if found["errors"]:
+            errors.append(f"{ablation.name}: {found['errors']} runs ended with exceptions, {found['error']}")
     print(f"{sum(bool(row['seeds']) for row in rows)} of {len(rows)} found within {limit} seeds")
+    print("".join(f"not counted: {error}\n" for error in errors), end="")
     return rows
 
 

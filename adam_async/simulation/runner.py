@@ -40,6 +40,8 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     """The violated invariant; empty if all held."""
     text: str = ""
     """Observation that violates the invariant."""
+    is_error: bool = False
+    """Whether the run ended with an exception that no check raises; `invariant` is the name of its type."""
     too_little: tuple[str, ...] = ()
     """Reasons for which the seed does not count; empty if it counts."""
     operations: int = 0
@@ -111,6 +113,7 @@ def _play(scenario: Scenario, case: Case) -> Played:
             raise Violation(NOT_DONE, f"the run ended without {', '.join(absent)}")
 
     invariant = text = ""
+    is_error = False
     marks: dict[str, int] = {}
     with nothing_logged():
         try:
@@ -126,13 +129,14 @@ def _play(scenario: Scenario, case: Case) -> Played:
         except (Exception, asyncio.CancelledError) as error:
             if not worlds:
                 raise
-            invariant, text = what_broke(error)
+            invariant, text, is_error = what_broke(error)
     loop = worlds[0].loop
     result = SeedResult(
         case=case,
         replay_hash=loop.replay_hash,
         invariant=invariant,
         text=text,
+        is_error=is_error,
         too_little=too_little(scenario, ledger),
         operations=ledger.operations,
         leader_changes=ledger.leader_changes,
@@ -177,20 +181,20 @@ def unreached(scenario: Scenario, seen: Collection[str]) -> list[str]:
     return [mark for mark in scenario.marks if mark not in seen]
 
 
-def what_broke(error: BaseException) -> tuple[str, str]:
-    """Return the invariant that an error of a run violates, and the observation."""
+def what_broke(error: BaseException) -> tuple[str, str, bool]:
+    """Return the invariant that an error violates, the observation, and whether no check raised the error."""
     cause = first_cause(error)
     while isinstance(cause, SimulationFailed) and cause.__cause__ is not None:
         cause = first_cause(cause.__cause__)
     match cause:
         case Violation():
-            return cause.invariant, cause.text
+            return cause.invariant, cause.text, False
         case Deadlock():
-            return "no deadlock", str(cause)
+            return "no deadlock", str(cause), False
         case Endless():
-            return "the run ends", str(cause)
+            return "the run ends", str(cause), False
         case _:
-            return type(cause).__name__, str(cause)
+            return type(cause).__name__, str(cause), True
 
 
 def digest(results: Iterable[SeedResult]) -> str:

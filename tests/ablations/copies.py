@@ -19,8 +19,18 @@ KILLED = SCENARIO + "test_a_killed_server_costs_no_push_and_returns_with_all_cop
 RETURNS = SCENARIO + "test_two_of_three_copies_may_be_lost_one_after_the_other"
 
 
-def _row(name: str, patch: Patch, *, guard: str = KILLED, breaks: str = "", seldom: str = "") -> Ablation:
-    return Ablation(name=name, patch=patch, guard=guard, breaks=breaks, seldom=seldom, scenario="pushes")
+def _row(
+    name: str,
+    patch: Patch,
+    *,
+    guard: str = KILLED,
+    breaks: str = "",
+    seldom: str = "",
+    errors: tuple[str, ...] = (),
+) -> Ablation:
+    return Ablation(
+        name=name, patch=patch, guard=guard, breaks=breaks, seldom=seldom, errors=errors, scenario="pushes"
+    )
 
 
 COPIES = (
@@ -82,6 +92,7 @@ COPIES = (
         core.add_without_pieces,
         guard=CORE + "test_a_joining_member_without_pieces_is_not_added",
         breaks="an IndexError of a copy that lacks pieces, or I1",
+        errors=("IndexError",),
     ),
     _row(
         "a joining member is added once it has all entries",

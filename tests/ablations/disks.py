@@ -17,8 +17,18 @@ REPLAY = "tests/adam_async/parameter_server/test_entry_replay.py::"
 SERVER = "tests/adam_async/parameter_server/test_server_disk.py::"
 
 
-def _row(name: str, patch: Patch, *, guard: str, breaks: str = "", seldom: str = "") -> Ablation:
-    return Ablation(name=name, patch=patch, guard=guard, breaks=breaks, seldom=seldom, scenario="power")
+def _row(
+    name: str,
+    patch: Patch,
+    *,
+    guard: str,
+    breaks: str = "",
+    seldom: str = "",
+    errors: tuple[str, ...] = (),
+) -> Ablation:
+    return Ablation(
+        name=name, patch=patch, guard=guard, breaks=breaks, seldom=seldom, errors=errors, scenario="power"
+    )
 
 
 DISKS = (

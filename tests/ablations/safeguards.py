@@ -25,6 +25,8 @@ class Ablation:
     """The invariant or error that a seed shows after the removal; empty if no seed is expected to."""
     seldom: str = ""
     """Why no seed is expected to."""
+    errors: tuple[str, ...] = ()
+    """Types of exceptions that end a run for this removal alone; other exceptions are no find."""
     scenario: str = "controllers"
 
     def __post_init__(self) -> None:
@@ -205,6 +207,7 @@ ABLATIONS = (
         guard=CONTROLLER_TESTS + "test_log_file.py::"
         "test_a_torn_end_is_cut_off_and_the_file_goes_on_before_it",
         breaks="ConfigError",
+        errors=("ConfigError",),
     ),
     Ablation(
         name="a torn record is not read",

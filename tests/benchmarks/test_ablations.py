@@ -5,7 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.ablations import ROOT, check_guards, copied, removed, run, seeds_until_found
+from benchmarks.ablations import (
+    ROOT,
+    check_guards,
+    copied,
+    count_seeds,
+    removed,
+    run,
+    seeds_until_found,
+)
 from tests.ablations import patches
 from tests.ablations.bounds import BOUNDS
 from tests.ablations.copies import COPIES
@@ -106,4 +114,38 @@ def test_seeds_name_the_broken_invariant_and_pass_with_all_safeguards_in_place()
     # which check fails first.
     assert seeds_until_found(LOSS, 10)["invariant"] in (LOSS.breaks, "I7")
     harmless = replace(LOSS, patch=patches.nothing)
-    assert seeds_until_found(harmless, 1) == {"seeds": 0, "invariant": "", "text": ""}
+    assert seeds_until_found(harmless, 1) == {
+        "seeds": 0,
+        "invariant": "",
+        "text": "",
+        "errors": 0,
+        "error": "",
+    }
+
+
+BROKEN = replace(
+    BOUND,
+    name="a scenario that can be run",
+    file="adam_async/simulation/scenarios/controllers.py",
+    old="run=lambda world, plan, ledger: _Run(world, plan, ledger).run(),",
+    new="run=lambda world, plan, ledger: _Run(world, plan).run(),",
+    breaks="I7",
+    scenario="controllers",
+)
+"""A removal that breaks the simulator itself: each run ends with a TypeError."""
+
+
+@pytest.mark.processes
+def test_an_exception_that_no_check_raises_is_shown_and_is_no_find(capsys):
+    (row,) = count_seeds([BROKEN], 2)
+    assert (row["seeds"], row["invariant"], row["errors"]) == (0, "", 2)
+    assert row["error"].startswith("seed 1: TypeError: ")
+    printed = capsys.readouterr().out
+    assert "0 of 1 found within 2 seeds\n" in printed
+    assert f"not counted: {BROKEN.name}: 2 runs ended with exceptions, seed 1: TypeError: " in printed
+
+
+@pytest.mark.processes
+def test_an_exception_of_a_declared_type_is_a_find():
+    found = seeds_until_found(replace(BROKEN, errors=("TypeError",)), 2)
+    assert (found["seeds"], found["invariant"], found["errors"]) == (1, "TypeError", 0)

@@ -78,6 +78,11 @@ class StorePushes:
         self._versions = np.zeros(rows, np.int64)
 
     @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self._versions)
+
+    @property
     def full(self) -> bool:
         """Whether all columns are taken."""
         return not self.room

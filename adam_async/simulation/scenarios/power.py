@@ -5,7 +5,8 @@ whenever it fails. A seed draws when a push is acknowledged: with one copy in me
 (`replicated`), or on disks (`durable`). All servers lose their power or are killed at once, several times,
 sometimes with the controllers; single servers end, too, and disks are full, slow, fail or rot. A crash loses
 unsynced writes or tears them. Bits rot only on the disk of one server, while other copies of its shards are
-whole.
+whole. In half of the plans with copies one array is cold: clients seldom push to it after the start, so
+servers that join again take its piece from their disks.
 
 The invariants: the disks give back states that servers gave to them, none older than at the last start
 (`checkers.saved_states`); the store comes back with each push once or never, without acknowledged ones of the
@@ -23,7 +24,7 @@ from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, settle
-from adam_async.simulation.scenarios.bundle_watch import FAILOVERS
+from adam_async.simulation.scenarios.bundle_watch import FAILOVERS, FROM_DISK
 from adam_async.simulation.scenarios.power_clients import PowerClients
 from adam_async.simulation.scenarios.power_cluster import (
     QUARANTINE,
@@ -58,6 +59,15 @@ FLUSH_S = (0.2, 0.5, 1.0)
 PACES_S = (0.08, 0.2, 0.4)
 """Mean pauses of a client between two steps to draw from, in seconds."""
 
+COLD_SHARE = 0.5
+"""Share of the plans with copies in which an array is cold."""
+
+COLD_SERVER = SERVERS[0]
+"""Server with the cold array, which is the largest shard."""
+
+RETURNING_KINDS = ("kill", "crash")
+"""Faults after which that server joins again with its disk."""
+
 BEGUN_S, STRIKE_S = 1.5, 9.0
 """Earliest and latest start of a fault, in seconds."""
 
@@ -76,9 +86,10 @@ def draw_plan(dice: RandomStream) -> Plan:
     settings = _draw_store(dice)
     kinds = [dice.choose(ALL_KINDS) for _ in range(1 + dice.below(3))]
     kinds += [dice.choose(_further_kinds(settings)) for _ in range(dice.below(4))]
-    return Plan(
-        options=draw_options(dice, settings), faults=in_order([_draw_fault(dice, kind) for kind in kinds])
-    )
+    options, faults = draw_options(dice, settings), [_draw_fault(dice, kind) for kind in kinds]
+    if settings["cold"]:
+        faults.append(_draw_fault(dice, dice.choose(RETURNING_KINDS), server=COLD_SERVER))
+    return Plan(options=options, faults=in_order(faults))
 
 
 def _draw_store(dice: RandomStream) -> dict[str, Setting]:
@@ -93,6 +104,7 @@ def _draw_store(dice: RandomStream) -> dict[str, Setting]:
         "flush_s": dice.choose(FLUSH_S),
         "pace_s": dice.choose(PACES_S),
         "segment_bytes": dice.choose(SEGMENT_BYTES),
+        "cold": copies != 1 and dice.fork("cold").chance(COLD_SHARE),
     }
 
 
@@ -101,9 +113,9 @@ def _further_kinds(settings: dict[str, Setting]) -> tuple[str, ...]:
     return (*ALL_KINDS, *ONE_KINDS, *DISK_KINDS, *sparing, *sparing)
 
 
-def _draw_fault(dice: RandomStream, kind: str) -> Fault:
-    targets: tuple[str, ...] = ()
-    if kind in ONE_KINDS and dice.chance(0.5):
+def _draw_fault(dice: RandomStream, kind: str, *, server: str = "") -> Fault:
+    targets: tuple[str, ...] = (server,) if server else ()
+    if not server and kind in ONE_KINDS and dice.chance(0.5):
         targets = (dice.choose(SERVERS),)
     amount = 0.0
     if kind == SLOW_DISKS:
@@ -155,7 +167,7 @@ POWER_CUTS = Scenario(
     least_operations=LEAST_PUSHES,
     events=(RECOVERED,),
     limit_s=600.0,
-    marks=(RECOVERED, LOST, TORN, QUARANTINE, REPLAYED, READ_BACK, FAILOVERS),
+    marks=(RECOVERED, LOST, TORN, QUARANTINE, REPLAYED, READ_BACK, FAILOVERS, FROM_DISK),
     plan=draw_plan,
     run=run,
 )

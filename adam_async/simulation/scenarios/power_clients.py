@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from adam_async.run.arrays import ArraySpec
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.checkers.saved_pushes import Losses, SavedPushes
 from adam_async.simulation.checkers.store_pushes import StorePushes
 from adam_async.simulation.nodes import World
@@ -12,7 +16,21 @@ from adam_async.simulation.scenario import Ledger
 from adam_async.simulation.scenarios.power_cluster import PowerCluster
 from adam_async.simulation.scenarios.push_clients import COLUMNS, ROWS, PushClients, array_names
 from adam_async.simulation.scenarios.push_cluster import SERVERS
+from adam_async.store.arrays import InitialArrays
 from adam_async.store.wish import StoreWish
+
+COLD = "cold"
+"""Name of an array to which clients seldom push after the start, in some plans."""
+
+COLD_ROWS = 32
+"""Rows of that array, which is one shard: it has more bytes than a third of the other arrays together, so one
+bundle has this shard alone. Its piece is unchanged while most servers are away."""
+
+FIRST = 3
+"""Number of pushes to the cold array that come soon, so that its values differ from the initial ones."""
+
+WARM_SHARE, COLD_SHARE = 0.2, 0.002
+"""Share of pushes to the cold array until then, and afterwards."""
 
 
 class PowerClients(PushClients):
@@ -34,6 +52,9 @@ class PowerClients(PushClients):
         self._newest: dict[str, SavedPushes] = {}
         """Pushes to each array, to the newest return of the store."""
         self._is_durable = settings["ack"] == "durable"
+        rows = dict.fromkeys(array_names(), ROWS)
+        self._rows = {**rows, COLD: COLD_ROWS} if settings["cold"] else rows
+        """Number of rows of each array."""
         super().__init__(world, cluster, ledger, settings)
 
     def _wish(self) -> StoreWish:
@@ -45,15 +66,33 @@ class PowerClients(PushClients):
             name: SavedPushes(
                 id,
                 name,
-                rows=ROWS,
+                rows=rows,
                 columns=COLUMNS,
                 losses=self._losses,
                 summed=self._slack == 0,
                 before=self._newest.get(name),
             )
-            for name in array_names()
+            for name, rows in self._rows.items()
         }
         return {**self._newest}
+
+    def _initial(self) -> InitialArrays:
+        arrays = super()._initial()
+        if COLD in self._rows:
+            return {**arrays, COLD: ArraySpec((COLD_ROWS, COLUMNS), split=False)}
+        return arrays
+
+    def _draw_array(self, arrays: Mapping[str, StorePushes], dice: RandomStream) -> str:
+        if COLD in arrays and not arrays[COLD].full:
+            begun = COLUMNS - arrays[COLD].room
+            if dice.chance(WARM_SHARE if begun < FIRST else COLD_SHARE):
+                return COLD
+        return super()._draw_array(arrays, dice)
+
+    def _versions_of(self, array: str, of_shards: NDArray[np.int64]) -> NDArray[np.int64]:
+        if array == COLD:
+            return np.repeat(of_shards[-1:], COLD_ROWS)
+        return super()._versions_of(array, of_shards)
 
     def _check_known(self, id: str) -> None:
         """Take a store that no client has pushed to: it comes back from the disks for the last reader."""

@@ -86,7 +86,7 @@ class _Store:
 
     @property
     def full(self) -> bool:
-        return all(pushes.full for pushes in self.arrays.values())
+        return all(self.arrays[name].full for name in array_names())
 
 
 class PushClients:
@@ -149,7 +149,7 @@ class PushClients:
                 task.cancel()
 
     def _wish(self) -> StoreWish:
-        values: InitialArrays = {name: np.zeros((ROWS, COLUMNS), np.float32) for name in array_names()}
+        values = self._initial()
         records, rules = records_of(values, Sgd(rate=1.0, momentum=self._momentum))
         return StoreWish(
             name=NAME,
@@ -167,6 +167,10 @@ class PushClients:
             reader=False,
             waits=WAITS,
         )
+
+    def _initial(self) -> InitialArrays:
+        """Return the arrays of a new store."""
+        return {name: np.zeros((ROWS, COLUMNS), np.float32) for name in array_names()}
 
     def _pushes_to(self, link: StoreLink) -> _Store:
         store = self._stores.get(link.store.id)
@@ -190,7 +194,7 @@ class PushClients:
             count = 1 + dice.below(4) if self._slack != 0 else 1
             async with asyncio.TaskGroup() as group:
                 for _ in range(count):
-                    array = dice.choose([each for each in store.arrays if not store.arrays[each].full])
+                    array = self._draw_array(store.arrays, dice)
                     group.create_task(self._push(name, link, array, dice), name=f"{name}/push")
                 if dice.chance(0.3):
                     group.create_task(
@@ -201,28 +205,32 @@ class PushClients:
             await asyncio.sleep(dice.around(self._pace_s))
         self.are_going_on = self.are_going_on and not store.full
 
+    def _draw_array(self, arrays: Mapping[str, StorePushes], dice: RandomStream) -> str:
+        """Draw an array to push to; one of `array_names` is not full."""
+        return dice.choose([name for name in array_names() if not arrays[name].full])
+
     async def _push(self, name: str, link: StoreLink, array: str, dice: RandomStream) -> None:
         pushes = self._pushes_to(link).arrays[array]
         if pushes.full:
             return  # other clients took the last columns before this task began
         if self._slack != 0 and dice.chance(INFINITE):
-            await self._push_infinity(name, link, array)
+            await self._push_infinity(name, link, array, pushes.rows)
             return
         weight = 1 + dice.below(3) if self._slack == 0 else 1
         clock = link.clock + 1 if self._slack == 0 else link.clock  # with bsp the push ends the step
         column = pushes.begin(name, clock=clock, weight=weight)
         row = np.zeros((1, COLUMNS), np.float32)
         row[0, column] = -1
-        factors = Factors(row, np.ones((1, ROWS), np.float32))
-        gradient: Gradient = factors if dice.chance(0.3) else np.repeat(row, ROWS, axis=0)
+        factors = Factors(row, np.ones((1, pushes.rows), np.float32))
+        gradient: Gradient = factors if dice.chance(0.3) else np.repeat(row, pushes.rows, axis=0)
         with self.pending.noted(name):
             outcome = await link.push({array: gradient}, weight=weight)
         pushes.acknowledged(column, _rows_of(outcome))
         self._ledger.operations += 1
 
-    async def _push_infinity(self, name: str, link: StoreLink, array: str) -> None:
+    async def _push_infinity(self, name: str, link: StoreLink, array: str, rows: int) -> None:
         """Push finite factors whose product is not finite, which no server may apply."""
-        factors = Factors(np.full((1, COLUMNS), LARGE, np.float32), np.full((1, ROWS), LARGE, np.float32))
+        factors = Factors(np.full((1, COLUMNS), LARGE, np.float32), np.full((1, rows), LARGE, np.float32))
         with self.pending.noted(name):
             outcome = await link.push({array: factors})
         # A repeated push is answered as a duplicate, also if it was refused.
@@ -236,8 +244,12 @@ class PushClients:
         rows: NDArray[np.float64] = values[array].astype(np.float64)
         if self._momentum:
             rows = np.where((rows >= 1) & (rows < MOST_MOMENTUM), 1.0, rows)
-        versions = values.read.of_shards.reshape(ARRAYS, ROWS)[array_names().index(array)]
+        versions = self._versions_of(array, values.read.of_shards)
         pushes.pulled(name, before, Pulled(rows=rows, versions=versions.tolist(), bound=bound))
+
+    def _versions_of(self, array: str, of_shards: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the version of each row of an array, from those of all shards."""
+        return of_shards[: ARRAYS * ROWS].reshape(ARRAYS, ROWS)[array_names().index(array)]
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -278,7 +290,7 @@ class PushClients:
             link = StoreLink(self._wish(), access, group)
             await link.start()
             self._check_known(link.store.id)
-            for array in array_names():
+            for array in self._pushes_to(link).arrays:
                 await self._pull(node.name, link, array)
             await link.leave()
             for task in link.tasks:
@@ -286,7 +298,7 @@ class PushClients:
 
 
 def array_names() -> list[str]:
-    """Return the names of the arrays of a store."""
+    """Return the names of the arrays to which clients push all the time."""
     return [f"array-{number:02}" for number in range(ARRAYS)]
 
 

@@ -128,6 +128,7 @@ def test_whatever_ends_a_run_is_named_and_never_raised(run: object, invariant: s
 
     assert result.invariant == invariant
     assert text in result.text
+    assert result.is_error == (run in (divides, is_cancelled)), "no check raises these"
     assert result.replay_hash
 
 

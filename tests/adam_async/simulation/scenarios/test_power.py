@@ -5,6 +5,7 @@ import pytest
 
 from adam_async.simulation.plan import Case, Fault, Options, Plan, in_order
 from adam_async.simulation.runner import draw_case, run_case, run_seed
+from adam_async.simulation.scenarios.bundle_watch import FROM_DISK
 from adam_async.simulation.scenarios.power import ACKS, CONSISTENCIES, LOST, POWER_CUTS, RECOVERED
 from adam_async.simulation.scenarios.power_cluster import QUARANTINE, READ_BACK, REPLAYED
 from adam_async.simulation.scenarios.power_faults import ALL_KINDS, DISK_KINDS, ONE_KINDS, SPARING_KINDS
@@ -19,7 +20,12 @@ BATCHES = [
 
 
 def case_of(
-    *faults: Fault, seed: int = 1, ack: str = "replicated", copies: int = 2, consistency: str = "asp"
+    *faults: Fault,
+    seed: int = 1,
+    ack: str = "replicated",
+    copies: int = 2,
+    consistency: str = "asp",
+    cold: bool = False,
 ) -> Case:
     """A run over a quiet network with these faults alone."""
     settings = {
@@ -31,6 +37,7 @@ def case_of(
         "flush_s": 0.5,
         "pace_s": 0.2,
         "segment_bytes": 4096,
+        "cold": cold,
     }
     options = Options(network=Conditions(delay_s=0.0005, jitter_s=0.0005), settings=settings)
     return Case(scenario="power", seed=seed, plan=Plan(options=options, faults=in_order(faults)))
@@ -64,6 +71,15 @@ def test_a_step_in_progress_ends_with_its_store() -> None:
     assert result.counts[LOST] > 0
 
 
+@pytest.mark.parametrize("is_cold", [False, True])
+def test_a_server_that_returns_takes_the_piece_of_a_cold_array_from_its_disk(is_cold: bool) -> None:
+    fault = Fault(at_s=3.0, kind="crash", targets=("ps-0",), lasts_s=1.5)
+    result = run_case(POWER_CUTS, case_of(fault, copies=3, cold=is_cold))
+
+    assert (result.invariant, result.text) == ("", "")
+    assert (result.counts[FROM_DISK] > 0) == is_cold, "the pieces of the other arrays have changed"
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("ack", [pytest.param("replicated", marks=pytest.mark.slow), "durable"])
 @pytest.mark.parametrize("kind", sorted({*ALL_KINDS, *ONE_KINDS, *DISK_KINDS, *SPARING_KINDS}))
@@ -88,6 +104,7 @@ def test_a_plan_ends_all_servers_and_draws_every_mode() -> None:
     assert {each["ack"] for each in settings} == {*ACKS}
     assert {each["consistency"] for each in settings} == {*CONSISTENCIES}
     assert all((each["copies"] == 1) or each["ack"] != "single" for each in settings)
+    assert {each["cold"] for each in settings if each["copies"] != 1} == {False, True}
     assert len({msgspec.json.encode(plan) for plan in plans}) == 200
 
 
