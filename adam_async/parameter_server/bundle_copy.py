@@ -73,6 +73,10 @@ from transport import RemoteProtocolError
 
 logger = logging.getLogger(__name__)
 
+DIGEST_BYTES = 16 << 20
+"""Maximum size of the arrays of a piece that the primary compares by their digest, in bytes: about 10 ms in
+one round of the loop, which sends no heartbeat meanwhile. A larger piece is sent with its arrays."""
+
 BACK_OFF_S = 0.2
 """Pause after a proposal without an outcome or with a conflict, in seconds."""
 
@@ -546,7 +550,7 @@ class BundleCopy:
         """Copy a piece for another member, unless it is too large for a message; returns whether it did."""
         specs, position = self._pieces[asked.piece], self._core.log.applied
         arrays = piece_arrays(bundle, specs)
-        is_there = self._offers.is_unchanged(asked, position)
+        is_there = entry_bytes([arrays]) <= DIGEST_BYTES and self._offers.is_unchanged(asked, position)
         tensors = copy_piece(bundle, specs, has_arrays=False)
         nbytes = entry_bytes([tensors] if is_there else [tensors, arrays])
         # The other member takes no more. The next complete sums free their pushes.
