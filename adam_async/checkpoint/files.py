@@ -8,6 +8,10 @@ does not name yet. The newest checkpoints stay, as many as the run keeps; an old
 one before it is read. A run that continues an older checkpoint leaves the newer ones until its own first one
 is durable.
 
+**A run removes its own checkpoints only**: those that it wrote, and those of the runs that it continues in
+this folder, which the note of progress names. Others stay, and so does a checkpoint whose manifest cannot be
+read; if a new checkpoint needs its name, it gets a name of its own.
+
 **Reading believes no file.** A folder may come from elsewhere. The reader opens regular files only, under
 names that a checkpoint can have; it compares the size on the disk with the manifest before it reads, and the
 sum of the sizes with the available memory.
@@ -61,6 +65,8 @@ KEPT = 2
 NOTE_BYTES = 4096
 """Maximum size of `latest` and of the note of progress, in bytes."""
 
+MOST_RUNS = 16
+"""Maximum number of runs in a note of progress; the oldest are dropped."""
 
 DECODED = 26
 """Maximum memory of a decoded manifest, as a multiple of the size of its text: empty objects need most."""
@@ -78,6 +84,10 @@ class CheckpointFolder:
         """Names of checkpoints that are newer than the one that the run continues."""
         self._known: set[str] = set()
         """Names of the checkpoints that the run has found at its start or written: it removes no others."""
+        self._written: set[str] = set()
+        """Names of the checkpoints that the run has written."""
+        self._runs: tuple[str, ...] = ()
+        """Ids of the run and of those that it continues in this folder, the newest first."""
 
     async def take_up(self, resumed: Manifest | None, *, runs: Collection[str] = ()) -> None:
         """Prepare the folder for a run: it may have only the checkpoints that the run continues.
@@ -89,7 +99,7 @@ class CheckpointFolder:
         Raises:
             CheckpointError: The folder has checkpoints of another run, or cannot be written to.
         """
-        self.latest, self._left = "", set()
+        self.latest, self._left, self._written, self._runs = "", set(), set(), ()
         try:
             await self._disk.make_folder(self.path)
             names = await self._disk.names(self.path)
@@ -97,8 +107,12 @@ class CheckpointFolder:
                 await self._remove(name)
             self._known = set(filter(is_folder_name, names))
             if self._known:
-                self.latest = await self._continued(resumed, runs)
-                self._left = set(_newer(names, self.latest))
+                continued = await self._continued(resumed, runs)
+                self.latest = continued.name
+                self._runs = (*await _runs_of(self.path, continued, self._disk), *runs)
+                newer = _newer(names, self.latest)
+                self._left, others = await _of_runs(self.path, newer, self._runs, self._disk)
+                self._known.difference_update(others)
                 await self._disk.write_atomic(self.path / LATEST_FILE, [self.latest.encode()])
         except OSError as error:
             raise self._unwritable(error) from None
@@ -131,19 +145,19 @@ class CheckpointFolder:
     def _unwritable(self, error: OSError) -> CheckpointError:
         return CheckpointError(f"checkpoints cannot be written to {self.path}: {error.strerror or error}")
 
-    async def _continued(self, resumed: Manifest | None, runs: Collection[str]) -> str:
-        """Return the name of the resumed checkpoint in this folder."""
+    async def _continued(self, resumed: Manifest | None, runs: Collection[str]) -> Manifest:
+        """Return the manifest of the resumed checkpoint in this folder."""
         if runs:
             newest = await newest_manifest(self.path, self._disk)
             if newest.run in runs:
-                return newest.name
+                return newest
         if resumed is not None:
             try:
                 there = await checkpoint_manifest(self.path / resumed.name, self._disk)
             except CheckpointError:
                 there = None
             if there == resumed:
-                return resumed.name
+                return resumed
         raise CheckpointError(
             f"{self.path} has checkpoints of another run: continue that one with --resume {self.path}, "
             "or give another folder"
@@ -170,7 +184,7 @@ class CheckpointFolder:
             size = await self._write_files(checkpoint, aside)
             await self._disk.sync_folder(aside)
             if name in await self._disk.names(self.path):
-                await self._put_away(name)  # never the latest: see `Checkpointer`
+                await self._make_room(name)  # never the latest: see `Checkpointer`
             await self._disk.rename(aside, self.path / name)
             await self._disk.write_atomic(self.path / LATEST_FILE, [name.encode()])
         except OSError:
@@ -178,20 +192,26 @@ class CheckpointFolder:
             raise
         self.latest = name
         self._known.add(name)
+        self._written.add(name)
         self._left.discard(name)
+        self._runs = _newest_runs((checkpoint.manifest.run, *self._runs))
         with suppress(OSError):  # the checkpoint is written; the next write tries the removal again
             await self._remove_old(keep)
         return size
 
     async def _remove_old(self, keep: int) -> None:
-        """Remove checkpoints that the run has left behind, then the oldest of its own."""
+        """Remove checkpoints that the run has left behind, then the oldest; those of other runs stay."""
         # A run has written no link and no file of such a name.
         names = self._known.intersection(await self._disk.folders(self.path))
         # A run that goes on from the disks of its servers may be behind its last checkpoint.
         left = self._left.union(_newer(names, self.latest))
         there = sorted(names, key=age_order)
         own = [name for name in there if name not in left]
-        for name in (*filter(left.__contains__, there), *own[: max(len(own) - keep, 0)]):
+        over = [*filter(left.__contains__, there), *own[: max(len(own) - keep, 0)]]
+        unsure = [name for name in over if name not in self._written]
+        _, others = await _of_runs(self.path, unsure, self._runs, self._disk)
+        self._known.difference_update(others)
+        for name in filter(self._known.__contains__, over):
             await self._put_away(name)
         self._left.clear()
 
@@ -215,6 +235,17 @@ class CheckpointFolder:
         size = await self._disk.write_down(path, parts)
         return FileRecord(name=path.name, bytes=size, sha256=await self._disk.run(_digest, parts))
 
+    async def _make_room(self, name: str) -> None:
+        """Free the name of a checkpoint: one of the run goes, another one gets a name of its own."""
+        if name in self._known:
+            await self._put_away(name)
+            return
+        names = await self._disk.names(self.path)
+        free = (f"{name}.kept{number or ''}" for number in range(len(names) + 1))
+        await self._disk.rename(
+            self.path / name, self.path / next(each for each in free if each not in names)
+        )
+
     async def _put_away(self, name: str) -> None:
         """Remove a checkpoint; the first step, a rename, hides it from readers."""
         gone = self.path / f".{name}.gone{ASIDE}"
@@ -235,7 +266,8 @@ class CheckpointFolder:
         Raises:
             OSError: The note could not be written.
         """
-        await self._disk.write_atomic(self.path / PROGRESS_FILE, [msgspec.json.encode(note)])
+        noted = msgspec.structs.replace(note, runs=_newest_runs((*note.runs, *self._runs)))
+        await self._disk.write_atomic(self.path / PROGRESS_FILE, [msgspec.json.encode(noted)])
 
 
 def named_checkpoint(path: Path) -> tuple[Path, str]:
@@ -297,10 +329,14 @@ async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
     """
     (manifest, weights, state), problems = await _newest(folder, disk, _read_one)
     above, name = named_checkpoint(folder)
-    if name and (newer := _newer(await _names(above, disk), name)):
-        problems.append(
-            f"newer ones in {above} ({', '.join(newer)}) are removed once the run has written one there"
-        )
+    newer = _newer(await _names(above, disk), manifest.name)
+    own, others = await _of_runs(above, newer, await _runs_of(above, manifest, disk), disk)
+    if name and own:
+        there = ", ".join(sorted(own, key=age_order))
+        problems.append(f"newer ones in {above} ({there}) are removed once the run has written one there")
+    if others:
+        there = ", ".join(sorted(others, key=age_order))
+        problems.append(f"newer ones in {above} ({there}) are of another run or damaged, and stay")
     return Checkpoint(
         manifest=manifest,
         weights=weights,
@@ -397,6 +433,32 @@ def _newer(names: Iterable[str], name: str) -> list[str]:
     """Return the names of newer checkpoints, the oldest first."""
     newer = [each for each in names if is_folder_name(each) and age_order(each) > age_order(name)]
     return sorted(newer, key=age_order)
+
+
+async def _runs_of(folder: Path, manifest: Manifest, disk: Disk) -> tuple[str, ...]:
+    """Return the ids of a checkpoint's run and of the others of its training in the folder."""
+    note = await _read_progress(folder, disk)
+    # The note may be one of another run.
+    noted = note.runs if note is not None and manifest.run in note.runs else ()
+    return _newest_runs((manifest.run, *noted))
+
+
+def _newest_runs(runs: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(runs))[:MOST_RUNS]
+
+
+async def _of_runs(
+    folder: Path, names: Iterable[str], runs: Collection[str], disk: Disk
+) -> tuple[set[str], set[str]]:
+    """Return the checkpoints of some runs, and the others, of which some cannot be read."""
+    own, others = set[str](), set[str]()
+    for name in names:
+        try:
+            run = (await checkpoint_manifest(folder / name, disk)).run
+        except CheckpointError:
+            run = ""
+        (own if run in runs else others).add(name)
+    return own, others
 
 
 async def _read_one(

@@ -96,7 +96,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class ProgressNote(msgspec.Struct, frozen=True, kw_only=True):
+class ProgressNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Progress of a run after its newest checkpoint."""
 
     epoch: int
@@ -104,6 +104,8 @@ class ProgressNote(msgspec.Struct, frozen=True, kw_only=True):
     """Number of trained groups of the epoch."""
     trained_again: int
     """Number of groups that the run had trained a second time by then, because of resumes."""
+    runs: tuple[str, ...] = ()
+    """Ids of the run and of those that it continues in the same folder, the newest first."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

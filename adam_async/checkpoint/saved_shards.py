@@ -6,6 +6,7 @@ may lose a piece that it had.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -24,11 +25,10 @@ from adam_async.messages import (
     ShardState,
     ShardStates,
     pack,
-    read_packed_tensor,
     read_state_tables,
     unpack,
 )
-from adam_async.messages.saved_shards import MOST_SAVED_BYTES, MOST_SAVED_STORES
+from adam_async.messages.saved_shards import read_saved_list
 from adam_async.parameter_server.piece_states import chunks_of
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.run.cluster_map import ClusterMap
@@ -39,14 +39,17 @@ from adam_async.run.store_record import ArrayRecord, StoreRecord
 from adam_async.runtime.channel import Endpoint
 from transport import Link, RemoteProtocolError, TransportError
 
+logger = logging.getLogger(__name__)
+
+MOST_FAULTS = 8
+"""Maximum number of faults of stores and pieces in one error."""
+
 READING_AT_ONCE = 8
 """Maximum number of servers that are read at once."""
 
 MOST_LISTED_SHARDS = 4 * MAX_SHARDS
 """Maximum number of shards of all stores of one name on a server, whose tables a reader forms. A store beyond
 it does not count."""
-
-_LIST = tuple[SavedStore, ...]
 
 
 class ShardSink(Protocol):
@@ -118,12 +121,19 @@ class Survey:
         servers: Servers that keep shards on a disk.
         without: Servers without a disk for shards.
         silent: Servers that did not answer.
+        faults: Faults of invalid stores and pieces, which do not count, each with its server.
     """
 
     stores: tuple[FoundStore, ...]
     servers: tuple[str, ...]
     without: tuple[str, ...]
     silent: tuple[str, ...]
+    faults: tuple[str, ...] = ()
+
+    @property
+    def faults_text(self) -> str:
+        """The faults for the end of an error; empty without one."""
+        return "".join([f"; {fault}" for fault in self.faults[:MOST_FAULTS]])
 
 
 class SavedShards:
@@ -136,10 +146,12 @@ class SavedShards:
     def __init__(self, endpoint: Endpoint, *, waits: Waits) -> None:
         self._endpoint = endpoint
         self._waits = waits
+        self._logged: tuple[str, ...] = ()
+        """Faults of the last survey; only others are logged."""
 
     async def survey(self, name: str, cluster: ClusterMap) -> Survey:
         """Return the stores of a name on the disks of the live servers."""
-        answers: dict[str, tuple[bool, _LIST]] = {}
+        answers: dict[str, tuple[bool, tuple[SavedStore, ...], tuple[str, ...]]] = {}
 
         async def ask(node: str) -> None:
             try:
@@ -152,25 +164,32 @@ class SavedShards:
             for node in servers:
                 group.create_task(ask(node), name=f"{self._endpoint.identity.node}/saved-{node}")
         found: dict[str, list[FoundStore]] = {}
+        faults: list[str] = []
         for node in sorted(answers):
             room = MOST_LISTED_SHARDS
+            faults += [f"{node} lists {fault}" for fault in answers[node][2]]
             for saved in answers[node][1]:
-                room -= _merge(found, node, saved, name, room=room)
+                shards = _merge(found, node, saved, name, room=room)
+                if not shards:
+                    faults.append(f"{node} lists store {saved.id!r}: its record or arrays are invalid")
+                room -= shards
+        for fault in faults:
+            if fault not in self._logged:
+                logger.warning("%s", fault)
+        self._logged = tuple(faults)
         return Survey(
             stores=tuple(sorted(chain(*found.values()), key=lambda each: -each.began_ms)),
             servers=tuple(node for node in servers if node in answers and answers[node][0]),
             without=tuple(node for node in servers if node in answers and not answers[node][0]),
             silent=tuple(node for node in servers if node not in answers),
+            faults=tuple(faults),
         )
 
-    async def _list(self, name: str, address: str) -> tuple[bool, _LIST]:
+    async def _list(self, name: str, address: str) -> tuple[bool, tuple[SavedStore, ...], tuple[str, ...]]:
         async with self._connect(address) as link:
             reply = await link.call(pack(ListSaved(name=name)), timeout_s=self._waits.call_s)
             answer = unpack(reply, SavedList)
-            found: _LIST = read_packed_tensor(reply, _LIST, MOST_SAVED_BYTES)
-            if len(found) > MOST_SAVED_STORES:
-                raise RemoteProtocolError("saved", f"{len(found)} stores, {MOST_SAVED_STORES} are the most")
-            return answer.keeps, found
+            return answer.keeps, *read_saved_list(reply)
 
     def _connect(self, address: str) -> Any:
         endpoint = self._endpoint

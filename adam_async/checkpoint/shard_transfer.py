@@ -32,6 +32,7 @@ from adam_async.messages import (
 from adam_async.parameter_server.connection import NOT_SERVING
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
+from adam_async.run.epoch_shares import most_clock
 from adam_async.run.primary import Primary, lacks_copies, primary_of
 from adam_async.run.shard_table import ShardSpec, ShardTable, holders
 from adam_async.run.store_record import StoreRecord
@@ -171,6 +172,7 @@ class ShardCopies:
         Raises:
             ClockPassed: In bsp, a shard has passed its clock.
             DeadlineExceeded: A clock was not reached in time; the error names the replicas behind.
+            RemoteProtocolError: A primary sent other shards, or a clock that no replica can have reached.
             TransportError, ShardUnavailable: A primary did not answer, for `patience_s` after its first
                 failure, or for `copies_s` while its bundle lacks copies.
         """
@@ -216,11 +218,19 @@ class ShardCopies:
             else:
                 break
         answer = unpack(reply, ShardStates)
+        most = _most_clock(cluster)
         if answer.passed:
+            if not clock < answer.passed <= most:  # the caller reads at a later clock than this one
+                text = f"sent clock {answer.passed} for shards past clock {clock}, and {most} is the most"
+                raise RemoteProtocolError("clock", f"{link.peer.node} {text}")
             raise ClockPassed(answer.passed)
         states, arrays = read_state_tables(reply.tensors)
         if tuple(state.shard for state in states) != numbers:
             raise RemoteProtocolError("shards", f"asked for shards {numbers}, got others")
+        newest = max([found for state in states for found in state.clocks.values()], default=0)
+        if newest > most:  # a run that continues the checkpoint would begin at this clock
+            text = f"sent clock {newest} of a replica, and {most} is the most"
+            raise RemoteProtocolError("clock", f"{link.peer.node} {text}")
         tensors.put(numbers, answer.arrays, arrays)
         return states
 
@@ -356,6 +366,16 @@ class ShardCopies:
             room -= tensors.bytes_of(shard)
         if some:
             yield some
+
+
+def _most_clock(cluster: ClusterMap) -> int:
+    """Return a clock, in steps, that no replica of the run can exceed; the servers have the same bound."""
+    store, epoch = cluster.run_store, cluster.epoch
+    stands_at = store.first_clock if store is not None else 0
+    if epoch is None:
+        return most_clock(stands_at=stands_at, epochs=1, groups=0)
+    stands_at = max(stands_at, epoch.first_clock)
+    return most_clock(stands_at=stands_at, epochs=epoch.number + 1, groups=epoch.groups)
 
 
 def _map_changed(bundles: Sequence[_Bundle], cluster: ClusterMap) -> None:

@@ -242,7 +242,10 @@ class Checkpointer:
 
     def note_progress(self, epoch: int, groups: int) -> None:
         """Write the progress of training to a file, beside the checkpoints. Never waits."""
-        self._seen = ProgressNote(epoch=epoch, groups=groups, trained_again=self._common.trained_again)
+        common = self._common
+        self._seen = ProgressNote(
+            epoch=epoch, groups=groups, trained_again=common.trained_again, runs=(common.run,)
+        )
         if self._writing is None or self._writing.done():
             self._begin_note()
 

@@ -81,7 +81,8 @@ class EpochCheckpoints:
         assert record is not None, "an epoch has begun"
         step_groups = max(record.round_groups, 1) * max(len(record.shares), 1)
         steps = -(-self._config.checkpoint_every // step_groups)
-        clock, ahead = record.first_clock + steps, 1
+        last = record.first_clock
+        clock, ahead = last + steps, 1
         while True:
             try:
                 with self._phase(f"checkpoint at clock {clock}"):
@@ -92,7 +93,11 @@ class EpochCheckpoints:
                 continue
             if reading is not None:
                 await self._write_at(clock, reading)
-            clock, ahead = clock + steps, 1
+                last = clock
+            else:
+                # A server whose clocks are wrong may have led to this clock: begin at the last one read.
+                await asyncio.sleep(POLL_S)
+            clock, ahead = last + steps, 1
 
     async def _write_at(self, clock: int, reading: Reading) -> None:
         try:

@@ -200,7 +200,7 @@ class SavedRunReader:
 
 def _what_is_missing(note: RunNote, survey: Survey) -> str:
     run, servers = note.manifest.run, ", ".join(survey.servers) or "no server"
-    remedy = "start all servers of the run with their folders, as many as before"
+    remedy = f"start all servers of the run with their folders, as many as before{survey.faults_text}"
     if not survey.stores:
         return f"no shards of run {run} are on the disks of {servers}: {remedy}"
     missing = ", ".join(survey.stores[0].missing())

@@ -9,6 +9,8 @@ import msgspec
 
 from adam_async.messages.body import Body, Rows
 from adam_async.messages.bounds import Clock, Count, Name, NodeId, Shards, StoreId, Version
+from adam_async.messages.tensors import UNREADABLE, read_packed_tensor
+from transport import Message, RemoteProtocolError
 
 MOST_SAVED_BYTES = 32 << 20
 """Maximum size of the list of saved stores of one name on a server, in bytes: arrays and 100,000 pieces."""
@@ -51,6 +53,12 @@ class SavedStore(msgspec.Struct, frozen=True):
     """Time at which the server took the store up, in milliseconds since 1970: the larger one is newer."""
 
 
+class _ListedStore(SavedStore, frozen=True):
+    """A `SavedStore` whose pieces are not decoded."""
+
+    pieces: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MOST_SAVED_PIECES)]  # type: ignore[assignment]
+
+
 class ListSaved(Body, frozen=True, kw_only=True):
     """Request for the stores of a name that a server has on its disk."""
 
@@ -71,6 +79,57 @@ class ReadSaved(Body, frozen=True, kw_only=True):
     home: NodeId
     piece: Count
     shards: Shards
+
+
+_PIECE: msgspec.msgpack.Decoder[SavedPiece] = msgspec.msgpack.Decoder(SavedPiece)
+_STORE: msgspec.msgpack.Decoder[SavedStore] = msgspec.msgpack.Decoder(SavedStore)
+_LISTED: msgspec.msgpack.Decoder[_ListedStore] = msgspec.msgpack.Decoder(_ListedStore)
+
+
+def read_saved_list(message: Message) -> tuple[tuple[SavedStore, ...], tuple[str, ...]]:
+    """Return the stores beside a `SavedList`, and the faults of others.
+
+    A server has files from elsewhere on its disk, so an invalid store or piece costs no other one.
+
+    Raises:
+        RemoteProtocolError: The list is too long, or is none.
+    """
+    listed = read_packed_tensor(message, tuple[msgspec.Raw, ...], MOST_SAVED_BYTES)
+    if len(listed) > MOST_SAVED_STORES:
+        raise RemoteProtocolError("saved", f"{len(listed)} stores, {MOST_SAVED_STORES} are the most")
+    stores: list[SavedStore] = []
+    faults: list[str] = []
+    for number, packed in enumerate(listed):
+        try:
+            stores.append(_STORE.decode(packed))
+        except UNREADABLE as error:
+            try:
+                store, faulty = _without_faults(packed)
+            except UNREADABLE:
+                faults.append(f"store {number} of its list: {error}")
+            else:
+                stores.append(store)
+                faults += [f"store {store.id!r}: {fault}" for fault in faulty]
+    return tuple(stores), tuple(faults)
+
+
+def _without_faults(packed: msgspec.Raw) -> tuple[SavedStore, list[str]]:
+    """Return a store without its invalid pieces, and the fault of the first of these.
+
+    Raises:
+        Error of `UNREADABLE`: Another field is invalid.
+    """
+    listed = _LISTED.decode(packed)
+    pieces: list[SavedPiece] = []
+    faults: list[str] = []
+    for number, piece in enumerate(listed.pieces):
+        try:
+            pieces.append(_PIECE.decode(piece))
+        except UNREADABLE as error:
+            faults.append(f"piece {number} of its list: {error}")
+    others = f", and {len(faults) - 1} more pieces" if len(faults) > 1 else ""
+    values = {name: getattr(listed, name) for name in listed.__struct_fields__}
+    return SavedStore(**{**values, "pieces": tuple(pieces)}), [fault + others for fault in faults[:1]]
 
 
 _ASKING = frozenset({("driver", "ps"), ("client", "ps")})

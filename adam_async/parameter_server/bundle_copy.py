@@ -35,7 +35,7 @@ from adam_async.parameter_server.log_entries import (
 from adam_async.parameter_server.members_watch import MembersWatch
 from adam_async.parameter_server.offered_pieces import OfferedPieces
 from adam_async.parameter_server.ordered_appends import OrderedAppends
-from adam_async.parameter_server.part_collector import PartCollector
+from adam_async.parameter_server.part_collector import MOST_BYTES, PartCollector
 from adam_async.parameter_server.replication.effects import (
     Apply,
     BecamePrimary,
@@ -72,6 +72,10 @@ from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError
 
 logger = logging.getLogger(__name__)
+
+DIGEST_BYTES = 8 << 20
+"""Maximum size of the arrays of a piece that the primary compares by their digest, in bytes: about 5 ms in
+one round of the loop, which sends no heartbeat meanwhile. A larger piece is sent with its arrays."""
 
 BACK_OFF_S = 0.2
 """Pause after a proposal without an outcome or with a conflict, in seconds."""
@@ -480,11 +484,12 @@ class BundleCopy:
         self._count_applied()
         is_between = bundle.idle and not self._applying
         # While a piece is to be copied, entries wait: with more and more of them the shards are never idle.
-        copies = self._asked or (self._saver is not None and self._saver.has_request and self._core.is_whole)
+        saves = self._saver is not None and self._saver.has_request and self._core.is_whole
+        copies = self._asked or saves
         may_apply = is_between or (self._core.is_primary and not copies and not self._is_catching_up)
-        if self._asked and is_between:
-            self._copy_piece(self._asked.popleft(), bundle)
-        elif copies and is_between and self._saver is not None:
+        if self._asked and is_between and self._copy_piece(self._asked[0], bundle):
+            self._asked.popleft()
+        elif saves and is_between and self._saver is not None:
             self._saver.copy_requested(bundle, self._order_of)
         elif self._to_apply and may_apply:
             self._applying += 1
@@ -541,15 +546,24 @@ class BundleCopy:
         """Return the generation and the position of the last entry in a piece, between two entries."""
         return max(self._generation, self._origins[piece]), self._core.position_of(piece)
 
-    def _copy_piece(self, asked: CopyPiece, bundle: Bundle) -> None:
+    def _copy_piece(self, asked: CopyPiece, bundle: Bundle) -> bool:
+        """Copy a piece for another member, unless it is too large for a message; returns whether it did."""
         specs, position = self._pieces[asked.piece], self._core.log.applied
-        is_there = self._offers.is_unchanged(asked, position)
-        tensors = copy_piece(bundle, specs, has_arrays=not is_there)
-        digest = digest_of(piece_arrays(bundle, specs)) if is_there else b""
+        arrays = piece_arrays(bundle, specs)
+        is_there = entry_bytes([arrays]) <= DIGEST_BYTES and self._offers.is_unchanged(asked, position)
+        tensors = copy_piece(bundle, specs, has_arrays=False)
+        nbytes = entry_bytes([tensors] if is_there else [tensors, arrays])
+        # The other member takes no more. The next complete sums free their pushes.
+        if nbytes > MOST_BYTES and len(tensors) > 1:
+            return False
+        if not is_there:
+            tensors = with_arrays(tensors, [array.copy() for array in arrays])
+        digest = digest_of(arrays) if is_there else b""
         changed = self._saver.changed_at(asked.piece) if self._saver is not None else position
         origin, _ = self._order_of(asked.piece)
         content = _CopiedPiece(tensors, origin, changed, digest)
-        self._core.piece_copied(asked, position, content, entry_bytes([tensors]))
+        self._core.piece_copied(asked, position, content, nbytes)
+        return True
 
     def __repr__(self) -> str:
         return f"<BundleCopy {self._facts.home} {self._core!r}>"

@@ -13,6 +13,8 @@ Positions only save the primary the digest of a piece that has changed, so a wro
 no value. Pieces on a disk have committed entries only, but perhaps the values of another arithmetic: see
 "Numerics" in decision 30.
 
+The primary digests a piece in one round of its loop, so it sends a very large one with its arrays.
+
 *If the arrays cannot be read or their digest differs*, the member ends the link. The next session begins with
 an empty copy, as always, and the member offers nothing in it.
 

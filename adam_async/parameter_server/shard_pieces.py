@@ -3,7 +3,8 @@
 Piece 0 has the state that belongs to no shard: replica generations and the epoch. Each other piece has a few
 shards that follow one another, of about `PIECE_BYTES`: values, rule state, tables and pending contributions,
 whose pushes travel with it, as far as they are for its shards. All members cut the shards into the same
-pieces. A piece is a copy, taken between two entries, so it is the state at one position of the log.
+pieces. A piece is a copy, taken between two entries, so it is the state at one position of the log. The
+primary copies a piece whose pending pushes make it too large for a member after the next complete sum.
 
 The first tensor of a piece is its details (msgpack); then come the values of each shard and its rule's
 arrays, in the order of their names, and then the tensors of the pushes.

@@ -104,7 +104,7 @@ def _what_is_missing(name: str, store: FoundStore, survey: Survey) -> str:
     return (
         f"store {name!r} is on the disks of {', '.join(survey.servers)}, without the shards of "
         f"{', '.join(store.missing())}: start all its servers with their folders, or drop it with "
-        "create='new'"
+        f"create='new'{survey.faults_text}"
     )
 
 

@@ -487,9 +487,10 @@ async def test_groups_trained_after_the_checkpoint_are_counted_as_trained_again(
 async def test_progress_is_written_at_every_poll(tmp_path):
     async with cluster_of(config_of(epochs=1), checkpoint=tmp_path) as cluster:
         await cluster.train()
+        runs = [cluster.driver._run]
     async with Disk() as disk:
         note = msgspec.json.decode(await disk.read_bytes(tmp_path / "progress.json"))
-    assert note == {"epoch": 1, "groups": 15, "trained_again": 0}
+    assert note == {"epoch": 1, "groups": 15, "trained_again": 0, "runs": runs}
 
 
 async def test_a_cluster_that_cannot_resume_fails_before_it_starts(tmp_path):

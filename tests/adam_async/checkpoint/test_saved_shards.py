@@ -1,13 +1,23 @@
 """Stores on the disks of servers, as a faulty server may list them."""
 
+import logging
+import re
+from contextlib import AsyncExitStack
+
 import msgspec
 import pytest
 
-from adam_async.checkpoint.saved_shards import _merge
-from adam_async.messages import SavedStore
+from adam_async.checkpoint.saved_shards import SavedShards, _merge
+from adam_async.messages import SavedList, SavedStore, pack, packed_tensor
 from adam_async.messages.saved_shards import SavedPiece
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import ArrayRecord, RuleRecord
+from adam_async.runtime.channel import Endpoint
+from adam_async.runtime.traffic import Traffic
+from tests.adam_async.cluster_maps import node as node_record
 from tests.adam_async.cluster_maps import store_record
+from tests.adam_async.runs import NETWORKS, PATIENT, address_of
+from transport import Identity
 
 ARRAYS = (ArrayRecord("w", (8,)),)
 
@@ -73,3 +83,51 @@ def test_a_server_that_lists_another_record_hides_no_store_of_others(is_first):
     _merge(found, "ps-3", newer, "a-name")
     servers = {store.record.creator: store.best["ps-0", 1][2] for store in found["store-1"]}
     assert servers == {"": "ps-3", "another": "ps-0" if is_first else "ps-2"}
+
+
+class Lists:
+    """A server that lists these stores."""
+
+    def __init__(self, number, *stores):
+        self.identity = Identity(role="ps", node=f"ps-{number}", incarnation=1)
+        self._answer = pack(SavedList(keeps=True), [packed_tensor(stores)])
+
+    async def on_link(self, link):
+        link.serve(lambda request: request.reply(self._answer))
+        await link.wait_closed()
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_an_invalid_entry_costs_only_itself_and_is_logged_once_with_its_server(network, caplog):
+    network = NETWORKS[network]()
+    forged = SavedPiece("ps-0", 2, 1, 7, 1 << 60)
+    partly = msgspec.structs.replace(listed(), pieces=(*listed().pieces, forged))
+    servers = (
+        Lists(0, partly),
+        Lists(1, {"name": "a-name"}, listed(rules=(RuleRecord(rule="magic"),))),
+        Lists(2, msgspec.structs.replace(listed(), pieces=(SavedPiece("ps-0", 2, 1, 7, 0),))),
+    )
+    asking = Identity(role="driver", node="driver", incarnation=1)
+    saved = SavedShards(Endpoint(network, asking, Traffic("driver")), waits=PATIENT)
+    async with AsyncExitStack() as stack:
+        nodes = {}
+        for server in servers:
+            listening = network.listen(address_of(network), server.identity, server.on_link)
+            address = (await stack.enter_async_context(listening)).address
+            nodes[server.identity.node] = node_record("ps", address=address)
+        with caplog.at_level(logging.WARNING, "adam_async.checkpoint.saved_shards"):
+            for _ in range(2):
+                survey = await saved.survey("a-name", ClusterMap(nodes=nodes))
+    assert survey.servers == ("ps-0", "ps-1", "ps-2")
+    (store,) = survey.stores
+    assert {key[1]: server for key, (_, _, server) in store.best.items()} == {1: "ps-0", 2: "ps-2"}
+    faults = (
+        r"ps-0 lists store 'store-1': piece 1 of its list: Expected `int` <= \d+ - at `\$\[4\]`",
+        "ps-1 lists store 0 of its list: Object missing required field `id`",
+        "ps-1 lists store 'store-1': its record or arrays are invalid",
+    )
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == list(survey.faults)
+    for fault, text in zip(faults, logged, strict=True):
+        assert re.fullmatch(fault, text)
+    assert survey.faults_text == "".join([f"; {fault}" for fault in logged])

@@ -17,7 +17,7 @@ from adam_async.run.config import Waits
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, address_of, servers_of, until
-from transport import DialFailed, Identity
+from transport import DialFailed, Identity, RemoteProtocolError
 
 
 def copies_of(servers, waits=PATIENT, changes=None):
@@ -122,6 +122,28 @@ async def test_a_reading_that_is_cancelled_while_it_fails_is_cancelled():
         reading = asyncio.create_task(copies._with_primaries(store, servers.table, fail))
         await asyncio.wait([reading])
         assert reading.cancelled()
+
+
+# --- servers that lie -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("passed", [1, 2, 1 << 40])
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_passed_clock_that_no_replica_can_have_reached_costs_the_link(network, passed):
+    """The next clock of its reader would otherwise be so late that no reading ever ends."""
+    async with servers_of(NETWORKS[network](), consistency="bsp", waits=PATIENT) as servers:
+        for server in servers.servers:
+            server.state.bundle.keep_clock = lambda *_: passed
+        with pytest.raises(RemoteProtocolError, match=f"ps-0 sent clock {passed} for shards past clock 2"):
+            await read(servers, clock=2)
+
+
+async def test_a_clock_of_a_replica_that_none_can_have_reached_is_not_taken_into_a_checkpoint():
+    async with servers_of(NETWORKS["local"](), waits=PATIENT) as servers:
+        for shard in servers.shards().values():
+            shard.clocks[0] = 1 << 40
+        with pytest.raises(RemoteProtocolError, match=f"ps-0 sent clock {1 << 40} of a replica"):
+            await read(servers)
 
 
 # --- primaries that move ---------------------------------------------------------------------

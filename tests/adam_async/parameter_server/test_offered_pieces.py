@@ -8,7 +8,7 @@ import pytest
 
 from adam_async.messages import pack
 from adam_async.messages.replication import Held, PieceCopy
-from adam_async.parameter_server import members_watch, shard_pieces
+from adam_async.parameter_server import bundle_copy, members_watch, shard_pieces
 from adam_async.parameter_server.bundle_saver import BundleSaver
 from adam_async.parameter_server.offered_pieces import OfferedPieces
 from adam_async.parameter_server.replication.effects import CopyPiece
@@ -114,6 +114,17 @@ async def test_a_restarted_server_is_sent_only_the_pieces_that_have_changed(monk
         assert sent.whole == [4], "one array has changed, and piece 0 has none"
         assert PIECE_BYTES < sent.nbytes < PIECE_BYTES + len(sent) * OVERHEAD_BYTES
         assert from_disk(servers, SECOND) == 9
+        assert values_of(servers, SECOND) == values_of(servers, FIRST)
+
+
+@pytest.mark.parametrize("size", [PIECE_BYTES, PIECE_BYTES - 1])
+async def test_a_piece_whose_digest_would_take_too_long_is_sent_whole(monkeypatch, tmp_path, size):
+    monkeypatch.setattr(bundle_copy, "DIGEST_BYTES", size)
+    async with two_copies(monkeypatch, tmp_path) as (servers, _, sent):
+        await start_again(servers, SECOND, nothing())
+        pieces = [] if size == PIECE_BYTES else list(range(1, 11))
+        assert sent.whole == pieces
+        assert from_disk(servers, SECOND) == 10 - len(pieces)
         assert values_of(servers, SECOND) == values_of(servers, FIRST)
 
 

@@ -1,0 +1,41 @@
+"""The list of saved stores, as a server with forged files on its disk may send it."""
+
+import msgspec
+import pytest
+
+from adam_async.messages import SavedList, SavedPiece, SavedStore, pack, packed_tensor
+from adam_async.messages.saved_shards import MOST_SAVED_STORES, read_saved_list
+from transport import RemoteProtocolError
+
+PIECES = (SavedPiece("ps-0", 0, 1, 7, 3), SavedPiece("ps-0", 1, 1, 7, 3), SavedPiece("ps-0", 2, 1, 8, 3))
+STORE = SavedStore("a-name", "store-1", b"{}", b"[]", PIECES, 1)
+FORGED = [SavedPiece("ps-0", 1, 1, 7, 1 << 60), SavedPiece("x" * 200, 1, 1, 7, 3), ("ps-0", 1)]
+
+
+def listed(*stores):
+    return read_saved_list(pack(SavedList(keeps=True), [packed_tensor(stores)]))
+
+
+def with_pieces(*pieces):
+    return msgspec.structs.replace(STORE, pieces=pieces)
+
+
+@pytest.mark.parametrize("forged", FORGED, ids=["clock", "home", "fields"])
+def test_an_invalid_piece_costs_no_other_one_and_is_named(forged):
+    stores, (fault,) = listed(with_pieces(PIECES[0], forged, PIECES[2]), STORE)
+    assert stores == (with_pieces(PIECES[0], PIECES[2]), STORE)
+    assert fault.startswith("store 'store-1': piece 1 of its list: ")
+    _, (fault,) = listed(with_pieces(forged, forged, PIECES[0], forged))
+    assert fault.endswith(", and 2 more pieces")
+
+
+@pytest.mark.parametrize("forged", [msgspec.structs.replace(STORE, id="x" * 200), 7, {"name": "a-name"}])
+def test_an_invalid_store_costs_no_other_one_and_is_named(forged):
+    stores, (fault,) = listed(STORE, forged)
+    assert stores == (STORE,)
+    assert fault.startswith("store 1 of its list: ")
+
+
+def test_a_list_with_too_many_stores_is_refused():
+    with pytest.raises(RemoteProtocolError, match=f"{MOST_SAVED_STORES} are the most"):
+        listed(*[STORE] * (MOST_SAVED_STORES + 1))
