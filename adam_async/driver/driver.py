@@ -491,6 +491,7 @@ class Driver:
         failure = self._training_run.losses.failure if self._training_run is not None else ""
 
         def finish(record: ProgramRecord) -> ProgramRecord | None:
+            """Return the program as failed or finished, if it is not over."""
             if record.id != run or record.over:
                 return None
             if failure:

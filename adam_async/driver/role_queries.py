@@ -127,6 +127,7 @@ class RoleQueries:
         found: dict[str, RoleStatistics] = {}
 
         async def ask(node: str, address: str) -> None:
+            """Keep the counts of one role, if it answers in time."""
             try:
                 async with asyncio.timeout(within_s):
                     statistics = await self.statistics(address, run)

@@ -227,6 +227,7 @@ class TrainingCluster:
 
     async def _run_worker(self, node: Node) -> None:
         def entropy(count: int) -> bytes:
+            """Draw the identity of a session, and note what was acknowledged before it."""
             drawn = node.entropy(count)
             self.note_acknowledged(node.name)
             self._note_run()
