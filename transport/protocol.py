@@ -66,7 +66,7 @@ class Outgoing:
 
 
 class Conversation:
-    """State of one established conversation. See the module's text.
+    """State of one established conversation: its decoder, its queue and its deadlines.
 
     Args:
         config: Limits and waiting times.

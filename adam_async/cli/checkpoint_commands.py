@@ -4,29 +4,26 @@ Like `commands.py`, this file imports only modules for `--help`.
 """
 
 from pathlib import Path
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from adam_async.cli.checkpoint_options import CheckpointExportOptions, CheckpointOptions
 from adam_async.cli.running import run_in_loop
+
+CheckpointsPath = Annotated[Path, Parameter(help="Folder of `train --checkpoint`, or one checkpoint in it.")]
 
 checkpoint_commands = App(name="checkpoint", help="List, verify and export the checkpoints of a run.")
 
 
 @checkpoint_commands.command(name="list")
 def checkpoint_list(
-    folder: Path,
+    folder: CheckpointsPath,
     /,
     *,
     options: CheckpointOptions = CheckpointOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """List checkpoints: epoch, groups, run, mode, model, time, bytes, and whether all files are there.
-
-    Parameters
-    ----------
-    folder
-        Folder of `train --checkpoint`, or one checkpoint in it.
-    """
+    """List checkpoints: epoch, groups, run, mode, model, time, bytes, and whether all files are there."""
     from adam_async.cli.checkpoint import list_checkpoints
 
     return run_in_loop(lambda terminal: list_checkpoints(folder, options, terminal), loop=options.loop)
@@ -34,18 +31,12 @@ def checkpoint_list(
 
 @checkpoint_commands.command(name="verify")
 def checkpoint_verify(
-    folder: Path,
+    folder: CheckpointsPath,
     /,
     *,
     options: CheckpointOptions = CheckpointOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Read every byte of checkpoints, and report damage; exit code 3 if one is damaged.
-
-    Parameters
-    ----------
-    folder
-        Folder of `train --checkpoint`, or one checkpoint in it.
-    """
+    """Read every byte of checkpoints, and report damage; exit code 3 if one is damaged."""
     from adam_async.cli.checkpoint import verify_checkpoints
 
     return run_in_loop(lambda terminal: verify_checkpoints(folder, options, terminal), loop=options.loop)
@@ -53,7 +44,7 @@ def checkpoint_verify(
 
 @checkpoint_commands.command(name="export")
 def checkpoint_export(
-    folder: Path,
+    folder: CheckpointsPath,
     file: Path,
     /,
     *,
@@ -63,8 +54,6 @@ def checkpoint_export(
 
     Parameters
     ----------
-    folder
-        Folder of `train --checkpoint`, or one checkpoint in it.
     file
         File for the model, in the safetensors format; `evaluate`, `predict` and `export` take it.
     """

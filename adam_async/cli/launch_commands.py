@@ -2,13 +2,16 @@
 
 import os
 from pathlib import Path
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from adam_async.cli.kubernetes_options import KubernetesOptions
 from adam_async.cli.launch_options import RayOptions, SlurmOptions
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.running import run_driver, run_in_loop
+
+RunFile = Annotated[Path, Parameter(help="TOML file with options, as for `train --config`.")]
 
 launch_commands = App(name="launch", help="Train with roles on other machines, or write the files for that.")
 
@@ -16,7 +19,7 @@ launch_commands = App(name="launch", help="Train with roles on other machines, o
 @launch_commands.command(name="ssh")
 def launch_ssh(
     hosts: Path,
-    file: Path | None = None,
+    file: RunFile | None = None,
     /,
     options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
 ) -> int:
@@ -26,8 +29,6 @@ def launch_ssh(
     ----------
     hosts
         TOML file with the hosts (docs/how-to/launch-ssh.md).
-    file
-        TOML file with options, as for `train --config`.
     """
     from adam_async.cli.launch import launch_over_ssh
 
@@ -36,7 +37,7 @@ def launch_ssh(
 
 @launch_commands.command(name="torchrun")
 def launch_torchrun(
-    file: Path | None = None,
+    file: RunFile | None = None,
     /,
     *,
     port: int = 0,
@@ -46,8 +47,6 @@ def launch_torchrun(
 
     Parameters
     ----------
-    file
-        TOML file with options, as for `train --config`.
     port
         Port of rank 0 for the other ranks; by default from 20000 to 29999, by MASTER_PORT.
     """
@@ -59,14 +58,8 @@ def launch_torchrun(
 
 
 @launch_commands.command(name="k8s")
-def launch_kubernetes(file: Path, /, options: KubernetesOptions) -> int:
-    """Write the manifests of a run on Kubernetes, for `kubectl apply -f FOLDER`.
-
-    Parameters
-    ----------
-    file
-        TOML file with options, as for `train --config`.
-    """
+def launch_kubernetes(file: RunFile, /, options: KubernetesOptions) -> int:
+    """Write the manifests of a run on Kubernetes, for `kubectl apply -f FOLDER`."""
     from adam_async.cli.launch_kubernetes import write_manifests
 
     return run_in_loop(lambda _: write_manifests(file, options), loop=options.loop)
@@ -74,18 +67,12 @@ def launch_kubernetes(file: Path, /, options: KubernetesOptions) -> int:
 
 @launch_commands.command(name="ray")
 def launch_ray(
-    file: Path | None = None,
+    file: RunFile | None = None,
     /,
     ray: RayOptions = RayOptions(),  # noqa: B008 - frozen
     options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Train with the roles as actors of Ray, and the driver in this process; needs the extra `ray`.
-
-    Parameters
-    ----------
-    file
-        TOML file with options, as for `train --config`.
-    """
+    """Train with the roles as actors of Ray, and the driver in this process; needs the extra `ray`."""
     from adam_async.cli.launch import launch_on_ray
 
     return run_driver(lambda terminal: launch_on_ray(ray, file, options, os.environ, terminal), options)
@@ -93,18 +80,12 @@ def launch_ray(
 
 @launch_commands.command(name="slurm")
 def launch_slurm(
-    file: Path | None = None,
+    file: RunFile | None = None,
     /,
     slurm: SlurmOptions = SlurmOptions(),  # noqa: B008 - frozen
     options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Print or submit the script of a Slurm job that trains on its nodes (docs/how-to/launch-slurm.md).
-
-    Parameters
-    ----------
-    file
-        TOML file with options, as for `train --config`.
-    """
+    """Print or submit the script of a Slurm job that trains on its nodes (docs/how-to/launch-slurm.md)."""
     from adam_async.cli.launch_batch import launch_on_slurm
 
     return run_driver(lambda terminal: launch_on_slurm(file, options, slurm, os.environ, terminal), options)

@@ -18,8 +18,8 @@ from adam_async.errors import RunFailed
 from adam_async.run.addresses import check_addresses
 from adam_async.run.run_copies import RunCopies
 from adam_async.run.token_file import holds_keys_of
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
-from adam_async.runtime.traffic import Traffic
 from transport import BufferPool
 
 MARGIN_S = 60.0
@@ -86,8 +86,8 @@ async def _joined(
     waits = waits_at_start(options.wait)
     network = cluster_network(token, entropy=system_entropy, buffers=BufferPool())
     async with joined_as(role, network, controllers, waits) as (membership, identity):
-        traffic = Traffic(identity.node, timeline=None)
-        yield membership, RoleQueries(network=network, identity=identity, waits=waits, traffic=traffic)
+        endpoint = Endpoint(network, identity)
+        yield membership, RoleQueries(endpoint, waits=waits)
 
 
 def _print(status: ClusterStatus, terminal: Terminal) -> None:

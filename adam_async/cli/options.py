@@ -90,6 +90,7 @@ def _with_defaults(options: type[_Options]) -> type[_Options]:
     plain = Config()
 
     def kind_of(name: str, kind: Any) -> Any:
+        """Return the type of an option, with the run's default for the help."""
         default = getattr(plain, name, "")
         # The option is a file and the field of a run a flag, whose default would be misleading.
         if name == "record" or default in ("", ()):

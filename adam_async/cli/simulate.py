@@ -214,6 +214,7 @@ async def run_seeds(
     results: list[SeedResult] = []
 
     async def run_slice(part: Sequence[int]) -> None:
+        """Run some seeds in the pool, and keep their results."""
         answers = await process_pool.do(Seeds(scenario=name, seeds=tuple(part)))
         some = [answer.result for answer in answers]
         results.extend(some)
@@ -310,6 +311,7 @@ async def describe(result: SeedResult, process_pool: ProcessPool, terminal: Term
     terminal.notice(f"{case.scenario}: seed {case.seed} violates {result.invariant}; shrinking its plan")
 
     def under_way(so_far: Answer) -> None:
+        """Print the size of the plan so far, every few seconds."""
         nonlocal noticed_at
         if loop.time() - noticed_at >= SHRINK_NOTICE_S:
             noticed_at = loop.time()

@@ -127,11 +127,7 @@ class LocalCluster:
         process_memory: Callable[[], ProcessMemory] = process_memory,
         available_bytes: Callable[[], int] = available_bytes,
     ) -> None:
-        if config.copies_bind:
-            raise ConfigError(
-                f"copies_bind={config.copies_bind} is an address of processes, and the roles of this cluster "
-                "are in one: train with processes, or leave copies_bind out"
-            )
+        _refuse_copies_path(config)
         hosts = hosts_of(config, data, starts_own=dataset is not None)
         one_process = network is None or isinstance(network, LocalNetwork)
         named = named_step(step, step_args)
@@ -162,10 +158,8 @@ class LocalCluster:
         self.timeline = timeline
         self.dataset = dataset
         self.buffers = BufferPool()
-        self.network = network or LocalNetwork(rules=role_table())
+        self.network = self._network_of(network, one_process=one_process)
         self._address = address or ("local://" if one_process else LOOPBACK)
-        if hosts and one_process:
-            self.network = self._with_tcp(self.network)
         self._make_pool = make_pool
         self._process_memory = process_memory
         self._available_bytes = available_bytes
@@ -177,8 +171,11 @@ class LocalCluster:
         self.servers: list[ParameterServer] = []
         self.workers: list[ModelWorker] = []
 
-    def _with_tcp(self, local: Network) -> Network:
-        """Add links to the standalone data servers."""
+    def _network_of(self, given: Network | None, *, one_process: bool) -> Network:
+        """Return the links between the roles, and over TCP to the standalone data servers."""
+        local = given or LocalNetwork(rules=role_table())
+        if not one_process or not self._setup.hosts:
+            return local
         token, entropy = self._setup.token, self._setup.entropy
         if token:
             root_token(token)  # each role started here needs its own keys
@@ -391,6 +388,14 @@ class LocalCluster:
 
     def __repr__(self) -> str:
         return f"<LocalCluster {len(self.servers)} servers {len(self.workers)} workers {self.network!r}>"
+
+
+def _refuse_copies_path(config: Config) -> None:
+    if config.copies_bind:
+        raise ConfigError(
+            f"copies_bind={config.copies_bind} is an address of processes, and the roles of this cluster "
+            "are in one: train with processes, or leave copies_bind out"
+        )
 
 
 def _with_weights(config: Config, step: NamedStep | None, *, one_process: bool) -> Config:

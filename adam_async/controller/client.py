@@ -270,6 +270,7 @@ class Membership:
             return
 
         def gone(newest: ClusterMap) -> NodeRecord | None:
+            """Return the node as dead, if the map still has this incarnation of it alive."""
             record = newest.nodes.get(node)
             # A new incarnation is alive: the death of the old one is no longer of interest.
             if record is None or not record.live or record.incarnation != known.incarnation:
@@ -293,6 +294,7 @@ class Membership:
         key, id = store_key(name), record.id
 
         def absent(cluster: ClusterMap) -> bool:
+            """Return whether the name is free, or that of another store which has failed."""
             there = cluster.stores.get(name)
             return there is None or (there.phase == "failed" and there.id != id)
 
@@ -309,6 +311,7 @@ class Membership:
         """Delete the store of a name, if it still has this id; for errors see `create_store`."""
 
         def deleted(cluster: ClusterMap) -> StoreRecord | None:
+            """Return the store as deleted, if the name still has it."""
             store = cluster.stores.get(name)
             if store is None or store.id != id:
                 return None

@@ -1,10 +1,10 @@
-"""Pure: the clock of a consensus core, which stands still while its process does not run.
+"""Pure: the clock of a consensus core, which stops while its process does not run.
 
-A timer that fires late shows that this process did not run. Then the leader's messages may lie unread in the
-sockets, so the leader is not silent; and if the whole host stood still, other controllers on it sent nothing
-either. So the core's time leaves out the stall, and a pause follows, in which the shell reads queued
-messages. A process late for the same deadline again is only slow, and goes on. A leader makes no pause: the
-others would take its silence for a failure.
+A timer that fires late shows that this process did not run. Messages of the leader may then wait unread in
+the sockets. If the whole host stalled, other controllers on it sent nothing either. The silence therefore
+shows no failure: the core's time leaves out the stall, and a pause follows, in which the shell reads queued
+messages. A process that is late for the same deadline again is only slow, and continues. A leader makes no
+pause, because the others would take its silence for a failure.
 """
 
 import math

@@ -407,6 +407,7 @@ class LedgerService:
         run, term = self._run, self._ledger_replication.term
 
         def changed(newest: ClusterMap) -> LedgerRecord | None:
+            """Return the changed record, if this server still leads the ledger of this run."""
             record = newest.ledger_record
             if record is None or (record.run, record.term) != (run, term):
                 return None

@@ -388,6 +388,7 @@ class DataServer(Role):
 
     async def _report_epoch(self, run: str, number: int, result: Mapping[str, Any]) -> None:
         def end(newest: ClusterMap) -> EpochRecord | None:
+            """Return the epoch as ended, with its result, if it is still open."""
             epoch = newest.epoch
             if epoch is None or (epoch.run, epoch.number) != (run, number) or epoch.ended:
                 return None  # the old ledger leader has reported it, or another run has begun
@@ -397,6 +398,7 @@ class DataServer(Role):
 
     def _report_statistics(self, request: Request, body: GetStatistics) -> None:
         def make() -> Message:
+            """Pack the counts, with the trained ranges of images."""
             counts, state = self.statistics(), self.state
             trained = state.trained_at(body.clock) if body.clock else state.trained()
             if trained is not None:

@@ -102,10 +102,9 @@ class Driver:
         self._waits = config.waits
         self._traffic = Traffic(self._identity.node, timeline=settings.timeline)
         self._results = EpochResults()
-        network, ranges = settings.network, inputs.notes is not None
-        self._queries = RoleQueries(
-            network=network, identity=self._identity, waits=self._waits, traffic=self._traffic, ranges=ranges
-        )
+        self._endpoint = Endpoint(settings.network, self._identity, self._traffic)
+        ranges = inputs.notes is not None
+        self._queries = RoleQueries(self._endpoint, waits=self._waits, ranges=ranges)
         self._membership = Membership(
             network=settings.network,
             controller=settings.controller,
@@ -115,8 +114,7 @@ class Driver:
             traffic=self._traffic,
             seen=self._results.observe,
         )
-        endpoint = Endpoint(settings.network, self._identity, self._traffic)
-        self._copies = ShardCopies(endpoint, changes=self._membership.changes, waits=self._waits)
+        self._copies = ShardCopies(self._endpoint, changes=self._membership.changes, waits=self._waits)
         self._notices = Notices(self._membership)
         self._events = RunEvents(self._notices.event)
         self._requests = OperatorRequests(
@@ -133,7 +131,7 @@ class Driver:
         self._poll = ProgressPoll(
             counts=self._counts, membership=self._membership, progress=self.progress, note=self.note
         )
-        saved = SavedShards(endpoint, waits=self._waits)
+        saved = SavedShards(self._endpoint, waits=self._waits)
         self._saved_runs = SavedRunReader(
             membership=self._membership, saved=saved, progress=self.progress, note=self.note
         )
@@ -178,10 +176,8 @@ class Driver:
                 counts=self._counts,
                 copies=self._copies,
                 evaluator=Evaluator(
-                    network=settings.network,
-                    identity=self._identity,
+                    self._endpoint,
                     waits=self._waits,
-                    traffic=self._traffic,
                     pool=pool,
                     threads=settings.threads,
                     available_bytes=settings.available_bytes or available_bytes,
@@ -491,6 +487,7 @@ class Driver:
         failure = self._training_run.losses.failure if self._training_run is not None else ""
 
         def finish(record: ProgramRecord) -> ProgramRecord | None:
+            """Return the program as failed or finished, if it is not over."""
             if record.id != run or record.over:
                 return None
             if failure:

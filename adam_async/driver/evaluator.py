@@ -13,10 +13,10 @@ from adam_async.errors import RunFailed
 from adam_async.messages import ReadTest, TestImages, pack, unpack
 from adam_async.run.config import Waits
 from adam_async.run.step_model import RunModel, StepModel
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import available_bytes
-from adam_async.runtime.traffic import Traffic
 from dataflow import ComputePool
-from transport import Identity, Network, RemoteProtocolError, TransportError
+from transport import RemoteProtocolError, TransportError
 
 TEST_CHUNK = 1000
 """Maximum number of test images in one message."""
@@ -32,25 +32,23 @@ class Evaluator:
     """Evaluates weights on test images, which it reads once.
 
     Args:
+        endpoint: The driver's end of the links.
+        pool: Runs the evaluation, on `threads` threads.
         available_bytes: Returns the memory of this process for images, in bytes. A data server states the
             number of its images; the evaluator refuses images that do not fit.
     """
 
     def __init__(
         self,
+        endpoint: Endpoint,
         *,
-        network: Network,
-        identity: Identity,
         waits: Waits,
-        traffic: Traffic,
         pool: ComputePool,
         threads: int,
         available_bytes: Callable[[], int] = available_bytes,
     ) -> None:
-        self._network = network
-        self._identity = identity
+        self._endpoint = endpoint
         self._waits = waits
-        self._traffic = traffic
         self._pool = pool
         self._threads = threads
         self._available_bytes = available_bytes
@@ -96,7 +94,7 @@ class Evaluator:
             parts = [
                 group.create_task(
                     self._pool.run(_count_right, model, weights, images[a:b], labels[a:b]),
-                    name=f"{self._identity.node}/evaluate-{a}",
+                    name=f"{self._endpoint.identity.node}/evaluate-{a}",
                 )
                 for a, b in pairwise(cuts)
             ]
@@ -128,8 +126,7 @@ class Evaluator:
         found: tuple[NDArray[Any], NDArray[Any]] | None = None
         have, total = 0, 1
         count = 1  # the size of the first image determines how many fit into one message
-        async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
-            self._traffic.watch(link)
+        async with self._endpoint.connected(address, timeout_s=self._waits.dial_s) as link:
             while have < total:
                 body = ReadTest(start=have, stop=have + count, validation=validation, sample=bool(sample))
                 reply = await link.call(pack(body), timeout_s=self._waits.call_s)
@@ -148,7 +145,6 @@ class Evaluator:
                     whole[have : have + read] = part
                 have += read
                 count = _images_in(link.max_message_bytes, reply.tensors)
-            self._traffic.gone(link)
         assert found is not None, "the first request is made in any case"
         return found
 

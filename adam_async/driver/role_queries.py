@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ from adam_async.messages import (
 )
 from adam_async.messages.bounds import MOST_PROFILE_BYTES, MOST_STATISTICS_BYTES
 from adam_async.run.config import Waits
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.trace_events import Part
-from adam_async.runtime.traffic import Traffic
-from transport import Identity, Network, RemoteProtocolError, TransportError
+from transport import Link, RemoteProtocolError, TransportError
 
 PROFILE_CHUNK = 50_000
 """Number of profile events in one message: about 6 MB."""
@@ -41,23 +42,14 @@ class RoleQueries:
     """Queries, each over its own link, because roles come and go.
 
     Args:
+        endpoint: The driver's end of the links; the traffic of counts is counted.
         ranges: Whether data servers list the finished groups of an epoch in progress.
     """
 
-    def __init__(
-        self,
-        *,
-        network: Network,
-        identity: Identity,
-        waits: Waits,
-        traffic: Traffic,
-        ranges: bool = False,
-    ) -> None:
-        self._network = network
-        self._ranges = ranges
-        self._identity = identity
+    def __init__(self, endpoint: Endpoint, *, waits: Waits, ranges: bool = False) -> None:
+        self._endpoint = endpoint
         self._waits = waits
-        self._traffic = traffic
+        self._ranges = ranges
 
     async def statistics(
         self,
@@ -79,13 +71,9 @@ class RoleQueries:
             ValueError: The address is of no network that the driver has.
         """
         timeout_s = self._waits.dial_s if dial_s is None else dial_s
-        async with self._network.connect(address, self._identity, timeout_s=timeout_s) as link:
-            self._traffic.watch(link)
-            try:
-                ask = GetStatistics(run=run, ranges=ranges or self._ranges, clock=clock)
-                reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
-            finally:
-                self._traffic.gone(link)
+        async with self._endpoint.connected(address, timeout_s=timeout_s) as link:
+            ask = GetStatistics(run=run, ranges=ranges or self._ranges, clock=clock)
+            reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
             sender = unpack(reply, Statistics)
             if (sender.node, sender.role) != (link.peer.node, link.peer.role):
                 raise RemoteProtocolError(
@@ -127,6 +115,7 @@ class RoleQueries:
         found: dict[str, RoleStatistics] = {}
 
         async def ask(node: str, address: str) -> None:
+            """Keep the counts of one role, if it answers in time."""
             try:
                 async with asyncio.timeout(within_s):
                     statistics = await self.statistics(address, run)
@@ -137,7 +126,7 @@ class RoleQueries:
 
         async with asyncio.TaskGroup() as group:
             for node, address in addresses.items():
-                group.create_task(ask(node, address), name=f"{self._identity.node}/asks-{node}")
+                group.create_task(ask(node, address), name=f"{self._endpoint.identity.node}/asks-{node}")
         return {node: found[node] for node in addresses if node in found}
 
     async def all_profiles(
@@ -152,6 +141,11 @@ class RoleQueries:
                 on_silence(f"the role at {address} did not send its profile: {error}")
         return found
 
+    def _uncounted(self, address: str) -> AbstractAsyncContextManager[Link]:
+        """A link for one block, outside the driver's traffic."""
+        endpoint = self._endpoint
+        return endpoint.network.connect(address, endpoint.identity, timeout_s=self._waits.dial_s)
+
     async def profile(self, address: str) -> list[Part]:
         """Return the profile of the role at an address.
 
@@ -160,7 +154,7 @@ class RoleQueries:
         """
         parts: list[Part] = []
         have, total = 0, 1
-        async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
+        async with self._uncounted(address) as link:
             while have < total:
                 ask = pack(GetProfile(start=have, stop=have + PROFILE_CHUNK))
                 reply = await link.call(ask, timeout_s=self._waits.call_s)
@@ -181,7 +175,7 @@ class RoleQueries:
         """
         parts: list[bytes] = []
         have, total = 0, 1
-        async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
+        async with self._uncounted(address) as link:
             while have < total:
                 ask = pack(GetRecord(run=run, start=have, stop=have + RECORD_CHUNK))
                 reply = await link.call(ask, timeout_s=self._waits.call_s)

@@ -38,6 +38,7 @@ async def update_program(
     """
 
     def changed(newest: ClusterMap) -> ProgramRecord | None:
+        """Return the changed program, if this member drives it."""
         run = newest.run
         record = change(run) if run is not None and run.driven_by == membership.member else None
         return record.without_fixed() if record is not None else None
@@ -55,6 +56,7 @@ async def take_over(membership: Membership, run: str) -> None:
     node, incarnation = membership.member
 
     def taken(newest: ClusterMap) -> ProgramRecord | None:
+        """Return the program with this driver, if it still waits for one."""
         record = newest.run
         if record is None or record.id != run or record.over or newest.driven:
             return None

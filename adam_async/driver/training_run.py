@@ -251,6 +251,7 @@ class TrainingRun:
         run, drain_s = self._id, self._waits.drain_s
 
         def drain(newest: ClusterMap) -> EpochRecord | None:
+            """Return the epoch with the order to drain, if it is still in progress."""
             record = newest.epoch
             if record is None or (record.run, record.number) != (run, epoch) or record.drain or record.ended:
                 return None
@@ -365,6 +366,7 @@ class TrainingRun:
         notes = self._notes.with_epochs(self._progress.epochs)
 
         def begin(record: ProgramRecord) -> ProgramRecord | None:
+            """Return the program in its next epoch with the new notes, or only with these if it has begun."""
             if record.id != self._id or record.over or record.notes == notes:
                 return None
             if record.phase != "between":  # with concurrent evaluation the next epoch has begun

@@ -3,8 +3,8 @@
 Sources, in this order: `ADAM_ROLE`, which names one role; else the rank of the process among all, as
 torchrun, Open MPI, PMI or Slurm set it; else the name of a Kubernetes pod, such as ``adam-ps-2``.
 
-With ranks, all roles of the cluster are dealt to the ranks in turn: controllers, servers, data servers,
-workers. With fewer ranks than roles, a rank has several roles. Extra ranks have additional workers.
+Ranks get the roles of the cluster in turn: controllers, servers, data servers, workers. With fewer ranks than
+roles, a rank has several roles. Extra ranks have additional workers.
 
 The roles of a pod listen on `POD_IP`, because a name of the pod may not resolve before it runs.
 """

@@ -243,32 +243,25 @@ class SshLauncher:
 
     async def _remove(self, hosts: Sequence[Host], name: str) -> list[str]:
         """Remove a state folder from hosts; return the names of the hosts that may still have it."""
-        kept: list[str] = []
-
-        async def remove(host: Host) -> None:
-            action = "remove the state of controllers"
-            try:
-                async with (
-                    self.connected(host) as connection,
-                    self.answering(host, action, within_s=REMOVE_S),
-                ):
-                    done = await connection.run(f"rm -rf -- {shlex.quote(f'{STATE}/{name}')}", check=False)
-            except AdamError as error:
-                logger.info(
-                    "host %s keeps %s/%s until the next launch removes it: %s", host.name, STATE, name, error
-                )
-                kept.append(host.name)
-                return
-            if done.exit_status:
-                logger.warning(
-                    "host %s keeps %s/%s: %s", host.name, STATE, name, str(done.stderr).strip()[:200]
-                )
-                kept.append(host.name)
-
         async with asyncio.TaskGroup() as group:
-            for host in hosts:
-                group.create_task(remove(host), name=f"launch/{host.name}/remove")
-        return kept
+            removals = {
+                host.name: group.create_task(self._remove_from(host, name), name=f"launch/{host.name}/remove")
+                for host in hosts
+            }
+        return [host for host, removal in removals.items() if not removal.result()]
+
+    async def _remove_from(self, host: Host, name: str) -> bool:
+        """Remove a state folder from one host; return whether the host has it no more."""
+        folder, action = f"{STATE}/{name}", "remove the state of controllers"
+        try:
+            async with self.connected(host) as connection, self.answering(host, action, within_s=REMOVE_S):
+                done = await connection.run(f"rm -rf -- {shlex.quote(folder)}", check=False)
+        except AdamError as error:
+            logger.info("host %s keeps %s until the next launch removes it: %s", host.name, folder, error)
+            return False
+        if done.exit_status:
+            logger.warning("host %s keeps %s: %s", host.name, folder, str(done.stderr).strip()[:200])
+        return not done.exit_status
 
     def __repr__(self) -> str:
         return f"<SshLauncher {', '.join(host.name for host in self.hosts.hosts)}>"

@@ -54,6 +54,7 @@ def _struct(type_: inspect.StructType) -> Finder | None:
         return lambda value: "" if isfinite(get(value)) else name + _float(get(value))
 
     def find(value: Any) -> str:
+        """Return the path and value of the first number that is not finite, or an empty text."""
         for name, get, look in looked:
             found = look(get(value))
             if found:
@@ -91,6 +92,7 @@ def _union(type_: inspect.UnionType) -> Finder | None:
         return None
 
     def find(value: Any) -> str:
+        """Search a value by the finder of its type."""
         if value is None:
             return ""
         look = structs.get(type(value)) if isinstance(value, msgspec.Struct) else other

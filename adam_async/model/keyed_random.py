@@ -59,9 +59,8 @@ class Dice:
         """
         if start < 0 or count < 0:
             raise ValueError(f"start and count must not be negative, not start={start}, count={count}")
-        block, skip = divmod(start, _WORDS_PER_BLOCK)
-        words = np.random.Philox(key=self._key(purpose, keys), counter=block).random_raw(skip + count)
-        return np.asarray(words, dtype=np.uint64)[skip:]
+        words = self._words_from(start, purpose, keys).random_raw(count)
+        return np.asarray(words, dtype=np.uint64)
 
     def uniform(
         self,
@@ -95,9 +94,7 @@ class Dice:
             raise ValueError(f"dice fill C-contiguous float64 arrays, not {out.dtype} of {out.strides}")
         if start < 0:
             raise ValueError(f"start must not be negative, not start={start}")
-        block, skip = divmod(start, _WORDS_PER_BLOCK)
-        words = np.random.Philox(key=self._key(purpose, keys), counter=block)
-        words.random_raw(skip, output=False)
+        words = self._words_from(start, purpose, keys)
         # NumPy's own doubles are the upper 53 bits of one word each, as in `uniform`.
         np.random.Generator(words).random(out=out)
 
@@ -129,6 +126,13 @@ class Dice:
         """The two 64-bit halves, lower first, of the key that `philox_words` takes for this purpose."""
         whole = self._key(purpose, keys)
         return whole & _WORD, whole >> 64
+
+    def _words_from(self, start: int, purpose: str, keys: tuple[Key, ...]) -> np.random.Philox:
+        """Return the generator of the words from element ``start`` on."""
+        block, skip = divmod(start, _WORDS_PER_BLOCK)
+        words = np.random.Philox(key=self._key(purpose, keys), counter=block)
+        words.random_raw(skip, output=False)
+        return words
 
     def _key(self, purpose: str, keys: tuple[Key, ...]) -> int:
         digest = hashlib.blake2b(digest_size=16)

@@ -130,6 +130,7 @@ class Applier:
         """Begin to replace the values of shards by those of a push, which are finite."""
 
         def pieces() -> Pieces:
+            """Copy a bounded part of a shard at each step, and accept each shard."""
             for shard, new in zip(shards, values.each(), strict=True):
                 if isinstance(new, Delta):
                     for start in range(0, shard.spec.size, PIECE_WORK):

@@ -295,6 +295,7 @@ class ParameterClient:
         )
 
         def answered(answer: Message) -> bool:
+            """Count the reported steps, and report their acknowledgement to the caller."""
             unpack(answer, StepsReported)
             session.counts.acknowledged += len(shards) * len(steps)
             session.counts.refused += sum(len(step.refused) for step in steps)

@@ -149,7 +149,7 @@ class StoragePool:
     """The storages of the runs of a process, for all its roles. A storage lives as long as a role keeps it.
 
     Servers and workers learn of a new run at different times, so for a while one may ask for a run that
-    another has left. A run has one storage, in whatever order roles ask for it.
+    another has left. All roles of a run get the same storage, in any order of their requests.
     """
 
     def __init__(self) -> None:

@@ -104,6 +104,7 @@ def scan(segment: str, data: bytes, run: str | None) -> Scan:
     salt = salt_of(run, segment)
 
     def found(frame: Frame) -> list[Found]:
+        """Return the record of a frame, or note that this version does not know its kind."""
         try:
             record, content = decode_record(data, frame)
         except UnknownRecordError as error:

@@ -58,6 +58,7 @@ async def keep_busy(
     end = loop.time() + seconds
 
     async def lane() -> int:
+        """Run jobs one after the other until the end; return their sum."""
         total = 0
         while True:
             total += await pool.run(job, *arguments, cost=cost, with_context=True)

@@ -86,6 +86,7 @@ def ending_on_errors() -> Iterator[None]:
     raised: list[BaseException] = []
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log an error, and let the first one that no role handles cancel the task."""
         error = context.get("exception")
         if error is None or context.keys() & REPORTED:
             logger.info("%s: %s", context["message"], error)

@@ -23,7 +23,8 @@ to that of the new primary.
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from adam_async.runtime.traffic import Traffic
@@ -55,6 +56,19 @@ class Endpoint:
     network: Network
     identity: Identity
     traffic: Traffic | None = None
+
+    @asynccontextmanager
+    async def connected(self, address: str, *, timeout_s: float) -> AsyncIterator[Link]:
+        """A link for one block, which counts in the node's traffic. For errors see `Network.connect`."""
+        async with self.network.connect(address, self.identity, timeout_s=timeout_s) as link:
+            if self.traffic is None:
+                yield link
+                return
+            self.traffic.watch(link)
+            try:
+                yield link
+            finally:
+                self.traffic.gone(link)
 
 
 class Channel:

@@ -44,7 +44,8 @@ def time_of_day(wall_s: float) -> str:
 def utc_time(wall_s: float) -> str:
     """Return a time of the wall clock in UTC, such as ``2026-11-27T12:03:04Z``.
 
-    A time before 1970 or after the year 9999 becomes the nearest one between; a file may have any.
+    A time before 1970 or after the year 9999 becomes the nearest time between them: files may have
+    any time.
     """
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(min(max(wall_s, 0.0), LAST_S)))
 

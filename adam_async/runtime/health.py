@@ -90,6 +90,7 @@ async def health_endpoint(
     async with asyncio.TaskGroup() as group:
 
         def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            """Serve a client in a task; with too many clients, end the oldest of the host with the most."""
             if ending:
                 writer.transport.abort()
                 return
@@ -103,6 +104,7 @@ async def health_endpoint(
             clients[task] = client
 
             def on_done(task: asyncio.Task[None]) -> None:
+                """Forget the client, and cut its connection."""
                 clients.pop(task, None)
                 writer.transport.abort()  # here, because a task that is cancelled early runs no line
 

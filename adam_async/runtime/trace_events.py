@@ -38,6 +38,18 @@ class _Event(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Base of all events; without the garbage collector, because no event is part of a cycle."""
 
 
+class _OfGroup(_Event, frozen=True):
+    """Base of the events of one group as a whole."""
+
+    node: str
+    run: str
+    epoch: int
+    number: int
+    attempt: int
+    started: float
+    finished: float
+
+
 class Leased(_Event, frozen=True):
     """A data server's answer."""
 
@@ -49,16 +61,8 @@ class Leased(_Event, frozen=True):
     finished: float
 
 
-class Delivered(_Event, frozen=True):
+class Delivered(_OfGroup, frozen=True):
     """A group given to a worker's engine."""
-
-    node: str
-    run: str
-    epoch: int
-    number: int
-    attempt: int
-    started: float
-    finished: float
 
 
 class Fired(_Event, frozen=True):
@@ -100,16 +104,8 @@ class Settled(_Event, frozen=True):
     finished: float
 
 
-class Reported(_Event, frozen=True):
+class Reported(_OfGroup, frozen=True):
     """A group that all servers have acknowledged."""
-
-    node: str
-    run: str
-    epoch: int
-    number: int
-    attempt: int
-    started: float
-    finished: float
 
 
 class Carried(_Event, frozen=True):

@@ -206,6 +206,7 @@ class SimulatedDisk(Disk):
             return self._host.up
 
         def take() -> None:
+            """Lock the file for this host, unless a live host has it."""
             if path in holders and holders[path]():
                 raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable", str(path))
             try:

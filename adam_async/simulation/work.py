@@ -89,6 +89,7 @@ def shrink_case(
         return msgspec.structs.replace(case, plan=plan)
 
     def fails(plan: Plan) -> bool:
+        """Run a smaller plan; return whether it violates the same invariant."""
         nonlocal smallest, tries
         result = run_case(scenario, with_plan(plan))
         still = result.invariant == invariant != ""

@@ -399,6 +399,7 @@ def _abandon(thread: StoreThread, opening: face.Opening) -> None:
         return
 
     async def close() -> None:
+        """Close the store, then leave the thread: another thread does it, because leaving waits."""
         try:
             await opening.close()
         finally:

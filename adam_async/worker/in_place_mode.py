@@ -101,6 +101,7 @@ class InPlaceMode:
         clocks: list[int] = []
 
         def on_values(values: Values, _: NDArray[Any]) -> None:
+            """Keep the clock of a server; the last answer ends the wait."""
             clocks.append(values.clock)
             if len(clocks) == len(firsts):
                 answered.set()

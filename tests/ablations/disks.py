@@ -70,6 +70,7 @@ DISKS = (
         guard=STORE + "test_disk_trouble.py::"
         "test_a_full_disk_costs_no_state_on_it_and_rounds_go_on_once_there_is_room",
         breaks="an error of a server",
+        errors=("DiskFailed",),
     ),
     _row(
         "a folder has one owner",

@@ -19,6 +19,7 @@ from adam_async.driver.role_queries import RoleQueries
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.option_sources import make_config
 from adam_async.run.result import EpochResult
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import until
 from tests.processes.commands import command_line
@@ -56,9 +57,7 @@ class CutRun:
         self.epochs: list[EpochResult] = []
         self.pids = {child.pid or 0 for child in cluster.children.values()}
         self._joined_membership = membership
-        self._asks = RoleQueries(
-            network=network, identity=identity, waits=cluster.config.waits, traffic=Traffic("watcher")
-        )
+        self._asks = RoleQueries(Endpoint(network, identity), waits=cluster.config.waits)
 
     @property
     def map(self) -> ClusterMap:

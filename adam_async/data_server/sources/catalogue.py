@@ -163,6 +163,7 @@ async def _look(
     kept: list[StoredSample] = []
 
     def look(sample: StoredSample) -> None:
+        """Add the shape of one image, and keep the image if its header is whole."""
         header = None
         try:
             header = _header(sample)

@@ -69,6 +69,7 @@ async def _list_class(places: Samples[StoredSample], folder: Path, label: str, s
     """List the places of the images of a class."""
 
     def look(name: str) -> None:
+        """Add the place of one image, if it is a file of permitted size."""
         try:
             size = check_kind(folder / name, limits.MAX_IMAGE_BYTES)
         except (OSError, ValueError) as error:  # ValueError: a zero character in the path

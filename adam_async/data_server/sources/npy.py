@@ -65,6 +65,7 @@ def _train(
     _, channels, rows, columns = as_images(mapped[:1], str(path)).shape
 
     def read(number: int) -> NDArray[np.uint8]:
+        """Read one image, shape (C, H, W), from the file."""
         try:
             data = read_piece(path, offset + number * size, size)
         except OSError as error:

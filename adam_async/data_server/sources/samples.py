@@ -264,6 +264,7 @@ async def each(items: Sequence[T], function: Callable[[T], None], damage: Damage
     """
 
     def some(first: int) -> None:
+        """Call the function for the images of one turn of the disk's thread."""
         for item in items[first : first + AT_A_TIME]:
             try:
                 function(item)

@@ -136,6 +136,7 @@ async def _from_pixels(tables: list[Table], request: LoadRequest) -> Dataset:
     found: list[tuple[str, str, Split | int]] = []
 
     def read(table: Table, index: int) -> None:
+        """Add the pixels of a line to the images, with its label and split."""
         line = table.lines[index].strip()
         where = f"{table.origin}, line {table.first_line + index}"
         label, _, pixels = line.partition(b",")
@@ -217,6 +218,7 @@ async def _each_line(table: Table, function: Callable[[Table, int], None], reque
     """Call a function for each line's index, on the disk's thread; a line that it refuses is damaged."""
 
     def some(first: int) -> None:
+        """Call the function for the lines of one turn of the disk's thread."""
         for index in range(first, min(first + ROWS_AT_A_TIME, len(table.lines))):
             if not table.lines[index].strip():
                 continue

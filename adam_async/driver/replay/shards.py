@@ -105,7 +105,7 @@ class ReplayedShards:
         self._kept.pop((shard, version), None)
 
     def tensor(self, name: str, versions: Sequence[int]) -> NDArray[Any]:
-        """Return a copy of a tensor, each shard in a given version: the current one, or a copy."""
+        """Return a copy of a tensor with the given version of each shard, which is current or kept."""
         flat = np.empty(prod(self._shapes[name]), self._storage.dtype)
         for spec, version in zip(self._table.by_tensor[name], versions, strict=True):
             now = self.shards[spec.id]

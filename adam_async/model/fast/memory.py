@@ -54,6 +54,7 @@ def _kept(compiler: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Make a compiler keep its kernels in `CACHE`, without a change of numba's setting for other programs."""
 
     def decorate(function: Any) -> Any:
+        """Compile a function while numba's folder is that of `CACHE`."""
         # Numba reads the setting when it makes the dispatcher, so it may be set back at once.
         chosen = config.CACHE_DIR
         config.CACHE_DIR = CACHE.folder

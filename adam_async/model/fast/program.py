@@ -131,6 +131,7 @@ def _call(typing: Any, address: Any, t: Any, like: Any, hyper: Any) -> Any:
     """Call the compiled kernel at an address."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        """Emit the call of a compiled kernel, whose fields are all arguments after the address."""
         # A compiled kernel has numba's calling convention instead of C's. The kernel's status needs no check,
         # because kernels raise nothing.
         convention, fields = context.call_conv, signature.args[1:]

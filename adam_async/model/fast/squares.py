@@ -152,9 +152,11 @@ def emit_mean_of(builder: Any, element: Any, arguments: list[Any], registers: Re
     target, start, offsets, number, factor, left = arguments
 
     def body(vector: Vectors, behind: Any) -> None:
+        """Emit the mean of one vector of squares, `behind` bytes after the first."""
         values = VectorStarts(vector, builder.add(start, behind), offsets)
 
         def step(k: Any, sums: list[Any]) -> list[Any]:
+            """Emit the addition of vector `k` to the sum."""
             # In the order of the table, for vectors and single values alike.
             return [builder.fadd(sums[0], vector.load(values[k]))]
 
@@ -189,12 +191,14 @@ def emit_spread(
     error_at, start, offsets, number, factor, left = arguments
 
     def body(vector: Vectors, behind: Any) -> None:
+        """Emit the writes of one vector of errors, `behind` bytes after the first."""
         starts = VectorStarts(vector, builder.add(start, behind), offsets)
         error = vector.load(builder.inttoptr(builder.add(error_at, behind), POINTER))
         # The part is the same for all vectors, so it is computed before the loop.
         part = builder.fmul(error, vector.spread(factor))
 
         def step(k: Any, kept: list[Any]) -> list[Any]:
+            """Emit the write, or the addition, to vector `k`; no value is kept."""
             vector.store(builder.fadd(vector.load(starts[k]), part) if adding else part, starts[k])
             return []
 

@@ -64,6 +64,7 @@ def _make_tile(width: str, access: str) -> Any:
         """
 
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            """Emit a switch on the number of rows, with the loop of each number."""
             count, *rest, left = arguments[1:]
             vector = tile_vectors(builder, context.get_value_type(like), width, left, HOST)
             end = builder.append_basic_block("tile.end")

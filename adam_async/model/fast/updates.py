@@ -31,6 +31,7 @@ def _prefetch(typing: Any, address: Any) -> Any:
     """Prefetch the line at an address into the second cache, to write it."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        """Emit LLVM's prefetch instruction."""
         pointer, number = ir.PointerType(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
         function = builder.module.declare_intrinsic("llvm.prefetch.p0", (), kind)

@@ -23,18 +23,13 @@ from adam_async.simulation.scenarios.controller_group import draw_settings
 from adam_async.simulation.scenarios.controller_run import MARKS, STEP_S, UNDER_WAY, ControllerRun
 from adam_async.simulation.scenarios.map_client_user import MapClientUser
 from adam_async.simulation.scenarios.membership_holder import Member
+from adam_async.simulation.scenarios.wire_faults import WIRE_KINDS
 
 KINDS = (
     "crash",
     "kill",
     "freeze",
-    "cut",
-    "cut-one-way",
-    "isolate",
-    "reset",
-    "narrow",
-    "break-off",
-    "lose-answers",
+    *WIRE_KINDS,
     "restart-all",
     "crash-user",
     "stall",

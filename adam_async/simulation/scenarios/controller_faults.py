@@ -11,7 +11,7 @@ from adam_async.simulation.scenarios.controller_group import ControllerGroup
 from adam_async.simulation.scenarios.disk_faults import DiskFaults
 from adam_async.simulation.scenarios.fault_targets import Targets
 from adam_async.simulation.scenarios.machine_faults import MachineFaults
-from adam_async.simulation.scenarios.wire_faults import WireFaults
+from adam_async.simulation.scenarios.wire_faults import WIRE_KINDS, WireFaults
 
 KINDS = (
     "crash",
@@ -22,13 +22,7 @@ KINDS = (
     "freeze",
     "slow",
     "clock",
-    "cut",
-    "cut-one-way",
-    "isolate",
-    "reset",
-    "narrow",
-    "break-off",
-    "lose-answers",
+    *WIRE_KINDS,
     "slow-disk",
     "disk-error",
     "disk-full",

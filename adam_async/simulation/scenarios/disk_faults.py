@@ -38,7 +38,7 @@ class DiskFaults:
         self._group = targets.group
 
     async def _slow_disk(self, _: World, fault: Fault) -> None:
-        """Make a disk slow or stuck until its controller had to write."""
+        """Make a disk slow or stuck until its controller tries to write."""
         async with self._targets.reserved(fault) as node:
             writes = self._group.writes[node.name]
             node.disk_conditions.sync_s = fault.amount

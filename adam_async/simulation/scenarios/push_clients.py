@@ -249,7 +249,8 @@ class PushClients:
 
     def _versions_of(self, array: str, of_shards: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the version of each row of an array, from those of all shards."""
-        return of_shards[: ARRAYS * ROWS].reshape(ARRAYS, ROWS)[array_names().index(array)]
+        rows: NDArray[np.int64] = of_shards[: ARRAYS * ROWS].reshape(ARRAYS, ROWS)[array_names().index(array)]
+        return rows
 
     # --- the end -----------------------------------------------------------------------------
 

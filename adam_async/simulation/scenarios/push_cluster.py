@@ -6,11 +6,8 @@ Three controllers with a disk each and four parameter servers; `bundle_watch` ob
 import asyncio
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from adam_async.controller.consensus_node import ConsensusSetup
-from adam_async.controller.log_file import LogFile
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import table_among
 from adam_async.parameter_server.server_disk import ServerDisk
 from adam_async.parameter_server.server_links import CopiesPath
@@ -21,9 +18,9 @@ from adam_async.simulation.scenario import Ledger
 from adam_async.simulation.scenarios.bundle_watch import BundleWatch, numerics_of
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
-    FOLDER,
     network_of,
     process_memory,
+    run_controller,
 )
 from transport import BufferPool, Identity
 
@@ -73,13 +70,7 @@ class PushCluster:
             identity=Identity(role="controller", node=node.name, incarnation=node.incarnation),
             waits=WAITS,
         )
-        setup = ConsensusSetup(
-            entropy=node.entropy, file=LogFile(node.open_disk(), FOLDER), observe=self.bundles.saw_state
-        )
-        controller = Controller(settings, setup, kinds=PROGRAM_KINDS, peers=CONTROLLERS)
-        async with controller:
-            self.controllers[node.name] = controller
-            await asyncio.Event().wait()
+        await run_controller(node, settings, self.bundles, self.controllers)
 
     async def _run_server(self, node: Node) -> None:
         incarnation = int.from_bytes(node.entropy(7), "little")

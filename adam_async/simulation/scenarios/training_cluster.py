@@ -115,6 +115,18 @@ def images() -> Dataset:
     return replace(digits, train_images=some, train_labels=digits.train_labels[:IMAGES])
 
 
+async def run_controller(
+    node: Node, settings: RoleSettings, bundles: BundleWatch, running: dict[str, Controller]
+) -> None:
+    """Run a controller with a disk until it is cancelled. `running` gets it by its name."""
+    setup = ConsensusSetup(
+        entropy=node.entropy, file=LogFile(node.open_disk(), FOLDER), observe=bundles.saw_state
+    )
+    async with Controller(settings, setup, kinds=PROGRAM_KINDS, peers=CONTROLLERS) as controller:
+        running[node.name] = controller
+        await asyncio.Event().wait()
+
+
 class TrainingCluster:
     """The machines of a run, over all their incarnations.
 
@@ -195,13 +207,7 @@ class TrainingCluster:
             waits=self.setup.config.waits,
             process_memory=process_memory,
         )
-        setup = ConsensusSetup(
-            entropy=node.entropy, file=LogFile(node.open_disk(), FOLDER), observe=self.bundles.saw_state
-        )
-        controller = Controller(settings, setup, kinds=PROGRAM_KINDS, peers=CONTROLLERS)
-        async with controller:
-            self.controllers[node.name] = controller
-            await asyncio.Event().wait()
+        await run_controller(node, settings, self.bundles, self.controllers)
 
     async def _run_parameter_server(self, node: Node) -> None:
         settings = self._member("ps", node)
@@ -227,6 +233,7 @@ class TrainingCluster:
 
     async def _run_worker(self, node: Node) -> None:
         def entropy(count: int) -> bytes:
+            """Draw the identity of a session, and note the acknowledged pushes of the last one."""
             drawn = node.entropy(count)
             self.note_acknowledged(node.name)
             self._note_run()

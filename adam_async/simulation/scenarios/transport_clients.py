@@ -100,11 +100,13 @@ class TransportClients:
         identity = Identity(role="server", node=HOST, incarnation=node.incarnation)
 
         async def on_link(link: Link) -> None:
+            """Answer the questions of a client, and return its notes, until the link ends."""
             name = link.peer.node
             async with asyncio.TaskGroup() as group:
                 tasks: dict[asyncio.Task[None], None] = {}
 
                 def begin(request: Request) -> None:
+                    """Start the answer to one question."""
                     _check_question(request)
                     tasks[group.create_task(_answer(request), name=f"answer-{name}")] = None
 

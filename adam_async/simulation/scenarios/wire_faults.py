@@ -14,6 +14,9 @@ from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenarios.fault_targets import Targets
 from adam_async.simulation.wire import Conditions, Wire
 
+WIRE_KINDS = ("cut", "cut-one-way", "isolate", "reset", "narrow", "break-off", "lose-answers")
+"""Kinds of faults of the network."""
+
 Pair = tuple[str, str]
 """A direction: from one machine to another."""
 

@@ -18,7 +18,7 @@ from adam_async.model.named import digits
 from adam_async.parameter_server.piece_states import CATALOGUE
 from adam_async.parameter_server.server_disk import opened_disk
 from adam_async.run.config import Config
-from tests.adam_async.runs import SHARDED, entropy_of, tiny_dataset
+from tests.adam_async.runs import SHARDED, entropy_of, tiny_dataset, turns, until
 
 pytestmark = pytest.mark.thorough
 
@@ -69,10 +69,10 @@ async def stopped_at(folder, config, place, **options):
     config = msgspec.structs.replace(config, epochs=100_000)
     async with cluster_in(folder, config, **options) as cluster, asyncio.TaskGroup() as group:
         training = group.create_task(cluster.train(), name="train")
+        await until(lambda: training.done() or cluster.driver.progress.epoch)
         while place_on_disk(folder) < place and not training.done():
-            if cluster.driver.progress.epoch:
-                await cluster.driver.look()
-            await asyncio.sleep(FLUSH_S)
+            await cluster.driver.look()  # a poll notes what the disks have
+            await turns()
         assert not training.done(), "it was over before the place was on the disks"
         training.cancel()
     return values_of(cluster.servers)

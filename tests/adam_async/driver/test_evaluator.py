@@ -7,7 +7,7 @@ from adam_async.data_server.question_checks import check_test_part
 from adam_async.driver.evaluator import Evaluator
 from adam_async.errors import RunFailed
 from adam_async.messages import ReadTest, TestImages, pack, role_table, unpack
-from adam_async.runtime.traffic import Traffic
+from adam_async.runtime.channel import Endpoint
 from dataflow import ComputePool
 from tests.adam_async.runs import PATIENT
 from transport import Identity, LinkConfig, LocalNetwork, RemoteProtocolError
@@ -46,10 +46,8 @@ async def read_from(network, answer, **options):
         "local://", Identity(role="data", node="data-0", incarnation=1), serve
     ) as listener:
         evaluator = Evaluator(
-            network=network,
-            identity=Identity(role="driver", node="driver", incarnation=1),
+            Endpoint(network, Identity(role="driver", node="driver", incarnation=1)),
             waits=PATIENT,
-            traffic=Traffic("driver"),
             pool=ComputePool(threads=1, name="evaluate"),
             threads=1,
             available_bytes=lambda: AVAILABLE,

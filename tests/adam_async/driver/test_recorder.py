@@ -15,7 +15,7 @@ from adam_async.run.bundle_record import bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config, Waits
 from adam_async.run.training_program import ResumeRecord, TrainingProgram
-from adam_async.runtime.traffic import Traffic
+from adam_async.runtime.channel import Endpoint
 from dataflow import ComputePool
 from tests.adam_async.cluster_maps import training
 from tests.adam_async.runs import cluster_of, local_network
@@ -27,10 +27,7 @@ IDENTITY = Identity(role="driver", node="driver", incarnation=1)
 
 
 def recorder(pool: ComputePool, program: TrainingProgram = RUN, run: str = "run") -> Recorder:
-    traffic = Traffic("driver")
-    queries = RoleQueries(
-        network=local_network(), identity=IDENTITY, waits=Waits(dial_s=0.05), traffic=traffic
-    )
+    queries = RoleQueries(Endpoint(local_network(), IDENTITY), waits=Waits(dial_s=0.05))
     return Recorder(run=run, program=program, model=MODEL, data={}, queries=queries, pool=pool)
 
 

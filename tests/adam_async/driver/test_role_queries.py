@@ -25,8 +25,8 @@ from adam_async.messages import (
     text_tensor,
     unpack_any,
 )
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.trace_events import Fired, Part
-from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import PATIENT, local_network
 from transport import Identity, Link, Message, RemoteProtocolError, Request
 
@@ -49,7 +49,7 @@ async def answering(answer: Callable[[Any], Message]) -> AsyncIterator[RoleQueri
     worker = Identity(role="worker", node="worker-0", incarnation=1)
     async with network.listen(ADDRESS, worker, on_link):
         identity = Identity(role="driver", node="driver", incarnation=1)
-        yield RoleQueries(network=network, identity=identity, waits=PATIENT, traffic=Traffic("driver"))
+        yield RoleQueries(Endpoint(network, identity), waits=PATIENT)
 
 
 def profile(total: int, events: int) -> Message:
@@ -118,7 +118,7 @@ async def test_a_role_that_does_not_answer_keeps_no_other_answer_back() -> None:
 
     async with node("worker-0", answers=False), node("worker-1", answers=True):
         driver = Identity(role="driver", node="driver", incarnation=1)
-        queries = RoleQueries(network=network, identity=driver, waits=PATIENT, traffic=Traffic("driver"))
+        queries = RoleQueries(Endpoint(network, driver), waits=PATIENT)
         addresses = {name: f"local://{name}" for name in ("worker-0", "worker-1", "worker-2")}
         found = await queries.answers(addresses, "run", within_s=0.2)
 

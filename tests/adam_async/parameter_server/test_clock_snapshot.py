@@ -64,6 +64,14 @@ def steps(server, *clocks):
     server.apply_all()
 
 
+def with_reader(**options):
+    """A server after its first step, whose shards a reader asked for at that clock."""
+    server = Trained()
+    server.read("r", shards=SHARDS, clock=1, link=LINK, **options)
+    steps(server, 1)
+    return server
+
+
 @given(clock=st.integers(2, 6), order=st.permutations(SHARDS), when=st.lists(st.integers(1, 8), min_size=3))
 def test_every_shard_is_read_at_the_clock_however_late(clock, order, when):
     server = Trained()
@@ -109,9 +117,7 @@ def test_a_clock_that_a_shard_has_passed_is_answered_with_the_clock_of_that_shar
 
 
 def test_shards_read_in_time_are_not_copied():
-    server = Trained()
-    server.read("r", shards=SHARDS, clock=1, link=LINK)
-    steps(server, 1)
+    server = with_reader()
     assert server.at(0, 2) == [(1, (1, 1), {"0": 1})] * 2
     steps(server, 2)
     snapshot = server.state.bundle.snapshot
@@ -121,9 +127,7 @@ def test_shards_read_in_time_are_not_copied():
 
 def test_without_room_for_copies_a_sum_waits_for_the_reader_and_then_goes_on(monkeypatch):
     monkeypatch.setattr(clock_snapshot, "COPIES_BYTES", 16)
-    server = Trained()
-    server.read("r", shards=SHARDS, clock=1, link=LINK)
-    steps(server, 1)
+    server = with_reader()
     server.step(2)
     assert server.apply() == [0]
     assert not server.state.has_work
@@ -139,18 +143,14 @@ def test_without_room_for_copies_a_sum_waits_for_the_reader_and_then_goes_on(mon
 
 def test_one_round_makes_few_copies(monkeypatch):
     monkeypatch.setattr(clock_snapshot, "ROUND_BYTES", 32)
-    server = Trained()
-    server.read("r", shards=SHARDS, clock=1, link=LINK)
-    steps(server, 1)
+    server = with_reader()
     server.step(2)
     assert [server.apply(), server.apply()] == [[0, 1], [2]]
 
 
 def test_a_reader_that_asks_for_no_more_shards_holds_no_sum_up(monkeypatch):
     monkeypatch.setattr(clock_snapshot, "COPIES_BYTES", 16)
-    server = Trained()
-    server.read("r", shards=SHARDS, clock=1, link=LINK, wait_s=1.0)
-    steps(server, 1)
+    server = with_reader(wait_s=1.0)
     server.step(2)
     server.apply_all()
     assert server.state.next_deadline() == 2.0
@@ -163,9 +163,7 @@ def test_a_reader_that_asks_for_no_more_shards_holds_no_sum_up(monkeypatch):
 
 def test_a_reader_that_asks_for_the_same_shard_again_holds_no_sum_up(monkeypatch):
     monkeypatch.setattr(clock_snapshot, "COPIES_BYTES", 16)
-    server = Trained()
-    server.read("r", shards=SHARDS, clock=1, link=LINK, wait_s=1.0)
-    steps(server, 1)
+    server = with_reader(wait_s=1.0)
     server.step(2)
     server.apply_all()
     for _ in range(4):
@@ -176,9 +174,7 @@ def test_a_reader_that_asks_for_the_same_shard_again_holds_no_sum_up(monkeypatch
 
 
 def test_another_reading_replaces_the_snapshot_and_its_waiting_answers_have_no_shards():
-    server = Trained()
-    server.read("r", shards=SHARDS, clock=1, link=LINK)
-    steps(server, 1)
+    server = with_reader()
     before = server.state.bundle.snapshot
     server.read("s", shards=SHARDS, clock=2, link=object())
     assert before.take(server.shard(0)) is None

@@ -47,6 +47,19 @@ def channel_to(network, address, *, traffic=None, **options):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
+async def test_a_link_of_one_block_counts_in_the_traffic_until_its_end_also_by_an_error(network):
+    links, peer, traffic = NETWORKS[network](), Peer(), Traffic("driver-0")
+    async with links.listen(address_of(links), FAR, peer.on_link) as listener:
+        with pytest.raises(ZeroDivisionError):
+            async with Endpoint(links, NEAR, traffic).connected(listener.address, timeout_s=5.0) as link:
+                assert traffic.links == [link]
+                raise ZeroDivisionError
+        assert (traffic.links, link.closed) == ([], True)
+        async with Endpoint(links, NEAR).connected(listener.address, timeout_s=5.0) as link:
+            assert not link.closed
+
+
+@pytest.mark.parametrize("network", NETWORKS)
 async def test_a_link_counts_in_the_traffic_until_it_is_dropped_and_the_next_dial_replaces_it(network):
     links, peer, traffic = NETWORKS[network](), Peer(), Traffic("driver-0")
     async with links.listen(address_of(links), FAR, peer.on_link) as listener:

@@ -24,16 +24,18 @@ class Store:
         self.array.acknowledged(column, ())
         return column
 
-    def lose(self, at_s):
-        self.now = at_s
-        self.losses.ended(f"store-{self.returns}")
-
     def come_back(self):
         self.returns += 1
         id = f"store-{self.returns}"
         self.array = SavedPushes(
             id, "a", rows=2, columns=8, losses=self.losses, summed=self.summed, before=self.array
         )
+
+    def restart(self, at_s):
+        """End the store, and open it again from the disks."""
+        self.now = at_s
+        self.losses.ended(f"store-{self.returns}")
+        self.come_back()
 
     def pull(self, *columns, versions=(0, 0), times=1.0, bound=0):
         rows = np.zeros((2, 8))
@@ -45,8 +47,7 @@ def test_a_recent_push_may_be_lost_and_counts():
     store = Store()
     store.push(1.0)
     store.push(5.0)
-    store.lose(5.5)
-    store.come_back()
+    store.restart(5.5)
     store.pull(0)
     assert (store.losses.lost, store.losses.recovered) == (2, 1)
 
@@ -54,8 +55,7 @@ def test_a_recent_push_may_be_lost_and_counts():
 def test_an_older_push_may_not_be_lost():
     store = Store()
     store.push(1.0)
-    store.lose(2.5)
-    store.come_back()
+    store.restart(2.5)
     with pytest.raises(Violation, match=r"loss bound.*1\.500 s before the loss; 1 s are permitted"):
         store.pull()
 
@@ -63,8 +63,7 @@ def test_an_older_push_may_not_be_lost():
 def test_no_durable_push_may_be_lost():
     store = Store(permitted_s=None)
     store.push(1.0)
-    store.lose(1.0)
-    store.come_back()
+    store.restart(1.0)
     with pytest.raises(Violation, match="durable"):
         store.pull()
 
@@ -83,8 +82,7 @@ def test_the_permitted_time_ends_where_disks_get_into_trouble():
     store.now = 1.5
     store.losses.troubled()
     store.push(8.0)
-    store.lose(9.0)
-    store.come_back()
+    store.restart(9.0)
     store.pull()
     assert store.losses.lost == 4
 
@@ -92,8 +90,7 @@ def test_the_permitted_time_ends_where_disks_get_into_trouble():
 def test_a_push_comes_back_once():
     store = Store()
     store.push(1.0)
-    store.lose(1.0)
-    store.come_back()
+    store.restart(1.0)
     with pytest.raises(Violation, match=r"I2.*push 0 2 times"):
         store.pull(0, times=2.0)
 
@@ -102,8 +99,7 @@ def test_pushes_that_came_back_stay_as_they_are():
     store = Store()
     store.push(1.0)
     store.push(1.0)
-    store.lose(1.0)
-    store.come_back()
+    store.restart(1.0)
     store.pull(0)
     mine = store.push(2.0)
     store.pull(0, mine, versions=(1, 1))
@@ -114,8 +110,7 @@ def test_pushes_that_came_back_stay_as_they_are():
 def test_new_pushes_are_checked_as_in_any_store():
     store = Store()
     store.push(1.0)
-    store.lose(1.0)
-    store.come_back()
+    store.restart(1.0)
     store.push(2.0)
     with pytest.raises(Violation, match=r"I1.*without push 1"):
         store.pull(0)
@@ -124,11 +119,9 @@ def test_new_pushes_are_checked_as_in_any_store():
 def test_a_loss_is_judged_once():
     store = Store()
     store.push(1.0)
-    store.lose(1.5)
-    store.come_back()
+    store.restart(1.5)
     store.pull()
-    store.lose(9.0)
-    store.come_back()
+    store.restart(9.0)
     store.pull()
     assert store.losses.lost == 2
 
@@ -146,51 +139,44 @@ def stepped():
 
 def test_a_step_in_progress_ends_with_its_store_whenever_it_was_acknowledged():
     store = stepped()
-    store.lose(9.0)
-    store.come_back()
+    store.restart(9.0)
     store.pull(0, 1, 2, 3, times=0.5)
     assert store.losses.lost == 2
 
 
 def test_a_step_that_was_pulled_may_be_lost_as_long_as_other_pushes():
     store = stepped()
-    store.lose(1.5)
-    store.come_back()
+    store.restart(1.5)
     store.pull(0, 1, times=0.5)
 
     store = stepped()
-    store.lose(9.0)
-    store.come_back()
+    store.restart(9.0)
     with pytest.raises(Violation, match=r"loss bound.*push 2 .*8\.000 s before the loss"):
         store.pull(0, 1, times=0.5)
 
 
 def test_no_earlier_step_than_one_that_came_back_may_be_lost():
     store = stepped()
-    store.lose(1.5)
-    store.come_back()
+    store.restart(1.5)
     with pytest.raises(Violation, match=r"push 0 .*with its step, or a later one"):
         store.pull(2, 3, times=0.5)
 
 
 def test_a_step_comes_back_as_a_whole():
     store = stepped()
-    store.lose(1.5)
-    store.come_back()
+    store.restart(1.5)
     with pytest.raises(Violation, match=r"push 1 .*with its step, or a later one"):
         store.pull(0)
 
     store = stepped()
-    store.lose(1.5)
-    store.come_back()
+    store.restart(1.5)
     with pytest.raises(Violation, match=r"I2.*step 1 of store-0/a has the shares"):
         store.pull(0, 1, times=1.0)
 
 
 def test_the_steps_of_a_store_that_came_back_are_checked_apart_from_earlier_ones():
     store = stepped()
-    store.lose(1.5)
-    store.come_back()
+    store.restart(1.5)
     store.pull(0, 1, times=0.5)
     first = store.push(2.0, 1)
     rows = np.zeros((2, 8))
