@@ -392,7 +392,7 @@ def test_an_old_word_is_refused_only_where_it_has_its_old_meaning() -> None:
     assert name_violations("adam_async/x.py", "class LeaseLog: pass")
     assert name_violations("adam_async/x.py", "lease_logs = LeaseLogs()") == []
     assert name_violations("adam_async/worker/x.py", "class Place: pass")
-    assert name_violations("adam_async/cluster/roles.py", "class Place: pass") == []
+    assert name_violations("adam_async/cluster/roles/place.py", "class Place: pass") == []
 
 
 if __name__ == "__main__":

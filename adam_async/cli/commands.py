@@ -287,7 +287,7 @@ def controller(options: ControllerOptions = ControllerOptions()) -> int:  # noqa
     Three or five controllers with the same --peers agree on the map; the cluster works while more than half
     of them run. A controller with --dir continues after a restart.
     """
-    from adam_async.cli.roles import serve_controller
+    from adam_async.cli.roles.controller import serve_controller
 
     return run_role(lambda _, health: serve_controller(options, os.environ, health), options)
 
@@ -295,7 +295,7 @@ def controller(options: ControllerOptions = ControllerOptions()) -> int:  # noqa
 @app.command
 def ps(options: ServerOptions) -> int:
     """Run a parameter server, which stores shards of the model and applies updates to them."""
-    from adam_async.cli.roles import serve_ps
+    from adam_async.cli.roles.parameter_server import serve_ps
 
     return run_role(lambda _, health: serve_ps(options, os.environ, health), options)
 
@@ -366,7 +366,7 @@ def worker(
     in_flight
         Groups in flight per replica; 0 is twice its threads.
     """
-    from adam_async.cli.roles import serve_worker
+    from adam_async.cli.roles.worker import serve_worker
 
     return run_role(lambda _, health: serve_worker(options, threads, in_flight, os.environ, health), options)
 

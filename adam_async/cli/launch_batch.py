@@ -17,7 +17,7 @@ from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.cli.launch import launched
 from adam_async.cli.launch_options import SlurmOptions
 from adam_async.cli.options import TrainOptions
-from adam_async.cli.roles import waits_at_start
+from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.signals import EARLY
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.token import TOKEN_BYTES, read_token

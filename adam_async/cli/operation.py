@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from adam_async.cli.operation_options import OperatorOptions, StatusOptions
 from adam_async.cli.printable import printable
-from adam_async.cli.roles import waits_at_start
+from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.tables import new_table, print_json
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.token import read_token

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from adam_async.cli.options import Damaged, DataServerOptions, StageOptions
-from adam_async.cli.roles import serve_data
+from adam_async.cli.roles.data_server import serve_data
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.token import read_token
 from adam_async.cluster.networks import LOOPBACK, cluster_network

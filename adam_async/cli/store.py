@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from adam_async.cli.files import check_target
-from adam_async.cli.roles import waits_at_start
+from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.store_options import StoreOptions
 from adam_async.cli.tables import new_table, print_json
 from adam_async.cli.terminal import Terminal

@@ -34,7 +34,7 @@ from adam_async.cli.health import with_serving
 from adam_async.cli.live_table import LiveTable
 from adam_async.cli.options import WAITING, TrainOptions
 from adam_async.cli.results import Kept, keep_results, write_results
-from adam_async.cli.roles import waits_at_start
+from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.signals import EARLY
 from adam_async.cli.terminal import Terminal, explain
 from adam_async.cli.token import read_token

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from adam_async.cluster.roles import Place, controller, parameter_server
+from adam_async.cluster.roles.controller import controller
+from adam_async.cluster.roles.parameter_server import parameter_server
+from adam_async.cluster.roles.place import Place
 from adam_async.messages import role_table
 from adam_async.run.config import Waits
 from adam_async.runtime.clock import system_entropy

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from adam_async.cluster.networks import LOOPBACK, address_towards, cluster_network, memory_budget, network_for
-from adam_async.cluster.roles import Place, controller, parameter_server
+from adam_async.cluster.roles.controller import controller
+from adam_async.cluster.roles.parameter_server import parameter_server
+from adam_async.cluster.roles.place import Place
 from adam_async.controller.log_file import LogFile
 from adam_async.errors import BindFailed, ConfigError
 from adam_async.run.config import Config, Waits

@@ -12,7 +12,7 @@ from adam_async import Adam, ParameterStore, Sgd
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.run_notes import NAME, RunNotes
 from adam_async.cluster.local import LocalCluster
-from adam_async.cluster.roles import parameter_server
+from adam_async.cluster.roles.parameter_server import parameter_server
 from adam_async.errors import ConfigError, StoreError
 from adam_async.model.named import digits
 from adam_async.parameter_server.piece_states import CATALOGUE

@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 
-from adam_async.cluster import roles
+from adam_async.cluster.roles import parameter_server
 from adam_async.messages.replication import PieceCopy
 from adam_async.parameter_server import joining_members, members_watch, served_store
 from adam_async.parameter_server.bundle_copy import BundleCopy
@@ -115,7 +115,7 @@ async def test_a_server_that_takes_no_piece_is_struck_out_and_named(monkeypatch,
 async def test_a_member_with_other_numerics_follows_and_is_named(monkeypatch, network, caplog):
     caplog.set_level(logging.INFO, logger="adam_async.controller.status_log")
     facts = iter([{"blas core": "Zen"}, {"blas core": "Zen"}, {"blas core": "Haswell"}])
-    monkeypatch.setattr(roles, "apply_numerics", lambda: next(facts))
+    monkeypatch.setattr(parameter_server, "apply_numerics", lambda: next(facts))
     async with fleet(monkeypatch, *NODES, network=network) as servers:
         async with servers.open(ARRAYS, copies=3, servers=1, rule=Sgd(rate=1.0)) as store:
             await store.push(ONES)

@@ -16,7 +16,10 @@ import pytest
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.train import configure, run_training
-from adam_async.cluster.roles import Place, data_server, model_worker, parameter_server
+from adam_async.cluster.roles.data_server import data_server
+from adam_async.cluster.roles.parameter_server import parameter_server
+from adam_async.cluster.roles.place import Place
+from adam_async.cluster.roles.worker import model_worker
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.driver.driver import Driver

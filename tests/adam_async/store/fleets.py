@@ -4,7 +4,9 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 
 from adam_async.cluster.networks import LOOPBACK, cluster_network, copies_path
-from adam_async.cluster.roles import Place, controller, parameter_server
+from adam_async.cluster.roles.controller import controller
+from adam_async.cluster.roles.parameter_server import parameter_server
+from adam_async.cluster.roles.place import Place
 from adam_async.messages import role_table
 from adam_async.run.config import Waits
 from adam_async.runtime.clock import system_entropy

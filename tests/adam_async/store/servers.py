@@ -5,7 +5,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from adam_async.cluster.networks import LOOPBACK, cluster_network
-from adam_async.cluster.roles import Place, controller, parameter_server
+from adam_async.cluster.roles.controller import controller
+from adam_async.cluster.roles.parameter_server import parameter_server
+from adam_async.cluster.roles.place import Place
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.config import Waits

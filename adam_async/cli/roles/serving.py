@@ -1,13 +1,6 @@
-"""The role commands: one role in this process, until it is ended.
-
-A role prints one line, with its address and the next command for a cluster started by hand; a controller also
-logs changes of its group. A signal ends a role; a role of a parent process (`--supervised`) also ends at the
-end of its stdin.
-"""
+"""Serving of one role by its command: the options, the orders of a parent process, the printed line."""
 
 import asyncio
-import dataclasses
-import logging
 import os
 import platform
 import shlex
@@ -16,12 +9,10 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import timedelta
-from functools import partial
-from typing import TypedDict
+from typing import TypeVar
 
 import msgspec
 
-from adam_async.cli.data import load_data
 from adam_async.cli.log import name_node
 from adam_async.cli.options import (
     ControllerOptions,
@@ -34,7 +25,6 @@ from adam_async.cli.options import (
 from adam_async.cli.printable import printable
 from adam_async.cli.token import read_token
 from adam_async.cluster.networks import (
-    LOOPBACK,
     address_towards,
     cluster_network,
     copies_path,
@@ -42,39 +32,15 @@ from adam_async.cluster.networks import (
     slowed,
 )
 from adam_async.cluster.parent_pipe import Orders, Parent, die_with_parent
-from adam_async.cluster.roles import (
-    Place,
-    Role,
-    controller,
-    data_host,
-    data_server,
-    model_worker,
-    parameter_server,
-)
-from adam_async.controller import status_log
-from adam_async.controller.log_file import LogFile
-from adam_async.controller.service import Controller
-from adam_async.data_server.damage import Policy
+from adam_async.cluster.roles.place import Place, Role
 from adam_async.errors import ConfigError
-from adam_async.model.layer import Layer
-from adam_async.run.addresses import check_address, check_addresses, own_peer, read_peers
-from adam_async.run.cache_size import cache_limits
-from adam_async.run.config import MAX_THREADS_PER_CORE, MOST, Waits
-from adam_async.run.image_size import read_image_size
-from adam_async.run.stragglers import check_own, pace_of
+from adam_async.run.addresses import check_address, check_addresses
+from adam_async.run.config import Waits
+from adam_async.run.stragglers import check_own
 from adam_async.run.token_file import holds_keys
-from adam_async.run.user_code import (
-    StepSource,
-    add_import_folder,
-    allow_functions,
-    allow_steps,
-    import_layers,
-    read_layers,
-)
+from adam_async.run.user_code import add_import_folder
 from adam_async.runtime.clock import system_entropy
-from adam_async.runtime.disk import Disk
 from adam_async.runtime.health import Health
-from adam_async.runtime.machine import available_bytes, usable_cores
 from adam_async.runtime.role_handle import address_line
 from adam_async.runtime.timeline import Timeline
 from transport import BufferPool
@@ -93,138 +59,15 @@ KEYS_OF_NEXT = {"controller": "ps", "ps": "data", "data": "worker", "data-host":
 """Role of the command in a role's line; the line names a file with the keys of that role."""
 
 
-class _Imports(TypedDict):
-    """User code that a worker may run."""
+_R = TypeVar("_R", bound=Role)
 
-    layers: Mapping[str, type[Layer]]
-    steps: StepSource
-
-
-Open = Callable[[Place], AbstractAsyncContextManager[Role]]
-
-LEAST_FLUSH_S = 0.01
-"""Minimum of `--flush-s`, in seconds."""
+Open = Callable[[Place], AbstractAsyncContextManager[_R]]
 
 WAITS = Waits()
 """Deadlines of a role started by hand, except the wait for its controller."""
 
-DEFAULT_BIND = "tcp://127.0.0.1:7070"
 
-
-async def serve_controller(options: ControllerOptions, environment: Mapping[str, str], health: Health) -> int:
-    """Run a controller until cancelled: alone, or as one of `--peers`."""
-    peers: dict[str, str] = {}
-    bind = options.bind or DEFAULT_BIND
-    if options.peers:
-        peers = read_peers(options.peers)
-        node = own_peer(peers, options.id)
-        bind = options.bind or peers[node]
-        options = dataclasses.replace(options, id=node, advertise=options.advertise or peers[node])
-    elif options.dir is not None and options.id is None:
-        # The files in the folder name their node: the next process must have the same name.
-        options = dataclasses.replace(options, id="controller")
-    if not options.supervised:
-        # A person watches the controller, and needs to know the changes of its group.
-        status_log.logger.setLevel(logging.INFO)
-    async with AsyncExitStack() as stack:
-        file = None
-        if options.dir is not None:
-            disk = await stack.enter_async_context(Disk(name="controller", private=True))
-            file = LogFile(disk, options.dir)
-        return await _serve(
-            "controller",
-            options,
-            ",".join(peers.values()),
-            bind,
-            environment,
-            health,
-            lambda place: controller(place, peers=peers, file=file),
-        )
-
-
-async def serve_ps(options: ServerOptions, environment: Mapping[str, str], health: Health) -> int:
-    """Run a parameter server until cancelled."""
-    if not LEAST_FLUSH_S <= options.flush_s <= MOST["flush_s"]:
-        raise ConfigError(
-            f"--flush-s must be within {LEAST_FLUSH_S} and {MOST['flush_s']:g} seconds, not {options.flush_s}"
-        )
-    if options.copies_bind:
-        check_address(options.copies_bind, "--copies-bind")
-    return await _serve_member(
-        "ps",
-        options,
-        environment,
-        health,
-        partial(parameter_server, folder=options.dir, flush_s=options.flush_s),
-    )
-
-
-async def serve_data(
-    options: DataServerOptions,
-    data: str,
-    damaged: Policy,
-    environment: Mapping[str, str],
-    health: Health,
-    *,
-    size: str = "",
-) -> int:
-    """Load the data, then run a data server until cancelled; without a controller a data host."""
-    _add_folders(options)
-    functions = allow_functions(options.allow_transform)
-    async with Disk() as disk:
-        cache = cache_limits(options.cache, options.spill, available_bytes=available_bytes())
-        wanted = read_image_size(size)
-        dataset = await load_data(data, disk, environment, damaged=damaged, cache=cache, size=wanted)
-    if options.controller is None:
-        bind = options.bind or LOOPBACK
-
-        def open_host(place: Place) -> AbstractAsyncContextManager[Role]:
-            return data_host(dataclasses.replace(place, functions=functions), dataset)
-
-        return await _serve("data-host", options, "", bind, environment, health, open_host)
-
-    def open_server(place: Place) -> AbstractAsyncContextManager[Role]:
-        return data_server(dataclasses.replace(place, functions=functions), dataset)
-
-    return await _serve_member("data", options, environment, health, open_server)
-
-
-async def serve_worker(
-    options: WorkerOptions, threads: int, in_flight: int, environment: Mapping[str, str], health: Health
-) -> int:
-    """Run a model worker until cancelled."""
-    cores = usable_cores()
-    if not 0 <= threads <= cores * MAX_THREADS_PER_CORE or not 0 <= in_flight <= MOST["in_flight"]:
-        raise ConfigError(
-            f"--threads must be within 0 and {cores * MAX_THREADS_PER_CORE} on {cores} cores and --in-flight "
-            f"within 0 and {MOST['in_flight']}, not {threads} and {in_flight}"
-        )
-    imports = _imports_of(options)
-    return await _serve_member(
-        "worker",
-        options,
-        environment,
-        health,
-        lambda place: model_worker(
-            dataclasses.replace(place, **imports),
-            threads=threads or cores,
-            in_flight=in_flight,
-            pace=pace_of(options.slow, place.node),
-        ),
-    )
-
-
-def _imports_of(options: WorkerOptions) -> _Imports:
-    """Import the layers and the modules of steps that a worker's command line names.
-
-    Raises:
-        ConfigError: A folder, module or layer does not exist, or fails in its import.
-    """
-    _add_folders(options)
-    return {"layers": import_layers(read_layers(options.layers)), "steps": allow_steps(options.allow_step)}
-
-
-def _add_folders(options: DataServerOptions | WorkerOptions) -> None:
+def add_folders(options: DataServerOptions | WorkerOptions) -> None:
     """Let imports find the modules of the folders that a command line names.
 
     Raises:
@@ -236,35 +79,50 @@ def _add_folders(options: DataServerOptions | WorkerOptions) -> None:
             sys.stderr.write(f"imports also find modules in {printable(str(folder.resolve()))}\n")
 
 
-async def _serve_member(
+async def serve_member(
     role: str,
     options: MemberOptions | DataServerOptions,
     environment: Mapping[str, str],
     health: Health,
-    open_role: Open,
+    open_role: Open[_R],
 ) -> int:
+    """Run a member of a cluster until it is ended; returns the exit code."""
     assert options.controller is not None, "a member has a controller"
     controllers = check_addresses(options.controller, "--join" if role == "worker" else "--controller")
     bind = options.bind or await address_towards(controllers)
-    return await _serve(role, options, controllers, bind, environment, health, open_role)
+    return await serve(role, options, controllers, bind, environment, health, open_role)
 
 
-async def _serve(
+async def serve(
     role: str,
     options: ControllerOptions | MemberOptions | DataServerOptions,
     controllers: str,
     bind: str,
     environment: Mapping[str, str],
     health: Health,
-    open_role: Open,
+    open_role: Open[_R],
+    *,
+    is_cut_off: Callable[[_R], bool] = lambda _: False,
 ) -> int:
+    """Run a role until it is ended; returns the exit code.
+
+    Args:
+        role: Name of the role: controller, ps, data, data-host or worker.
+        options: Options of its command.
+        controllers: Addresses of the controllers, joined by commas; empty without a controller.
+        bind: Address to listen on.
+        environment: May have the token.
+        health: Answers the probes of the role.
+        open_role: Opens the role at its place.
+        is_cut_off: Whether a role that joined this one would wait: the line then has no next command.
+    """
     if options.advertise is not None:
         check_address(options.advertise, "--advertise")
     check_address(bind, "--bind", everywhere=options.advertise is not None)
     if not options.supervised:
         token = await read_token(options.token_file, environment, role=role.removesuffix("-host"))
         waits = WAITS if isinstance(options, ControllerOptions) else waits_at_start(options.wait)
-        await _stay(role, options, controllers, bind, token, waits, health, open_role)
+        await _stay(role, options, controllers, bind, token, waits, health, open_role, is_cut_off)
         return 0
     die_with_parent()
     async with Parent() as parent:
@@ -284,6 +142,7 @@ async def _serve(
                     orders.waits,
                     health,
                     open_role,
+                    is_cut_off,
                     orders.profile_events,
                 ),
                 name=f"{role}/serve",
@@ -312,7 +171,8 @@ async def _stay(
     token: str | None,
     waits: Waits,
     health: Health,
-    open_role: Open,
+    open_role: Open[_R],
+    is_cut_off: Callable[[_R], bool],
     profile_events: int = 0,
 ) -> None:
     """Open the role, print its line when it has joined, and serve until cancelled.
@@ -363,7 +223,7 @@ async def _stay(
             join += ["--token-file", f"{KEYS_OF_NEXT[role]}.keys"]  # the next role has its own keys
         elif options.token_file is not None:
             join += ["--token-file", str(options.token_file)]
-        if isinstance(running, Controller) and running.group.is_cut_off:
+        if is_cut_off(running):
             join = []  # a role that joined the controller would wait as long as it does
         command = shlex.join(join)
         if role == "ps" and join:

@@ -1,0 +1,37 @@
+"""Runs a controller."""
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+
+from adam_async.cluster.roles.place import Place, listening
+from adam_async.controller.consensus_node import ConsensusSetup
+from adam_async.controller.log_file import LogFile
+from adam_async.controller.service import Controller
+from adam_async.driver.training_rules import PROGRAM_KINDS
+
+
+def controller(
+    place: Place, *, peers: Mapping[str, str] = {}, alone: bool = True, file: LogFile | None = None
+) -> AbstractAsyncContextManager[Controller]:
+    """Run a controller.
+
+    Args:
+        place: Place of the controller.
+        peers: Addresses of all controllers of its group by node id, with its own.
+        alone: Whether the controller is a group of one; a larger group without `peers` gets them from
+            `Controller.group.set_addresses` when all controllers listen.
+        file: Log file of the controller's state, which it reads after a restart.
+
+    Raises:
+        BindFailed: The address is not available.
+        BindRefused: Other machines can reach the address, and the role has no token.
+    """
+    role = Controller(
+        replace(place, controller="").settings("controller"),  # a controller of a group is no member of it
+        ConsensusSetup(entropy=place.entropy, file=file),
+        peers=peers,
+        alone=alone,
+        kinds=PROGRAM_KINDS,
+    )
+    return listening(role, place)

@@ -1,0 +1,98 @@
+"""The place of a role in its cluster and in its process, and the errors of its address."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from adam_async.controller.role import RoleSettings
+from adam_async.errors import BindFailed, first_cause
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.parameter_server.server_links import CopiesPath
+from adam_async.run.config import Waits
+from adam_async.run.user_code import StepSource
+from adam_async.runtime.timeline import Timeline
+from transport import BufferPool, Identity, Network
+
+
+class Role(Protocol):
+    """A running role."""
+
+    address: str
+
+    async def joined(self) -> None:
+        """Wait until the role is a member of the cluster."""
+
+    def unready(self) -> str:
+        """Return the reason why the role does not serve now; empty if it serves."""
+
+
+_R = TypeVar("_R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The parameters of a role in its cluster and in its process.
+
+    Attributes:
+        node: Node id, unique in the cluster.
+        bind: Address to listen on, ``tcp://host:port``; port 0: any free port.
+        controller: Address of the controller, or the addresses of several, joined by commas; empty for a
+            controller.
+        network: Links to the other roles.
+        buffers: Memory for received messages; the network's own pool.
+        waits: Deadlines.
+        entropy: Random bytes for the incarnation and session ids.
+        timeline: Records the work of the role.
+        layers: Kinds of layers that models may use, the same in all workers of a cluster.
+        steps: Steps of the user's that a worker may run.
+        functions: Functions of the user's that the transforms of a run may name, by import path.
+        copies: Path of a parameter server to the other servers; None: they use `bind` too.
+    """
+
+    node: str
+    bind: str
+    controller: str = ""
+    network: Network
+    buffers: BufferPool
+    waits: Waits
+    entropy: Callable[[int], bytes]
+    timeline: Timeline | None = None
+    layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
+    steps: StepSource = field(default_factory=StepSource)
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    copies: CopiesPath | None = None
+
+    def settings(self, role: str) -> RoleSettings:
+        """Return the settings of a role for a new incarnation of the node."""
+        incarnation = int.from_bytes(self.entropy(7), "little")
+        return RoleSettings(
+            network=self.network,
+            address=self.bind,
+            identity=Identity(role=role, node=self.node, incarnation=incarnation),
+            waits=self.waits,
+            controller=self.controller,
+            # The driver reads the profiles of members only.
+            timeline=self.timeline if self.controller else None,
+        )
+
+
+@asynccontextmanager
+async def listening(role: AbstractAsyncContextManager[_R], place: Place) -> AsyncIterator[_R]:
+    """Open a role.
+
+    Raises:
+        BindFailed: The address is not available.
+        BindRefused: Other machines can reach the address, and the role has no token.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            running = await stack.enter_async_context(role)
+        except (OSError, ExceptionGroup) as error:
+            cause = first_cause(error)
+            if isinstance(cause, OSError):
+                # Loops put "error while attempting to bind on address (...): " before the system's words.
+                raise BindFailed(place.bind, (cause.strerror or str(cause)).split("): ")[-1]) from None
+            raise
+        yield running
