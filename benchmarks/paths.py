@@ -249,7 +249,8 @@ class Measurement:
     async def window(self, state: str) -> AsyncIterator[None]:
         """Measure in a state for as long as the block lasts."""
         found = self.states.setdefault(state, State())
-        begin, sent = time.perf_counter(), await self._sent()
+        sent = await self._sent()
+        begin = time.perf_counter()
         yield
         end = time.perf_counter()
         found.sent_bytes += await self._sent() - sent

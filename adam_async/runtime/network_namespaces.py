@@ -2,7 +2,7 @@
 
 Each host has a namespace, and for each path a pair of virtual interfaces that leads to the bridge of the
 path. Each path has a subnet of its own. This process has an address on each bridge, too. All connections
-within a subnet have the same congestion control on every machine. A cut sets the outer interface of a pair
+between hosts have the same congestion control on every machine. A cut sets the outer interface of a pair
 down: connections stay open, and carry nothing. A limit slows down the bytes that leave a host on a path.
 Namespaces need root and `ip` and `tc` of iproute2.
 
@@ -42,7 +42,7 @@ QUEUE_S = 0.05
 """Maximum wait of a packet in the queue of a limited link, in seconds; the link drops others."""
 
 CONGESTION = "cubic"
-"""Congestion control of all connections between hosts, the default of Linux. The default of a machine may be
+"""Congestion control of the connections between hosts, the default of Linux. The default of a machine may be
 another one: with BBR the bytes after a pause wait for up to 0.1 s."""
 
 IP_S = 10.0
@@ -204,7 +204,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _route(subnet: str, address: str, device: str) -> tuple[str, ...]:
-    """Return the words of `ip` that choose the congestion control of the connections of a subnet."""
+    """Return the words of `ip` that choose the congestion control of the connections from a device."""
     route = ("route", "replace", f"{subnet}.0/24", "dev", device)
     return (*route, "proto", "kernel", "scope", "link", "src", address, "congctl", CONGESTION)
 

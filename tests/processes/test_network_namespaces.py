@@ -132,11 +132,14 @@ def _congestion_controls(network: NamespaceNetwork, host: str, path: int) -> tup
     address = network.address_of(host, path)
     command = [*network.within(host), sys.executable, "-c", LISTENER, address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listener:
-        assert listener.stdout is not None
-        assert listener.stdout.readline() == "ready\n"
-        with socket.create_connection((address, 9999)) as connection:
-            mine = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-        return mine.rstrip(bytes(1)).decode(), listener.stdout.read().strip()
+        try:
+            assert listener.stdout is not None
+            assert listener.stdout.readline() == "ready\n"
+            with socket.create_connection((address, 9999), timeout=10) as connection:
+                mine = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            return mine.rstrip(bytes(1)).decode(), listener.stdout.readline().strip()
+        finally:
+            listener.kill()  # after a failure it would wait for a connection
 
 
 async def test_a_later_network_removes_namespaces_of_ended_processes_and_no_others() -> None:
