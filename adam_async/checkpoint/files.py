@@ -444,7 +444,7 @@ async def _latest_of(folder: Path, disk: Disk) -> tuple[str, list[str]]:
 async def _others(folder: Path, names: Iterable[str], latest: str, disk: Disk) -> list[tuple[str, str]]:
     """Return the checkpoints beside `latest` in reading order, each with a remark if it needs one.
 
-    First come those of its training that are not newer, then older ones, then newer ones. What is newer was
+    First come those of its training that are not newer, then older ones, then newer ones. A newer one was
     left behind by the training, or is of another one.
     """
     runs = await _runs_by_name(folder, names, disk)
