@@ -10,24 +10,18 @@ is durable.
 
 **A run removes its own checkpoints only**: those that it wrote, and those of the runs that it continues in
 this folder, which the note of progress names. Others stay, and so does a checkpoint whose manifest cannot be
-read; if a new checkpoint needs its name, it gets a name of its own.
-
-**Reading believes no file.** A folder may come from elsewhere. The reader opens regular files only, under
-names that a checkpoint can have; it compares the size on the disk with the manifest before it reads, and the
-sum of the sizes with the available memory.
+read; if a new checkpoint needs its name, it gets a name of its own. **Reading prefers the training of
+`latest`** for the same reason: if that one is damaged, the one before it of the same training is read.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from errno import EFBIG
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_tensors
 
 from adam_async.checkpoint.manifest import (
     INDEX_FILE,
@@ -35,6 +29,7 @@ from adam_async.checkpoint.manifest import (
     MANIFEST_BYTES,
     MANIFEST_FILE,
     MODEL,
+    MOST_RUNS,
     PROGRESS_FILE,
     STATE,
     Checkpoint,
@@ -46,13 +41,20 @@ from adam_async.checkpoint.manifest import (
     index_file,
     is_folder_name,
     manifest_file,
-    read_manifest,
     split,
     tensor_file,
     trained_again,
 )
-from adam_async.runtime.disk import Disk, FileFacts, Part
-from adam_async.runtime.machine import available_bytes
+from adam_async.checkpoint.reader import (
+    NOTE_BYTES,
+    checkpoint_manifest,
+    digest_of,
+    read_checkpoint,
+    read_progress,
+    read_small,
+    read_weights,
+)
+from adam_async.runtime.disk import Disk, Part
 
 _T = TypeVar("_T")
 
@@ -61,15 +63,6 @@ ASIDE = ".aside"
 
 KEPT = 2
 """Default number of checkpoints that stay in a folder: if the newest is damaged, one is left."""
-
-NOTE_BYTES = 4096
-"""Maximum size of `latest` and of the note of progress, in bytes."""
-
-MOST_RUNS = 16
-"""Maximum number of runs in a note of progress; the oldest are dropped."""
-
-DECODED = 26
-"""Maximum memory of a decoded manifest, as a multiple of the size of its text: empty objects need most."""
 
 
 class CheckpointFolder:
@@ -83,11 +76,13 @@ class CheckpointFolder:
         self._left: set[str] = set()
         """Names of checkpoints that are newer than the one that the run continues."""
         self._known: set[str] = set()
-        """Names of the checkpoints that the run has found at its start or written: it removes no others."""
-        self._written: set[str] = set()
-        """Names of the checkpoints that the run has written."""
+        """Names of the checkpoints of the run and of those that it continues: it removes no others."""
+        self._unsure: set[str] = set()
+        """Names of the checkpoints at the start whose manifest could not be read yet."""
         self._runs: tuple[str, ...] = ()
         """Ids of the run and of those that it continues in this folder, the newest first."""
+        self.renamed = ""
+        """New name of the checkpoint of another run whose name the last write needed; empty without one."""
 
     async def take_up(self, resumed: Manifest | None, *, runs: Collection[str] = ()) -> None:
         """Prepare the folder for a run: it may have only the checkpoints that the run continues.
@@ -99,20 +94,19 @@ class CheckpointFolder:
         Raises:
             CheckpointError: The folder has checkpoints of another run, or cannot be written to.
         """
-        self.latest, self._left, self._written, self._runs = "", set(), set(), ()
+        self.latest, self._left, self._known, self._unsure, self._runs = "", set(), set(), set(), ()
         try:
             await self._disk.make_folder(self.path)
             names = await self._disk.names(self.path)
             for name in filter(_is_stray, names):
                 await self._remove(name)
-            self._known = set(filter(is_folder_name, names))
-            if self._known:
+            if any(map(is_folder_name, names)):
                 continued = await self._continued(resumed, runs)
                 self.latest = continued.name
                 self._runs = (*await _runs_of(self.path, continued, self._disk), *runs)
-                newer = _newer(names, self.latest)
-                self._left, others = await _of_runs(self.path, newer, self._runs, self._disk)
-                self._known.difference_update(others)
+                self._unsure = set(filter(is_folder_name, names))
+                self._left = set(_newer(names, self.latest))
+                await self._sort_out()
                 await self._disk.write_atomic(self.path / LATEST_FILE, [self.latest.encode()])
         except OSError as error:
             raise self._unwritable(error) from None
@@ -177,6 +171,7 @@ class CheckpointFolder:
             OSError: The checkpoint could not be written; the earlier checkpoints are unchanged.
         """
         name = checkpoint.manifest.name
+        self.renamed = ""
         aside = self.path / f".{name}{ASIDE}"
         try:
             await self._disk.remove_folder(aside)
@@ -192,7 +187,7 @@ class CheckpointFolder:
             raise
         self.latest = name
         self._known.add(name)
-        self._written.add(name)
+        self._unsure.discard(name)
         self._left.discard(name)
         self._runs = _newest_runs((checkpoint.manifest.run, *self._runs))
         with suppress(OSError):  # the checkpoint is written; the next write tries the removal again
@@ -201,6 +196,7 @@ class CheckpointFolder:
 
     async def _remove_old(self, keep: int) -> None:
         """Remove checkpoints that the run has left behind, then the oldest; those of other runs stay."""
+        await self._sort_out()
         # A run has written no link and no file of such a name.
         names = self._known.intersection(await self._disk.folders(self.path))
         # A run that goes on from the disks of its servers may be behind its last checkpoint.
@@ -208,12 +204,17 @@ class CheckpointFolder:
         there = sorted(names, key=age_order)
         own = [name for name in there if name not in left]
         over = [*filter(left.__contains__, there), *own[: max(len(own) - keep, 0)]]
-        unsure = [name for name in over if name not in self._written]
-        _, others = await _of_runs(self.path, unsure, self._runs, self._disk)
-        self._known.difference_update(others)
-        for name in filter(self._known.__contains__, over):
+        for name in over:
             await self._put_away(name)
-        self._left.clear()
+        self._left.intersection_update(self._unsure)
+
+    async def _sort_out(self) -> None:
+        """Read the run of each checkpoint of the start that could not be read before."""
+        # A manifest may be unreadable for a moment only: memory was short, or the disk was busy.
+        there = self._unsure.intersection(await self._disk.names(self.path))
+        runs = await _runs_by_name(self.path, there, self._disk)
+        self._known.update(name for name, run in runs.items() if run in self._runs)
+        self._unsure = there.difference(runs)
 
     async def _write_files(self, checkpoint: Checkpoint, aside: Path) -> int:
         records: list[FileRecord] = []
@@ -233,18 +234,19 @@ class CheckpointFolder:
 
     async def _write_file(self, path: Path, parts: Sequence[Part]) -> FileRecord:
         size = await self._disk.write_down(path, parts)
-        return FileRecord(name=path.name, bytes=size, sha256=await self._disk.run(_digest, parts))
+        return FileRecord(name=path.name, bytes=size, sha256=await self._disk.run(digest_of, parts))
 
     async def _make_room(self, name: str) -> None:
         """Free the name of a checkpoint: one of the run goes, another one gets a name of its own."""
+        await self._sort_out()
         if name in self._known:
             await self._put_away(name)
             return
         names = await self._disk.names(self.path)
         free = (f"{name}.kept{number or ''}" for number in range(len(names) + 1))
-        await self._disk.rename(
-            self.path / name, self.path / next(each for each in free if each not in names)
-        )
+        kept = next(each for each in free if each not in names)
+        await self._disk.rename(self.path / name, self.path / kept)
+        self.renamed = kept
 
     async def _put_away(self, name: str) -> None:
         """Remove a checkpoint; the first step, a rename, hides it from readers."""
@@ -266,8 +268,10 @@ class CheckpointFolder:
         Raises:
             OSError: The note could not be written.
         """
-        noted = msgspec.structs.replace(note, runs=_newest_runs((*note.runs, *self._runs)))
-        await self._disk.write_atomic(self.path / PROGRESS_FILE, [msgspec.json.encode(noted)])
+        runs = _newest_runs((*note.runs, *self._runs))
+        while len(text := msgspec.json.encode(msgspec.structs.replace(note, runs=runs))) > NOTE_BYTES:
+            runs = runs[:-1]  # ids have names of machines, which may be long
+        await self._disk.write_atomic(self.path / PROGRESS_FILE, [text])
 
 
 def named_checkpoint(path: Path) -> tuple[Path, str]:
@@ -327,22 +331,25 @@ async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
     Raises:
         CheckpointError: The folder has no whole checkpoint; the error names the damage of each.
     """
-    (manifest, weights, state), problems = await _newest(folder, disk, _read_one)
+    (manifest, weights, state), problems, remarks = await _newest(folder, disk, read_checkpoint)
     above, name = named_checkpoint(folder)
     newer = _newer(await _names(above, disk), manifest.name)
-    own, others = await _of_runs(above, newer, await _runs_of(above, manifest, disk), disk)
+    training = await _runs_of(above, manifest, disk)
+    runs = await _runs_by_name(above, newer, disk)
+    own = [each for each in newer if runs.get(each) in training]
     if name and own:
-        there = ", ".join(sorted(own, key=age_order))
-        problems.append(f"newer ones in {above} ({there}) are removed once the run has written one there")
-    if others:
-        there = ", ".join(sorted(others, key=age_order))
-        problems.append(f"newer ones in {above} ({there}) are of another run or damaged, and stay")
+        there = ", ".join(own)
+        remarks.append(f"newer ones in {above} ({there}) are removed once the run has written one there")
+    if others := [each for each in newer if each not in own]:
+        there = ", ".join(others)
+        remarks.append(f"newer ones in {above} ({there}) are of another run or damaged, and stay")
     return Checkpoint(
         manifest=manifest,
         weights=weights,
         state=state,
         problems=tuple(problems),
-        trained_again=trained_again(manifest, await _read_progress(above, disk)),
+        remarks=tuple(remarks),
+        trained_again=trained_again(manifest, await read_progress(above, disk)),
     )
 
 
@@ -353,13 +360,13 @@ async def load_weights(folder: Path, disk: Disk) -> tuple[Manifest, dict[str, ND
         folder: As for `load_checkpoint`.
 
     Returns:
-        The manifest, the values by tensor, and the problems of newer checkpoints.
+        The manifest, the values by tensor, and the problems of newer checkpoints, with remarks on the choice.
 
     Raises:
         CheckpointError: See `load_checkpoint`.
     """
-    (manifest, tensors), problems = await _newest(folder, disk, _read_weights)
-    return manifest, tensors, problems
+    (manifest, tensors), problems, remarks = await _newest(folder, disk, read_weights)
+    return manifest, tensors, [*problems, *remarks]
 
 
 async def has_checkpoints(folder: Path, disk: Disk) -> bool:
@@ -384,18 +391,24 @@ async def newest_manifest(folder: Path, disk: Disk) -> Manifest:
 
 async def _newest(
     folder: Path, disk: Disk, read: Callable[[Path, Disk], Awaitable[_T]]
-) -> tuple[_T, list[str]]:
-    """Read the newest checkpoint that `read` accepts; return it, and the damage of newer ones."""
+) -> tuple[_T, list[str], list[str]]:
+    """Read the newest checkpoint that `read` accepts; return it, the damage of newer ones, and remarks."""
     above, name = named_checkpoint(folder)
     if name:
         try:
-            return await read(folder, disk), []
+            return await read(folder, disk), [], []
         except CheckpointError as error:
             raise CheckpointError(f"{error}; --resume {above} continues from the newest whole one") from None
-    candidates, problems = await candidates_in(folder, disk)
-    for name in candidates:
+    names = list(filter(is_folder_name, await _names(folder, disk)))
+    latest, problems = await _latest_of(folder, disk)
+    if latest in names:
         try:
-            return await read(folder / name, disk), problems
+            return await read(folder / latest, disk), problems, []
+        except CheckpointError as error:
+            problems.append(str(error))
+    for name, remark in await _others(folder, names, latest, disk):
+        try:
+            return await read(folder / name, disk), problems, [remark] if remark else []
         except CheckpointError as error:
             problems.append(str(error))
     why = "; ".join(problems) or "train --checkpoint writes them"
@@ -408,18 +421,47 @@ async def candidates_in(folder: Path, disk: Disk) -> tuple[list[str], list[str]]
     Raises:
         CheckpointError: The folder cannot be read.
     """
+    names = list(filter(is_folder_name, await _names(folder, disk)))
+    latest, problems = await _latest_of(folder, disk)
+    others = [name for name, _ in await _others(folder, names, latest, disk)]
+    return [latest, *others] if latest in names else others, problems
+
+
+async def _latest_of(folder: Path, disk: Disk) -> tuple[str, list[str]]:
+    """Return the name in `latest`, empty without a valid one, and the problems of that file."""
     names = await _names(folder, disk)
-    candidates = sorted(filter(is_folder_name, names), key=age_order, reverse=True)
     if LATEST_FILE not in names:
-        return candidates, []
+        return "", []
     try:
-        latest = (await _read(folder / LATEST_FILE, disk, NOTE_BYTES)).decode(errors="replace").strip()
+        latest = (await read_small(folder / LATEST_FILE, disk, NOTE_BYTES)).decode(errors="replace").strip()
     except CheckpointError as error:
-        return candidates, [str(error)]
-    if latest not in candidates:
-        return candidates, [f"{folder / LATEST_FILE} names {latest[:40]!r}, which is not there"]
-    candidates.remove(latest)
-    return [latest, *candidates], []
+        return "", [str(error)]
+    there = is_folder_name(latest) and latest in names
+    problems = [] if there else [f"{folder / LATEST_FILE} names {latest[:40]!r}, which is not there"]
+    return latest if is_folder_name(latest) else "", problems
+
+
+async def _others(folder: Path, names: Iterable[str], latest: str, disk: Disk) -> list[tuple[str, str]]:
+    """Return the checkpoints beside `latest` in reading order, each with a remark if it needs one.
+
+    First come those of its training that are not newer, then older ones, then newer ones. A newer one was
+    left behind by the training, or is of another one.
+    """
+    runs = await _runs_by_name(folder, names, disk)
+    note = await read_progress(folder, disk)
+    training = {*(note.runs if note is not None else ()), *([runs[latest]] if latest in runs else [])}
+    newer = set(_newer(names, latest)) if latest else set[str]()
+
+    def order(name: str) -> tuple[bool, bool, tuple[int, ...]]:
+        return name not in newer, runs.get(name) in training, age_order(name)
+
+    def remark(name: str) -> str:
+        if training and runs.get(name) not in training:
+            return f"{folder / name} is of another run than the newest one, perhaps of another training"
+        return f"{folder / name} is newer than {latest}, which `latest` names" if name in newer else ""
+
+    others = sorted((name for name in names if name != latest), key=order, reverse=True)
+    return [(name, remark(name)) for name in others]
 
 
 async def _names(folder: Path, disk: Disk) -> list[str]:
@@ -437,7 +479,7 @@ def _newer(names: Iterable[str], name: str) -> list[str]:
 
 async def _runs_of(folder: Path, manifest: Manifest, disk: Disk) -> tuple[str, ...]:
     """Return the ids of a checkpoint's run and of the others of its training in the folder."""
-    note = await _read_progress(folder, disk)
+    note = await read_progress(folder, disk)
     # The note may be one of another run.
     noted = note.runs if note is not None and manifest.run in note.runs else ()
     return _newest_runs((manifest.run, *noted))
@@ -447,148 +489,17 @@ def _newest_runs(runs: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(runs))[:MOST_RUNS]
 
 
-async def _of_runs(
-    folder: Path, names: Iterable[str], runs: Collection[str], disk: Disk
-) -> tuple[set[str], set[str]]:
-    """Return the checkpoints of some runs, and the others, of which some cannot be read."""
-    own, others = set[str](), set[str]()
+async def _runs_by_name(folder: Path, names: Iterable[str], disk: Disk) -> dict[str, str]:
+    """Return the ids of the runs of checkpoints by name, without those whose manifest cannot be read."""
+    runs: dict[str, str] = {}
     for name in names:
-        try:
-            run = (await checkpoint_manifest(folder / name, disk)).run
-        except CheckpointError:
-            run = ""
-        (own if run in runs else others).add(name)
-    return own, others
-
-
-async def _read_one(
-    folder: Path, disk: Disk
-) -> tuple[Manifest, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Read a checkpoint; returns its manifest, and the tensors of the model and of the rules by name."""
-    manifest = await checkpoint_manifest(folder, disk)
-    tensors = await _read_tensors(folder, disk, manifest.files)
-    return manifest, tensors[MODEL], tensors[STATE]
-
-
-async def _read_weights(folder: Path, disk: Disk) -> tuple[Manifest, dict[str, NDArray[Any]]]:
-    """Read the parameters of a checkpoint, without the arrays of the rule."""
-    manifest = await checkpoint_manifest(folder, disk)
-    files = [record for record in manifest.files if not record.name.startswith(f"{STATE}-")]
-    return manifest, (await _read_tensors(folder, disk, files))[MODEL]
-
-
-async def _read_tensors(
-    folder: Path, disk: Disk, files: Sequence[FileRecord]
-) -> dict[str, dict[str, NDArray[Any]]]:
-    """Read files of a checkpoint; returns their tensors by kind and name.
-
-    Raises:
-        CheckpointError: A file is missing, has another size or checksum, or cannot be read; or the available
-            memory does not suffice.
-    """
-    for record in files:
-        await check_size(folder / record.name, record, disk)
-    # The bytes of one file are in memory beside all tensors.
-    sizes = [record.bytes for record in files]
-    _check_memory(folder, sum(sizes) + max(sizes, default=0))
-    tensors: dict[str, dict[str, NDArray[Any]]] = {MODEL: {}, STATE: {}}
-    for record in files:
-        path = folder / record.name
-        data = await _read(path, disk, record.bytes)
-        check_digest(path, await disk.run(_digest, [data]), record)
-        if record.name == INDEX_FILE:
-            continue
-        try:
-            found = await disk.run(load_tensors, data)
-        except (SafetensorError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from None
-        tensors[record.name.partition("-")[0]].update(found)
-    return tensors
-
-
-def _check_memory(path: Path, need: int) -> None:
-    """Check that so many bytes of memory are available. Raises CheckpointError: they are not."""
-    if need > (free := available_bytes()):
-        raise CheckpointError(
-            f"{path} needs {need:,} bytes of memory, and {free:,} are available: end other programs, or "
-            "take a machine with more"
-        )
-
-
-async def check_size(path: Path, record: FileRecord, disk: Disk) -> None:
-    """Check a file without reading it.
-
-    Raises:
-        CheckpointError: It is missing, is no regular file, or has another size than in the manifest.
-    """
-    size = (await file_facts(path, disk)).size
-    if size != record.bytes:
-        raise CheckpointError(f"{path} is damaged: it has {size} bytes of {record.bytes}")
-
-
-def check_digest(path: Path, digest: str, record: FileRecord) -> None:
-    """Check the SHA-256 of a whole file. Raises CheckpointError: the manifest has another one."""
-    if digest != record.sha256:
-        raise CheckpointError(f"{path} is damaged: its checksum is wrong")
-
-
-async def checkpoint_manifest(folder: Path, disk: Disk) -> Manifest:
-    """Read the manifest of one checkpoint.
-
-    Raises:
-        CheckpointError: It is missing or damaged, or is that of a checkpoint with another name; or the
-            available memory does not suffice.
-    """
-    path = folder / MANIFEST_FILE
-    text = await _read(path, disk, MANIFEST_BYTES)
-    _check_memory(path, DECODED * len(text))
-    manifest = await disk.run(read_manifest, text, str(path))
-    if manifest.name != folder.name:
-        raise CheckpointError(f"{folder} holds {manifest.name[:80]}: it was renamed")
-    return manifest
-
-
-async def file_facts(path: Path, disk: Disk) -> FileFacts:
-    """Return the facts of a regular file of a checkpoint.
-
-    Raises:
-        CheckpointError: It is missing, or is no regular file.
-    """
-    try:
-        return await disk.file_facts(path)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-async def _read(path: Path, disk: Disk, most: int) -> bytes:
-    """Read a regular file of at most `most` bytes. Raises CheckpointError."""
-    size = (await file_facts(path, disk)).size
-    if size > most:
-        raise CheckpointError(f"{path} is damaged: it has {size} bytes of at most {most}")
-    try:
-        return await disk.read_part(path, 0, size)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-async def _read_progress(folder: Path, disk: Disk) -> ProgressNote | None:
-    try:
-        return msgspec.json.decode(await _read(folder / PROGRESS_FILE, disk, NOTE_BYTES), type=ProgressNote)
-    except (CheckpointError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
+        with suppress(CheckpointError):
+            runs[name] = (await checkpoint_manifest(folder / name, disk)).run
+    return runs
 
 
 def _parts(arrays: Mapping[str, NDArray[Any]]) -> list[Part]:
     return list(tensor_file(arrays))
-
-
-def _digest(parts: Iterable[Part]) -> str:
-    digest = sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
 
 
 def _is_stray(name: str) -> bool:

@@ -96,6 +96,10 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
+MOST_RUNS = 64
+"""Maximum number of runs in a note that its run continues; the oldest are dropped."""
+
+
 class ProgressNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Progress of a run after its newest checkpoint."""
 
@@ -163,7 +167,9 @@ class Checkpoint:
     state: Mapping[str, NDArray[Any]]
     """Rule arrays by ``ARRAY/TENSOR``, in the tensor's shape, or one number per shard of it."""
     problems: tuple[str, ...] = ()
-    """Problems of newer checkpoints in the same folder."""
+    """Damage of newer checkpoints in the same folder."""
+    remarks: tuple[str, ...] = ()
+    """Remarks on the other checkpoints of the folder, and on the choice of this one."""
     trained_again: int = 0
     """Number of groups that a resumed run has trained again in the end, earlier resumes included."""
 

@@ -18,6 +18,7 @@ import msgspec
 
 from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import (
+    MOST_RUNS,
     Checkpoint,
     CheckpointError,
     Manifest,
@@ -32,9 +33,6 @@ FORMAT = "adam-async/run/1"
 
 NAME = "run.json"
 """Name of the file."""
-
-MOST_RUNS = 64
-"""Maximum number of runs in a note that its run continues; the oldest are dropped."""
 
 
 class RunNote(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.checkpoint.files import check_digest, check_size, checkpoint_manifest
 from adam_async.checkpoint.manifest import (
     BLOCK_BYTES,
     CRC_KEY,
@@ -27,6 +26,7 @@ from adam_async.checkpoint.manifest import (
     CheckpointError,
     FileRecord,
 )
+from adam_async.checkpoint.reader import check_digest, check_size, checkpoint_manifest
 from adam_async.runtime.disk import Disk
 
 PIECE_BYTES = 4 << 20

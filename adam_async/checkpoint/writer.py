@@ -188,6 +188,10 @@ class Checkpointer:
         except OSError as error:
             self.miss(f"{name} could not be written: {error.strerror or error}")
             return
+        finally:
+            if self._folder.renamed:
+                renamed = self._folder.renamed
+                self._note(f"a {name} of another run or damaged is renamed to {renamed}")
         self._misses, self.missed = 0, ""
         result = CheckpointResult(
             name=name,

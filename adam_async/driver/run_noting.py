@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from adam_async.checkpoint.manifest import CheckpointError, Manifest, ProgressNote, epoch_values
-from adam_async.checkpoint.run_notes import MOST_RUNS, RunNote, RunNotesFile
+from adam_async.checkpoint.manifest import MOST_RUNS, CheckpointError, Manifest, ProgressNote, epoch_values
+from adam_async.checkpoint.run_notes import RunNote, RunNotesFile
 from adam_async.driver.count_types import DataCounts, RoleStatistics, ServerCounts
 from adam_async.messages import read_number
 from adam_async.run.result import EpochResult

@@ -67,6 +67,8 @@ class SavedRunReader:
         if resumed is not None:
             for problem in resumed.problems:
                 self._note(f"an older checkpoint is resumed: {problem}")
+            for remark in resumed.remarks:
+                self._note(remark)
             again = resumed.trained_again - resumed.manifest.trained_again
             self._note(
                 f"resumed from {resumed.manifest.name}; {again} groups or a few more are trained again"

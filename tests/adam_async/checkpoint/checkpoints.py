@@ -3,6 +3,7 @@
 import msgspec
 import numpy as np
 
+from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import Checkpoint, Manifest
 from adam_async.messages import ShardState
 from adam_async.run.config import Config
@@ -54,6 +55,20 @@ def checkpoint_of(groups=3, *, rows=100, **fields):
             "steps/first/weights": np.full(2, groups, np.int64),
         },
     )
+
+
+def name_of(groups):
+    """Return the name of a checkpoint of `checkpoint_of`."""
+    return f"checkpoint-0002-{groups:06}"
+
+
+async def written(disk, path, *groups):
+    """Return a folder into which checkpoints were written."""
+    folder = CheckpointFolder(path, disk)
+    await folder.take_up(None)
+    for number in groups:
+        await folder.write(checkpoint_of(number))
+    return folder
 
 
 def result_of(epoch, *, loss=0.5):

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.checkpoint import files
+from adam_async.checkpoint import reader
 from adam_async.checkpoint.files import (
     CheckpointFolder,
     check_resumes_newest,
@@ -32,18 +32,9 @@ from adam_async.checkpoint.manifest import (
 )
 from adam_async.checkpoint.verification import verify_checkpoint
 from adam_async.runtime.disk import Disk
-from tests.adam_async.checkpoint.checkpoints import checkpoint_of, manifest_of
+from tests.adam_async.checkpoint.checkpoints import checkpoint_of, manifest_of, name_of, written
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-async def written(disk, path, *groups):
-    """A folder into which checkpoints were written."""
-    folder = CheckpointFolder(path, disk)
-    await folder.take_up(None)
-    for number in groups:
-        await folder.write(checkpoint_of(number))
-    return folder
 
 
 async def test_a_checkpoint_is_read_back_whole(tmp_path):
@@ -67,11 +58,7 @@ async def test_a_checkpoint_is_read_back_whole(tmp_path):
         "state-00001-of-00001.safetensors",
     ]
     assert size == sum((folder.path / "checkpoint-0002-000003" / file).stat().st_size for file in files)
-    assert (found.problems, found.trained_again) == ((), 0)
-
-
-def name_of(groups):
-    return f"checkpoint-0002-{groups:06}"
+    assert (found.problems, found.remarks, found.trained_again) == ((), (), 0)
 
 
 async def test_the_newest_two_are_kept_and_latest_names_the_newest(tmp_path):
@@ -98,7 +85,8 @@ async def test_a_named_checkpoint_is_continued_and_newer_ones_stay_until_the_nex
         found = await load_checkpoint(tmp_path / name_of(3), disk)
         assert found.manifest.groups == 3
         names = f"{name_of(5)}, {name_of(7)}"
-        assert found.problems == (
+        assert found.problems == ()
+        assert found.remarks == (
             f"newer ones in {tmp_path} ({names}) are removed once the run has written one there",
         )
         await folder.take_up(found.manifest)
@@ -189,10 +177,10 @@ async def test_a_damaged_file_is_named_and_the_checkpoint_before_is_read(tmp_pat
             path.write_bytes(change(data))
         found = await load_checkpoint(tmp_path, disk)
         assert found.manifest.groups == 1
-        problem, *stays = found.problems
+        (problem,) = found.problems
         assert problem.startswith(str(path))
         # Without its manifest a checkpoint could be one of another run.
-        assert len(stays) == (file == "manifest.json")
+        assert len(found.remarks) == (file == "manifest.json")
         if file == "manifest.json" and damage != "gone":
             words = "manifest.json is damaged"
         assert re.search(words, problem)
@@ -286,7 +274,7 @@ async def test_a_manifest_that_may_need_more_memory_than_there_is_is_not_decoded
     async with Disk() as disk:
         await written(disk, tmp_path, 1)
         size = (tmp_path / name_of(1) / "manifest.json").stat().st_size
-        monkeypatch.setattr(files, "available_bytes", lambda: 25 * size)
+        monkeypatch.setattr(reader, "available_bytes", lambda: 25 * size)
         with pytest.raises(CheckpointError, match=r"manifest.json needs [\d,]+ bytes of memory"):
             await newest_manifest(tmp_path, disk)
 
@@ -395,62 +383,6 @@ async def test_a_checkpoint_that_a_user_moves_into_the_folder_of_a_run_stays(tmp
         for groups in (2, 3):
             await folder.write(checkpoint_of(groups), keep=1)
         assert await disk.names(folder.path) == [name_of(3), name_of(9), "latest"]
-
-
-async def moved_in(disk, path, groups):
-    """Write a checkpoint of another run, and move it into a folder."""
-    folder = CheckpointFolder(path.parent / "elsewhere", disk)
-    await folder.write(checkpoint_of(groups, run="another"))
-    (folder.path / name_of(groups)).rename(path / name_of(groups))
-
-
-@pytest.mark.parametrize("other", [1, 9])
-async def test_a_checkpoint_of_another_run_that_is_there_at_the_start_stays(tmp_path, other):
-    path = tmp_path / "folder"
-    async with Disk() as disk:
-        await written(disk, path, 2, 3)
-        await moved_in(disk, path, other)
-        found = await load_checkpoint(path, disk)
-        assert found.problems == (
-            (f"newer ones in {path} ({name_of(9)}) are of another run or damaged, and stay",)
-            if other == 9
-            else ()
-        )
-        folder = CheckpointFolder(path, disk)
-        await folder.take_up(found.manifest)
-        for groups in (4, 5, 6):
-            await folder.write(checkpoint_of(groups, run="run-2"), keep=1)
-        names = sorted([name_of(6), name_of(other)])
-        assert await disk.names(path) == [*names, "latest"]
-        assert (await load_checkpoint(path / name_of(other), disk)).manifest.run == "another"
-
-
-async def test_a_checkpoint_of_another_run_with_the_name_of_a_new_one_gets_a_name_of_its_own(tmp_path):
-    path = tmp_path / "folder"
-    async with Disk() as disk:
-        folder = await written(disk, path, 1)
-        for _ in range(2):
-            await disk.remove_folder(path / name_of(3))
-            await moved_in(disk, path, 3)
-            await folder.take_up(await newest_manifest(path / name_of(1), disk))
-            await folder.write(checkpoint_of(3))
-        kept = [f"{name_of(3)}.kept", f"{name_of(3)}.kept1"]
-        assert await disk.names(path) == [name_of(1), name_of(3), *kept, "latest"]
-        for name in kept:
-            assert read_manifest((path / name / "manifest.json").read_bytes(), name).run == "another"
-
-
-async def test_checkpoints_of_all_runs_that_a_run_continues_are_removed_in_time(tmp_path):
-    note = ProgressNote(epoch=2, groups=5, trained_again=0)
-    async with Disk() as disk:
-        folder = await written(disk, tmp_path, 1, 2)
-        for number in (3, 4):
-            await folder.take_up(await newest_manifest(tmp_path, disk))
-            await folder.write(checkpoint_of(number, run=f"run-{number}"), keep=9)
-            await folder.note_progress(note)
-        await folder.take_up(await newest_manifest(tmp_path / name_of(2), disk))
-        await folder.write(checkpoint_of(5, run="run-5"), keep=2)
-        assert await disk.names(tmp_path) == [name_of(2), name_of(5), "latest", "progress.json"]
 
 
 async def test_a_manifest_without_its_number_of_images_is_damaged_beside_a_note(tmp_path):

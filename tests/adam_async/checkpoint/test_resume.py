@@ -13,7 +13,7 @@ import pytest
 
 from adam_async.checkpoint import shard_transfer
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
-from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.checkpoint.manifest import CheckpointError, manifest_file, read_manifest
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.model.named import mlp
@@ -102,8 +102,7 @@ async def test_a_run_continues_an_older_checkpoint_by_its_name_with_the_same_bit
     assert [each.name for each in resumed.checkpoints] == kept[1:]
     assert sorted(file.name for file in tmp_path.glob("checkpoint-*")) == kept
     assert events_of(resumed)[0] == (
-        f"an older checkpoint is resumed: newer ones in {tmp_path} ({', '.join(kept[1:])}) are removed once "
-        "the run has written one there"
+        f"newer ones in {tmp_path} ({', '.join(kept[1:])}) are removed once the run has written one there"
     )
 
 
@@ -412,6 +411,20 @@ async def test_a_damaged_checkpoint_is_noted_and_the_one_before_is_resumed(tmp_p
     assert first.startswith(f"an older checkpoint is resumed: {damaged} is damaged: it has ")
     assert second.startswith("resumed from checkpoint-0001-000015; ")
     assert (await newest(tmp_path)).problems == ()
+
+
+async def test_events_name_a_newer_checkpoint_of_another_run_and_its_new_name(tmp_path):
+    config, path = config_of(epochs=2), tmp_path / "own"
+    await train(msgspec.structs.replace(config, epochs=1), checkpoint=path)
+    await train(config, checkpoint=tmp_path / "other")
+    other = "checkpoint-0002-000015"
+    (tmp_path / "other" / other).rename(path / other)
+    file = path / other / "manifest.json"  # here all clusters give their first run the same id
+    manifest = read_manifest(file.read_bytes(), "m")
+    file.write_bytes(manifest_file(msgspec.structs.replace(manifest, run="another")))
+    events = events_of(await train(config, resume=path))
+    assert events[0] == f"newer ones in {path} ({other}) are of another run or damaged, and stay"
+    assert f"a {other} of another run or damaged is renamed to {other}.kept" in events
 
 
 async def test_other_data_and_another_model_are_refused(tmp_path):
