@@ -42,7 +42,7 @@ from transport import Link, RemoteProtocolError, TransportError
 logger = logging.getLogger(__name__)
 
 MOST_FAULTS = 8
-"""Maximum number of faults of stores and pieces in one error."""
+"""Maximum number of faults of stores and pieces in one error, and of one server in the log of a survey."""
 
 READING_AT_ONCE = 8
 """Maximum number of servers that are read at once."""
@@ -146,8 +146,8 @@ class SavedShards:
     def __init__(self, endpoint: Endpoint, *, waits: Waits) -> None:
         self._endpoint = endpoint
         self._waits = waits
-        self._logged: tuple[str, ...] = ()
-        """Faults of the last survey; only others are logged."""
+        self._known: dict[str, set[str]] = {}
+        """By name of stores: the faults of its last survey; only others are logged."""
 
     async def survey(self, name: str, cluster: ClusterMap) -> Survey:
         """Return the stores of a name on the disks of the live servers."""
@@ -164,26 +164,32 @@ class SavedShards:
             for node in servers:
                 group.create_task(ask(node), name=f"{self._endpoint.identity.node}/saved-{node}")
         found: dict[str, list[FoundStore]] = {}
-        faults: list[str] = []
+        faults: dict[str, list[str]] = {}
         for node in sorted(answers):
             room = MOST_LISTED_SHARDS
-            faults += [f"{node} lists {fault}" for fault in answers[node][2]]
+            of_node = faults[node] = [f"{node} lists {fault}" for fault in answers[node][2]]
             for saved in answers[node][1]:
-                shards = _merge(found, node, saved, name, room=room)
-                if not shards:
-                    faults.append(f"{node} lists store {saved.id!r}: its record or arrays are invalid")
+                shards, fault = _merge(found, node, saved, name, room=room)
+                if fault:
+                    of_node.append(f"{node} lists store {saved.id!r}: {fault}")
                 room -= shards
-        for fault in faults:
-            if fault not in self._logged:
-                logger.warning("%s", fault)
-        self._logged = tuple(faults)
+        self._log(name, faults)
         return Survey(
             stores=tuple(sorted(chain(*found.values()), key=lambda each: -each.began_ms)),
             servers=tuple(node for node in servers if node in answers and answers[node][0]),
             without=tuple(node for node in servers if node in answers and not answers[node][0]),
             silent=tuple(node for node in servers if node not in answers),
-            faults=tuple(faults),
+            faults=tuple(chain(*faults.values())),
         )
+
+    def _log(self, name: str, faults: Mapping[str, Sequence[str]]) -> None:
+        """Log the new faults of each server. A survey follows soon, so each one is logged once."""
+        known = self._known.get(name, set())
+        for of_node in faults.values():
+            new = [fault for fault in of_node if fault not in known]
+            for fault in new[:MOST_FAULTS]:
+                logger.warning("%s", fault)
+        self._known[name] = set(chain(*faults.values()))
 
     async def _list(self, name: str, address: str) -> tuple[bool, tuple[SavedStore, ...], tuple[str, ...]]:
         async with self._connect(address) as link:
@@ -259,21 +265,23 @@ def _merge(
     name: str,
     *,
     room: int = MOST_LISTED_SHARDS,
-) -> int:
+) -> tuple[int, str]:
     """Add the pieces of one server to a store with the same record, of those with its id.
 
-    A store that cannot be read, or with more shards than `room`, counts as absent there. Returns the number
-    of its shards.
+    Returns the number of its shards. A store that cannot be read, or with more shards than `room`, counts as
+    absent there: 0 and the reason.
     """
     try:
         record = msgspec.json.decode(saved.record, type=StoreRecord)
         arrays = msgspec.json.decode(saved.arrays, type=tuple[ArrayRecord, ...])
         check_placed_store(record, arrays)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError):
-        return 0
+        return 0, "its record or arrays are invalid"
+    if saved.name != name or record.id != saved.id:
+        return 0, "it has another name, or its record is that of another store"
     shards = shard_sizes(arrays, record.shard_bytes).total()
-    if saved.name != name or record.id != saved.id or shards > room:
-        return 0
+    if shards > room:
+        return 0, f"it has {shards} shards, and there is room for {room} of {MOST_LISTED_SHARDS} on a server"
     stores = found.setdefault(saved.id, [])
     store = next((each for each in stores if each.has_record(record, arrays)), None)
     if store is None:
@@ -284,4 +292,4 @@ def _merge(
         key, order = (piece.home, piece.piece), (piece.generation, piece.position)
         if key not in store.best or store.best[key][0] < order:
             store.best[key] = order, piece.clock, node
-    return shards
+    return shards, ""

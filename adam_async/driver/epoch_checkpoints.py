@@ -82,22 +82,38 @@ class EpochCheckpoints:
         step_groups = max(record.round_groups, 1) * max(len(record.shares), 1)
         steps = -(-self._config.checkpoint_every // step_groups)
         last = record.first_clock
-        clock, ahead = last + steps, 1
+        clock, ahead, within_s = last + steps, 1, inf
         while True:
             try:
                 with self._phase(f"checkpoint at clock {clock}"):
-                    reading = await self._checkpointer.read(self._membership.map, clock, within_s=inf)
+                    reading = await self._checkpointer.read(self._membership.map, clock, within_s=within_s)
             except ClockPassed as passed:
-                # Steps may take less time than the request: name a clock farther ahead each time.
-                clock, ahead = passed.clock + ahead, 2 * ahead
+                # Steps may take less time than the request: name a clock farther ahead each time. A server
+                # whose clocks are wrong may lead to one that this epoch never reaches, so it has a deadline.
+                clock, ahead, within_s = passed.clock + ahead, 2 * ahead, self._config.waits.clock_s
                 continue
             if reading is not None:
                 await self._write_at(clock, reading)
                 last = clock
             else:
-                # A server whose clocks are wrong may have led to this clock: begin at the last one read.
+                await self._wait_after_miss()
+                last += steps  # a server may have led to `clock`, so it does not count
+            clock, ahead, within_s = last + steps, 1, inf
+
+    async def _wait_after_miss(self) -> None:
+        """Wait until as many further groups are finished as lie between two checkpoints.
+
+        A server may refuse each reading at once; misses without this wait would soon end the run.
+        """
+        groups = 0
+        while True:
+            try:
+                if not groups:
+                    groups = (await self._counts.ledger_leader()).finished + self._config.checkpoint_every
+                await self._wait_for(groups)
+                return
+            except (TransportError, TimeoutError):
                 await asyncio.sleep(POLL_S)
-            clock, ahead = last + steps, 1
 
     async def _write_at(self, clock: int, reading: Reading) -> None:
         try:

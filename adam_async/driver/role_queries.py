@@ -42,7 +42,7 @@ class RoleQueries:
     """Queries, each over its own link, because roles come and go.
 
     Args:
-        endpoint: The driver's end of the links; the traffic of counts is counted.
+        endpoint: The driver's end of the links; queries for counts add to its traffic.
         ranges: Whether data servers list the finished groups of an epoch in progress.
     """
 

@@ -21,6 +21,9 @@ MOST_SAVED_PIECES = 1 << 20
 MOST_SAVED_STORES = 64
 """Maximum number of saved stores of one name on a server."""
 
+MOST_FAULTY_PIECES = 1_000
+"""Maximum number of invalid pieces in a list: each one costs its reader an exception."""
+
 SAVED_PIECE_BYTES = 128
 """Maximum size of a packed `SavedPiece` in bytes; its home has most of them."""
 
@@ -81,6 +84,8 @@ class ReadSaved(Body, frozen=True, kw_only=True):
     shards: Shards
 
 
+_Listed = Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MOST_SAVED_STORES)]
+
 _PIECE: msgspec.msgpack.Decoder[SavedPiece] = msgspec.msgpack.Decoder(SavedPiece)
 _STORE: msgspec.msgpack.Decoder[SavedStore] = msgspec.msgpack.Decoder(SavedStore)
 _LISTED: msgspec.msgpack.Decoder[_ListedStore] = msgspec.msgpack.Decoder(_ListedStore)
@@ -92,44 +97,48 @@ def read_saved_list(message: Message) -> tuple[tuple[SavedStore, ...], tuple[str
     A server has files from elsewhere on its disk, so an invalid store or piece costs no other one.
 
     Raises:
-        RemoteProtocolError: The list is too long, or is none.
+        RemoteProtocolError: The list is too long, has too many invalid pieces, or is none.
     """
-    listed = read_packed_tensor(message, tuple[msgspec.Raw, ...], MOST_SAVED_BYTES)
-    if len(listed) > MOST_SAVED_STORES:
-        raise RemoteProtocolError("saved", f"{len(listed)} stores, {MOST_SAVED_STORES} are the most")
     stores: list[SavedStore] = []
     faults: list[str] = []
-    for number, packed in enumerate(listed):
+    room = MOST_FAULTY_PIECES
+    for number, packed in enumerate(read_packed_tensor(message, _Listed, MOST_SAVED_BYTES)):
         try:
             stores.append(_STORE.decode(packed))
         except UNREADABLE as error:
             try:
-                store, faulty = _without_faults(packed)
+                store, fault, faulty = _without_faults(packed, room)
             except UNREADABLE:
                 faults.append(f"store {number} of its list: {error}")
             else:
                 stores.append(store)
-                faults += [f"store {store.id!r}: {fault}" for fault in faulty]
+                faults.append(f"store {store.id!r}: {fault}")
+                room -= faulty
     return tuple(stores), tuple(faults)
 
 
-def _without_faults(packed: msgspec.Raw) -> tuple[SavedStore, list[str]]:
-    """Return a store without its invalid pieces, and the fault of the first of these.
+def _without_faults(packed: msgspec.Raw, room: int) -> tuple[SavedStore, str, int]:
+    """Return a store without its invalid pieces, the fault of the first of these, and their number.
 
     Raises:
         Error of `UNREADABLE`: Another field is invalid.
+        RemoteProtocolError: More than `room` pieces are invalid.
     """
     listed = _LISTED.decode(packed)
     pieces: list[SavedPiece] = []
-    faults: list[str] = []
+    fault, faulty = "", 0
     for number, piece in enumerate(listed.pieces):
         try:
             pieces.append(_PIECE.decode(piece))
         except UNREADABLE as error:
-            faults.append(f"piece {number} of its list: {error}")
-    others = f", and {len(faults) - 1} more pieces" if len(faults) > 1 else ""
+            fault = fault or f"piece {number} of its list: {error}"
+            faulty += 1
+            if faulty > room:
+                text = f"above {MOST_FAULTY_PIECES} invalid pieces, the last one: {error}"
+                raise RemoteProtocolError("saved", text) from None
+    others = f", and {faulty - 1} more pieces" if faulty > 1 else ""
     values = {name: getattr(listed, name) for name in listed.__struct_fields__}
-    return SavedStore(**{**values, "pieces": tuple(pieces)}), [fault + others for fault in faults[:1]]
+    return SavedStore(**{**values, "pieces": tuple(pieces)}), fault + others, faulty
 
 
 _ASKING = frozenset({("driver", "ps"), ("client", "ps")})

@@ -158,6 +158,8 @@ class BundleCopy:
         self._is_catching_up = False
         self._asked: deque[CopyPiece] = deque()
         """Pieces to copy once the shards are between two entries."""
+        self._has_too_large = False
+        """Whether a piece is too large for any message; the operator hears of the first one."""
         self._parts = PartCollector()
         self._offers = OfferedPieces(saver, host.spawn)
         self._generation = 0
@@ -482,6 +484,8 @@ class BundleCopy:
         """Give the shards the next entry if it is its turn, or copy a piece. Returns whether it did."""
         bundle = self._shards.bundle
         self._count_applied()
+        while self._asked and not self._core.wants_piece(self._asked[0]):
+            self._asked.popleft()  # its member has left, or its session has ended
         is_between = bundle.idle and not self._applying
         # While a piece is to be copied, entries wait: with more and more of them the shards are never idle.
         saves = self._saver is not None and self._saver.has_request and self._core.is_whole
@@ -547,15 +551,17 @@ class BundleCopy:
         return max(self._generation, self._origins[piece]), self._core.position_of(piece)
 
     def _copy_piece(self, asked: CopyPiece, bundle: Bundle) -> bool:
-        """Copy a piece for another member, unless it is too large for a message; returns whether it did."""
+        """Copy a piece for another member; returns False if it is too large for a message now."""
         specs, position = self._pieces[asked.piece], self._core.log.applied
         arrays = piece_arrays(bundle, specs)
         is_there = entry_bytes([arrays]) <= DIGEST_BYTES and self._offers.is_unchanged(asked, position)
         tensors = copy_piece(bundle, specs, has_arrays=False)
         nbytes = entry_bytes([tensors] if is_there else [tensors, arrays])
-        # The other member takes no more. The next complete sums free their pushes.
-        if nbytes > MOST_BYTES and len(tensors) > 1:
-            return False
+        if nbytes > MOST_BYTES:  # the other member takes no more
+            if len(tensors) > 1 and entry_bytes([arrays]) <= MOST_BYTES:
+                return False  # the next complete sums free their pushes
+            self._report_too_large(asked.piece, nbytes)
+            return True
         if not is_there:
             tensors = with_arrays(tensors, [array.copy() for array in arrays])
         digest = digest_of(arrays) if is_there else b""
@@ -564,6 +570,16 @@ class BundleCopy:
         content = _CopiedPiece(tensors, origin, changed, digest)
         self._core.piece_copied(asked, position, content, nbytes)
         return True
+
+    def _report_too_large(self, piece: int, nbytes: int) -> None:
+        """Name a piece that no other member can take, and the remedy, once."""
+        if not self._has_too_large:
+            self._has_too_large = True
+            self._host.notice(
+                f"no other server can copy the shards of {self._facts.home} in store {self._facts.store}: "
+                f"piece {piece} has {nbytes} bytes, {MOST_BYTES} are the most; begin the store anew with a "
+                "smaller shard_bytes"
+            )
 
     def __repr__(self) -> str:
         return f"<BundleCopy {self._facts.home} {self._core!r}>"

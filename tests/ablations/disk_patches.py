@@ -101,17 +101,17 @@ def append_before_all_disks(_: Any, self: StoreDisk, home: str) -> bool:
 
 
 @replaces(saved_shards, "_merge")
-def take_first_copy(merge: Any, found: Any, node: str, saved: Any, name: str) -> None:
+def take_first_copy(merge: Any, found: Any, node: str, saved: Any, name: str, **room: int) -> Any:
     """Take each piece from the first server that has it."""
     pieces = tuple(msgspec.structs.replace(piece, generation=0, position=0) for piece in saved.pieces)
-    merge(found, node, msgspec.structs.replace(saved, pieces=pieces), name)
+    return merge(found, node, msgspec.structs.replace(saved, pieces=pieces), name, **room)
 
 
 @replaces(saved_shards, "_merge")
-def compare_positions_alone(merge: Any, found: Any, node: str, saved: Any, name: str) -> None:
+def compare_positions_alone(merge: Any, found: Any, node: str, saved: Any, name: str, **room: int) -> Any:
     """Take each piece from the server with the highest position, of whichever generation."""
     pieces = tuple(msgspec.structs.replace(piece, generation=0) for piece in saved.pieces)
-    merge(found, node, msgspec.structs.replace(saved, pieces=pieces), name)
+    return merge(found, node, msgspec.structs.replace(saved, pieces=pieces), name, **room)
 
 
 @replaces(EntryReplay, "take")

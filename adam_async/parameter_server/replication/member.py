@@ -201,6 +201,10 @@ class BundleMember:
         if self._primary is not None:
             self._primary.piece_copied(asked, position, content, nbytes)
 
+    def wants_piece(self, asked: CopyPiece) -> bool:
+        """Whether the session of a requested piece is still the member's."""
+        return self._primary is not None and self._primary.wants_piece(asked)
+
     def report(self) -> None:
         """Acknowledge entries, or send watermarks. The shell calls it once in an iteration of its loop."""
         if self._primary is not None:

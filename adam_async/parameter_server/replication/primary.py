@@ -253,16 +253,20 @@ class Primary:
                 self._copy.effects.append(CopyPiece(member, peer.session, peer.asked))
                 peer.asked += 1
 
+    def wants_piece(self, asked: CopyPiece) -> bool:
+        """Whether the session of a requested piece is still the member's."""
+        peer = self._peers.get(asked.to)
+        return peer is not None and peer.session == asked.session
+
     def piece_copied(self, asked: CopyPiece, position: int, content: Any, nbytes: int) -> None:
         """Send a piece, once the member holds all entries in it: their links may differ.
 
         Args:
             position: Position of the last entry in it.
         """
-        peer = self._peers.get(asked.to)
-        if peer is None or peer.session != asked.session:
+        if not self.wants_piece(asked):
             return
-        log = self._copy.log
+        peer, log = self._peers[asked.to], self._copy.log
         # The piece may be newer than the applied position, because this member may have joined with it.
         position = max(position, self._copy.pieces[asked.piece])
         assert log.applied <= position <= log.last, f"piece at {position}, with {log}"

@@ -2,12 +2,12 @@
 
 import logging
 import re
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 import pytest
 
-from adam_async.checkpoint.saved_shards import SavedShards, _merge
+from adam_async.checkpoint.saved_shards import MOST_FAULTS, SavedShards, _merge
 from adam_async.messages import SavedList, SavedStore, pack, packed_tensor
 from adam_async.messages.saved_shards import SavedPiece
 from adam_async.run.cluster_map import ClusterMap
@@ -55,10 +55,22 @@ def test_a_listed_store_out_of_bounds_counts_as_absent(options):
 
 def test_a_listed_store_with_more_shards_than_the_reader_has_room_for_counts_as_absent():
     found = {}
-    assert _merge(found, "ps-0", listed(shard_bytes=8), "a-name", room=3) == 0
-    assert found == {}
-    assert _merge(found, "ps-0", listed(shard_bytes=8), "a-name", room=4) == 4
+    shards, fault = _merge(found, "ps-0", listed(shard_bytes=8), "a-name", room=3)
+    assert (shards, found) == (0, {})
+    assert fault.startswith("it has 4 shards, and there is room for 3 of ")
+    assert _merge(found, "ps-0", listed(shard_bytes=8), "a-name", room=4) == (4, "")
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("changed", [{"name": "another"}, {"id": "store-2"}], ids=str)
+def test_a_listed_store_of_another_name_or_id_counts_as_absent_for_this_reason(changed):
+    found = {}
+    saved = msgspec.structs.replace(listed(), **changed)
+    assert _merge(found, "ps-0", saved, "a-name") == (
+        0,
+        "it has another name, or its record is that of another store",
+    )
+    assert found == {}
 
 
 @pytest.mark.parametrize("newest", [(1, 7), (2, 3)])
@@ -97,6 +109,20 @@ class Lists:
         await link.wait_closed()
 
 
+@asynccontextmanager
+async def lists(network, *servers):
+    """Start servers; yields an asker, and their map."""
+    asking = Identity(role="driver", node="driver", incarnation=1)
+    async with AsyncExitStack() as stack:
+        nodes = {}
+        for server in servers:
+            listening = network.listen(address_of(network), server.identity, server.on_link)
+            address = (await stack.enter_async_context(listening)).address
+            nodes[server.identity.node] = node_record("ps", address=address)
+        saved = SavedShards(Endpoint(network, asking, Traffic("driver")), waits=PATIENT)
+        yield saved, ClusterMap(nodes=nodes)
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_an_invalid_entry_costs_only_itself_and_is_logged_once_with_its_server(network, caplog):
     network = NETWORKS[network]()
@@ -107,17 +133,10 @@ async def test_an_invalid_entry_costs_only_itself_and_is_logged_once_with_its_se
         Lists(1, {"name": "a-name"}, listed(rules=(RuleRecord(rule="magic"),))),
         Lists(2, msgspec.structs.replace(listed(), pieces=(SavedPiece("ps-0", 2, 1, 7, 0),))),
     )
-    asking = Identity(role="driver", node="driver", incarnation=1)
-    saved = SavedShards(Endpoint(network, asking, Traffic("driver")), waits=PATIENT)
-    async with AsyncExitStack() as stack:
-        nodes = {}
-        for server in servers:
-            listening = network.listen(address_of(network), server.identity, server.on_link)
-            address = (await stack.enter_async_context(listening)).address
-            nodes[server.identity.node] = node_record("ps", address=address)
+    async with lists(network, *servers) as (saved, cluster):
         with caplog.at_level(logging.WARNING, "adam_async.checkpoint.saved_shards"):
             for _ in range(2):
-                survey = await saved.survey("a-name", ClusterMap(nodes=nodes))
+                survey = await saved.survey("a-name", cluster)
     assert survey.servers == ("ps-0", "ps-1", "ps-2")
     (store,) = survey.stores
     assert {key[1]: server for key, (_, _, server) in store.best.items()} == {1: "ps-0", 2: "ps-2"}
@@ -131,3 +150,27 @@ async def test_an_invalid_entry_costs_only_itself_and_is_logged_once_with_its_se
     for fault, text in zip(faults, logged, strict=True):
         assert re.fullmatch(fault, text)
     assert survey.faults_text == "".join([f"; {fault}" for fault in logged])
+
+
+async def test_a_fault_is_logged_once_for_each_name_that_is_surveyed_in_turn(caplog):
+    network = NETWORKS["local"]()
+    async with lists(network, Lists(0, {"name": "a-name"}, listed())) as (saved, cluster):
+        with caplog.at_level(logging.WARNING, "adam_async.checkpoint.saved_shards"):
+            for _ in range(3):
+                await saved.survey("a-name", cluster)
+                await saved.survey("another", cluster)
+    of_list = "ps-0 lists store 0 of its list: Object missing required field `id`"
+    of_name = "ps-0 lists store 'store-1': it has another name, or its record is that of another store"
+    assert [record.getMessage() for record in caplog.records] == [of_list, of_list, of_name]
+
+
+async def test_a_survey_logs_a_bounded_number_of_faults_of_each_server(caplog):
+    network = NETWORKS["local"]()
+    faulty = [{"name": "a-name"}] * (2 * MOST_FAULTS)
+    async with lists(network, Lists(0, *faulty), Lists(1, *faulty)) as (saved, cluster):
+        with caplog.at_level(logging.WARNING, "adam_async.checkpoint.saved_shards"):
+            for _ in range(2):
+                survey = await saved.survey("a-name", cluster)
+    assert len(survey.faults) == 4 * MOST_FAULTS
+    logged = [record.getMessage()[:4] for record in caplog.records]
+    assert logged == ["ps-0"] * MOST_FAULTS + ["ps-1"] * MOST_FAULTS

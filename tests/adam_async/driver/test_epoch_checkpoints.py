@@ -2,10 +2,13 @@
 
 import asyncio
 
+import msgspec
+
+from adam_async.checkpoint.writer import Checkpointer
 from adam_async.driver import epoch_checkpoints
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.run.config import Config
-from tests.adam_async.runs import cluster_of, until
+from tests.adam_async.runs import PATIENT, cluster_of, until
 
 
 async def test_checkpoints_go_on_after_a_server_has_sent_a_clock_that_no_replica_reached(
@@ -27,3 +30,61 @@ async def test_checkpoints_go_on_after_a_server_has_sent_a_clock_that_no_replica
         assert not training.done()
         assert cluster.driver.progress.epochs == []
         training.cancel()
+
+
+class Misses(list):
+    """The misses within the first epoch, by their reasons."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        miss = Checkpointer.miss
+
+        def note(checkpointer, what):
+            if not checkpointer._progress.epochs:
+                self.append(what)
+            miss(checkpointer, what)
+
+        monkeypatch.setattr(Checkpointer, "miss", note)
+
+
+def slowly(**options):
+    """A run in bsp whose epochs of 60 groups last for a while."""
+    return Config(
+        epochs=1,
+        threads=1,
+        rate=0.05,
+        images_per_group=1,
+        consistency="bsp",
+        slow=("worker-0~ps-0:10ms",),
+        **options,
+    )
+
+
+async def test_a_server_that_refuses_each_reading_at_once_costs_no_more_checkpoints_than_are_due(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Bundle, "keep_clock", lambda *asked, **named: 1 << 40)
+    monkeypatch.setattr(epoch_checkpoints, "POLL_S", 0.01)
+    misses = Misses(monkeypatch)
+    async with cluster_of(slowly(checkpoint_every=20, checkpoint_misses=9), checkpoint=tmp_path) as cluster:
+        await cluster.train()
+    assert 1 <= len(misses) <= 4
+    assert all(" is the most" in miss for miss in misses), misses
+
+
+async def test_a_clock_that_the_epoch_never_reaches_costs_one_checkpoint_by_name(tmp_path, monkeypatch):
+    keep_clock, lies = Bundle.keep_clock, [1 << 8]
+    monkeypatch.setattr(
+        Bundle, "keep_clock", lambda *asked, **named: lies.pop() if lies else keep_clock(*asked, **named)
+    )
+    monkeypatch.setattr(epoch_checkpoints, "POLL_S", 0.01)
+    misses = Misses(monkeypatch)
+    waits = msgspec.structs.replace(PATIENT, clock_s=0.2, answer_s=0.2)
+    config = slowly(checkpoint_every=10, waits=waits)
+    async with cluster_of(config, checkpoint=tmp_path) as cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        latest = tmp_path / "latest"
+        await until(lambda: training.done() or (latest.exists() and "-000060" not in latest.read_text()))
+        assert not training.done()
+        training.cancel()
+    assert "the values of clock 257 wait for all replicas" in misses[0]
