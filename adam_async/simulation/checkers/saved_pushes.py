@@ -3,7 +3,9 @@
 Each return has an id of its own and begins with the values on the disks: every push is in them once or not at
 all. A push that was acknowledged and is not there must be recent: acknowledged at most the permitted time
 before the loss of its store (`loss bound`), and never if pushes are durable (`durable`). From then on the old
-pushes stay as they are, because their clients have new sessions.
+pushes stay as they are, because their clients have new sessions. While a shard lacks its primary, its last
+pushes are in the memory of other copies, which write them once one of them has taken over. If all servers are
+lost before, the time before the loss of the primary counts.
 
 With bsp a step in progress ends with its store, whenever its pushes were acknowledged: a push counts from the
 first pull that has its step. The values that came back have a step as a whole, and all earlier ones.
@@ -42,14 +44,33 @@ class Losses:
         self._ends: dict[str, float] = {}
         self._troubled_s: float | None = None
         """Begin of the time in which disks do not keep up; None if they do."""
+        self._led_s = now()
+        """Last time at which all shards had their primaries."""
+        self._unled_s: float | None = None
+        """Last such time before a primary was lost; None once all have led for the permitted time again."""
+        self._again_s: float | None = None
+        """Time at which all shards had their primaries again."""
 
     def ended(self, store: str) -> None:
         """Note the loss of a store's servers; the first one counts."""
-        self._ends.setdefault(store, self._troubled_s if self._troubled_s is not None else self.now())
+        begins = [self.now(), self._troubled_s, self._unled_s]
+        self._ends.setdefault(store, min([begin for begin in begins if begin is not None]))
 
     def has_ended(self, store: str) -> bool:
         """Whether the servers of a store were lost."""
         return store in self._ends
+
+    def looked(self, *, all_led: bool) -> None:
+        """Note, at intervals, whether all shards have their primaries."""
+        now = self.now()
+        if not all_led:
+            self._unled_s = self._led_s if self._unled_s is None else self._unled_s
+            self._again_s = None
+            return
+        self._led_s = now
+        self._again_s = now if self._again_s is None else self._again_s
+        if self.permitted_s is not None and now - self._again_s > self.permitted_s:
+            self._unled_s = None
 
     def troubled(self) -> None:
         """Note that disks do not keep up from now on: the permitted time ends here."""

@@ -10,9 +10,9 @@ servers that join again take its piece from their disks.
 
 The invariants: the disks give back states that servers gave to them, none older than at the last start
 (`checkers.saved_states`); the store comes back with each push once or never, without acknowledged ones of the
-last two intervals of writing at most, in mode `durable` with all of them (`checkers.saved_pushes`); each push
-is then applied at most once; and, as in `pushes`, the copies of a bundle are equal. In bsp a step in progress
-ends with its store.
+last two intervals of writing at most, counted from the loss of a primary whose place no other server has
+taken, in mode `durable` with all of them (`checkers.saved_pushes`); each push is then applied at most once;
+and, as in `pushes`, the copies of a bundle are equal. In bsp a step in progress ends with its store.
 """
 
 import asyncio
@@ -138,6 +138,7 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     clients = PowerClients(world, cluster, ledger, settings, losses)
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(cluster.watch(), name="watch")
+        looks = group.create_task(cluster.watch_primaries(losses), name="primaries")
         faults = PowerFaults(world, cluster, clients, ledger, losses, settings)
         await strike_all(world, plan.faults, ledger, own=faults.strikes)
         await clients.pending.answered()
@@ -151,6 +152,7 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
         assert reader.task is not None
         await reader.task
         watch.cancel()
+        looks.cancel()
     cluster.bundles.compare()
     ledger.counts[RECOVERED], ledger.counts[LOST] = losses.recovered, losses.lost
 

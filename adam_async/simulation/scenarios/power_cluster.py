@@ -1,5 +1,6 @@
 """Simulated servers that keep their stores on disks, over all losses of power."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,9 @@ from adam_async.simulation.scenarios.push_cluster import PushCluster
 
 SHARDS = Path("/shards")
 """Folder of a server."""
+
+LOOK_S = 0.05
+"""Interval between two looks at the primaries, in seconds."""
 
 SINCE_1970_S = 1.8e9
 """Wall-clock time at the begin of a run, in seconds since 1970."""
@@ -98,6 +102,15 @@ class PowerCluster(PushCluster):
         cluster = self.bundles.map
         stores = [store for store in cluster.stores.values() if store.phase == "open"]
         return any(is_saved(cluster, store) and not losses.has_ended(store.id) for store in stores)
+
+    async def watch_primaries(self, losses: Losses) -> None:
+        """Note at intervals whether all shards of the open stores have their primaries."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            cluster = self.bundles.map
+            stores = {store.id for store in cluster.stores.values() if store.phase == "open"}
+            primaries = [each.primary for each in cluster.bundles.values() if each.store in stores]
+            losses.looked(all_led=all(each is not None and self.bundles.is_well(each) for each in primaries))
 
     def lost(self, losses: Losses) -> None:
         """Note that the open stores have lost servers that they cannot spare."""

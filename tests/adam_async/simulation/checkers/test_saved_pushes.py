@@ -182,3 +182,45 @@ def test_the_steps_of_a_store_that_came_back_are_checked_apart_from_earlier_ones
     rows = np.zeros((2, 8))
     rows[:, [0, 1]], rows[:, first] = 0.5, 1.0
     store.array.pulled("client", store.array.before(), Pulled(rows=rows, versions=(1, 1), bound=1))
+
+
+def lose_a_primary(store, at_s, until_s):
+    """Let a shard lack its primary for a time, with a look every 0.1 s."""
+    for tenth in range(round(at_s * 10), round(until_s * 10)):
+        store.now = tenth / 10
+        store.losses.looked(all_led=False)
+
+
+def test_a_push_before_the_loss_of_a_primary_may_be_lost_until_another_one_leads():
+    store = Store()
+    store.losses.looked(all_led=True)
+    store.push(2.0)
+    store.losses.looked(all_led=True)
+    lose_a_primary(store, 2.1, 4.0)
+    store.restart(4.0)
+    store.pull()
+    assert store.losses.lost == 2
+
+
+def test_an_older_push_may_not_be_lost_with_a_primary():
+    store = Store()
+    store.push(0.5)
+    store.now = 2.0
+    store.losses.looked(all_led=True)
+    lose_a_primary(store, 2.1, 4.0)
+    store.restart(4.0)
+    with pytest.raises(Violation, match=r"loss bound.*1\.500 s before the loss"):
+        store.pull()
+
+
+def test_a_push_may_not_be_lost_once_another_primary_has_led_for_a_while():
+    store = Store()
+    store.push(2.0)
+    store.losses.looked(all_led=True)
+    lose_a_primary(store, 2.1, 4.0)
+    for now in (4.0, 5.1):
+        store.now = now
+        store.losses.looked(all_led=True)
+    store.restart(5.2)
+    with pytest.raises(Violation, match="loss bound"):
+        store.pull()
