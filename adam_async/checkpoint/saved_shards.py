@@ -224,9 +224,14 @@ class SavedShards:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for node, keys in of_server.items():
-                    name = f"{self._endpoint.identity.node}/reads-{node}"
-                    group.create_task(read_server(node, keys), name=name)
+                asker = self._endpoint.identity.node
+                readings = [
+                    group.create_task(read_server(node, keys), name=f"{asker}/reads-{node}")
+                    for node, keys in of_server.items()
+                ]
+                # Before Python 3.13 a task that fails during the exit of its group leaves a request to cancel
+                # the caller, so the body waits.
+                await asyncio.gather(*readings)
         except ExceptionGroup as errors:
             cause = errors.exceptions[0]
             if isinstance(cause, TransportError):

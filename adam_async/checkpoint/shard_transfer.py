@@ -285,6 +285,11 @@ class ShardCopies:
             for home in holders(table, store.buckets)
         ]
         node = self._endpoint.identity.node
+        task = asyncio.current_task()
+        assert task is not None
+        # Before Python 3.13 a group whose task fails during its exit leaves a request to cancel the caller.
+        # Such requests are older than this call, and do not end it.
+        requested = task.cancelling()
         try:
             async with asyncio.TaskGroup() as group:
                 changes = self._changes()
@@ -294,13 +299,10 @@ class ShardCopies:
                     group.create_task(self._repeat(bundle, work), name=f"{node}/copies-{bundle.home}")
                     for bundle in bundles
                 ]
-                # A task that fails during the exit of its group leaves a request to cancel the caller, so the
-                # body waits.
-                await asyncio.gather(*works)
+                await asyncio.gather(*works)  # in the body, so that a failure leaves no such request
                 following.cancel()
         except ExceptionGroup as errors:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():  # a group with an error raises it, and no cancellation
+            if task.cancelling() > requested:  # a group with an error raises it, and no cancellation
                 raise asyncio.CancelledError from None
             cause = first_cause(errors)
             raise cause from cause.__cause__

@@ -1,5 +1,6 @@
 """Stores on the disks of servers, as a faulty server may list them."""
 
+import asyncio
 import logging
 import re
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -7,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import msgspec
 import pytest
 
+from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.saved_shards import MOST_FAULTS, SavedShards, _merge
 from adam_async.messages import SavedList, SavedStore, pack, packed_tensor
 from adam_async.messages.saved_shards import SavedPiece
@@ -14,6 +16,7 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import ArrayRecord, RuleRecord
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
+from adam_async.store.restoring import SavedValues
 from tests.adam_async.cluster_maps import node as node_record
 from tests.adam_async.cluster_maps import store_record
 from tests.adam_async.runs import NETWORKS, PATIENT, address_of
@@ -174,3 +177,13 @@ async def test_a_survey_logs_a_bounded_number_of_faults_of_each_server(caplog):
     assert len(survey.faults) == 4 * MOST_FAULTS
     logged = [record.getMessage()[:4] for record in caplog.records]
     assert logged == ["ps-0"] * MOST_FAULTS + ["ps-1"] * MOST_FAULTS
+
+
+async def test_a_failed_reading_leaves_its_caller_uncancelled():
+    """A later failure of the caller would else count as its cancellation."""
+    async with lists(NETWORKS["local"](), Lists(0, listed())) as (saved, cluster):
+        (store,) = (await saved.survey("a-name", cluster)).stores
+        store.best = dict.fromkeys(store.pieces(), ((1, 7), 0, "ps-0"))
+        with pytest.raises(CheckpointError, match="store 'a-name' cannot be read from the disks"):
+            await saved.read(store, SavedValues(), cluster)  # the server answers each request with its list
+        assert asyncio.current_task().cancelling() == 0

@@ -124,6 +124,26 @@ async def test_a_reading_that_is_cancelled_while_it_fails_is_cancelled():
         assert reading.cancelled()
 
 
+async def test_a_reading_fails_with_its_cause_if_its_caller_was_once_asked_to_end_and_went_on():
+    """A task group leaves such a request before Python 3.13."""
+    async with servers_of(NETWORKS["local"](), **SHARDED) as servers:
+
+        async def fail(link, shards):
+            raise ClockPassed(7)
+
+        async def go_on_and_read():
+            asyncio.current_task().cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            assert asyncio.current_task().cancelling() == 1
+            await copies_of(servers)._with_primaries(servers.map.run_store, servers.table, fail)
+
+        reading = asyncio.create_task(go_on_and_read())
+        await asyncio.wait([reading])
+        assert not reading.cancelled()
+        assert isinstance(reading.exception(), ClockPassed)
+
+
 # --- servers that lie -------------------------------------------------------------------------
 
 
