@@ -212,7 +212,7 @@ class CheckpointFolder:
         """Read the run of each checkpoint of the start that could not be read before."""
         # A manifest may be unreadable for a moment only: memory was short, or the disk was busy.
         there = self._unsure.intersection(await self._disk.names(self.path))
-        runs = await _runs_by_name(self.path, there, self._disk)
+        runs = await _runs_by_name(self.path, sorted(there, key=age_order), self._disk)
         self._known.update(name for name, run in runs.items() if run in self._runs)
         self._unsure = there.difference(runs)
 
