@@ -3,8 +3,9 @@
 The scenario `pushes` finds most of them. A row that no seed is expected to find has the reason.
 """
 
+from functools import partial
+
 from tests.ablations import copy_patches
-from tests.ablations.patches import Patch
 from tests.ablations.safeguards import Ablation
 from tests.adam_async.parameter_server.replication import ablations as core
 
@@ -18,19 +19,7 @@ SCENARIO = "tests/adam_async/simulation/scenarios/test_pushes.py::"
 KILLED = SCENARIO + "test_a_killed_server_costs_no_push_and_returns_with_all_copies"
 RETURNS = SCENARIO + "test_two_of_three_copies_may_be_lost_one_after_the_other"
 
-
-def _row(
-    name: str,
-    patch: Patch,
-    *,
-    guard: str = KILLED,
-    breaks: str = "",
-    seldom: str = "",
-    errors: tuple[str, ...] = (),
-) -> Ablation:
-    return Ablation(
-        name=name, patch=patch, guard=guard, breaks=breaks, seldom=seldom, errors=errors, scenario="pushes"
-    )
+_row = partial(Ablation, scenario="pushes", guard=KILLED)
 
 
 COPIES = (

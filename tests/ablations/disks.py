@@ -3,8 +3,9 @@
 The scenario `power` finds most of them. A row that no seed is expected to find has the reason.
 """
 
+from functools import partial
+
 from tests.ablations import disk_patches
-from tests.ablations.patches import Patch
 from tests.ablations.safeguards import Ablation
 
 STORE = "tests/adam_async/persistence/"
@@ -16,19 +17,7 @@ APPENDS = "tests/adam_async/parameter_server/test_ordered_appends.py::"
 REPLAY = "tests/adam_async/parameter_server/test_entry_replay.py::"
 SERVER = "tests/adam_async/parameter_server/test_server_disk.py::"
 
-
-def _row(
-    name: str,
-    patch: Patch,
-    *,
-    guard: str,
-    breaks: str = "",
-    seldom: str = "",
-    errors: tuple[str, ...] = (),
-) -> Ablation:
-    return Ablation(
-        name=name, patch=patch, guard=guard, breaks=breaks, seldom=seldom, errors=errors, scenario="power"
-    )
+_row = partial(Ablation, scenario="power")
 
 
 DISKS = (

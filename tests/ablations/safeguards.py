@@ -4,18 +4,19 @@ A patch of a named function removes a safeguard. Type annotations are read when 
 patch, so the row of such a safeguard replaces source text instead, in `file`.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from tests.ablations import patches
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Ablation:
     """A safeguard and its removal: a `patch`, or a replacement of source text."""
 
     name: str
     patch: patches.Patch | None = None
     """A function of `patches`; None if the row replaces source text."""
+    _: KW_ONLY
     file: str = ""
     old: str = ""
     new: str = ""
