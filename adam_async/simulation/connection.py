@@ -1,4 +1,4 @@
-"""One end of a simulated TCP connection: an asyncio transport, with the behaviour of a kernel below.
+"""One end of a simulated TCP connection: an asyncio transport on a simulated kernel.
 
 The transport keeps written bytes until the connection has room: as with the buffers of real sockets, the
 bytes in flight or unread at the other side are limited. A writer beyond the limit is paused. Bytes arrive in
@@ -6,8 +6,8 @@ the order of the writes, or not at all. The kernel keeps bytes that a frozen pro
 sender stops in the end.
 
 A closing end sends an end of the stream, or a reset if it has unread bytes, as kernels do. A closed end
-answers data with a reset. A crashed machine sends no answer. A restarted machine does not know its old
-connections, and resets each one when data arrives on it.
+answers data with a reset. A crashed machine sends no answer. A restarted machine has none of its old
+connections, and answers data on them with a reset.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class EndNetwork(Protocol):
         """Deliver a piece at the other side of a wire."""
 
     def acknowledge(self, wire: Wire, arrive: Callable[[int], object], count: int) -> None:
-        """Deliver a count without delay, unless the wire is cut."""
+        """Deliver the number of read bytes, without delay unless the wire is cut."""
 
     def damaged(self, end: "End", wire: Wire, payload: bytes) -> bytes:
         """Return a piece for an end with one bit flipped."""
@@ -139,7 +139,7 @@ class End(asyncio.Transport):
     # --- the transport, called by code -------------------------------------------------------
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return the name of either side; there is no socket."""
+        """Return the address of this end or of the other one; there is no socket."""
         return {"sockname": self.address, "peername": self.peer.address}.get(name, default)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
@@ -387,7 +387,7 @@ class End(asyncio.Transport):
         self.reset_peer()
 
     def _is_open(self) -> bool:
-        """Whether this end receives data; if not, answer in the way of a kernel."""
+        """Whether this end receives data. If not, answer the data as a kernel would."""
         if not self.shut and self.host.up:
             return self._error is None
         if self._network.is_up(self.host.name):

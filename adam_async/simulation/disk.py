@@ -2,8 +2,8 @@
 
 A begun step runs to its end even if its caller is cancelled, as on the thread of the real disk. A step that
 waits while the machine crashes never happens. A durable change is made when its step begins, and synced when
-the step ends: after a crash in between, the disk model decides its fate. A call may be slow, fail with EIO,
-or get stuck.
+the step ends: after a crash in between, the disk model decides whether it survives. A call may be slow, fail
+with EIO, or get stuck.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from adam_async.simulation.host import HOST
 from adam_async.simulation.loop import SimulatedLoop
 
 CLOSE_S = 10.0
-"""Time limit for earlier steps at closing, in seconds, as in the real port."""
+"""Time limit for earlier steps when a disk is closed, in seconds, as for a real disk."""
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -35,10 +35,10 @@ class DiskConditions:
 
     Attributes:
         step_s: Least duration of a step, in seconds.
-        jitter_s: Greatest random duration on top, in seconds.
-        sync_s: Duration of a sync on top, in seconds.
-        bytes_per_s: Speed of reads and writes.
-        fail: Share of steps that fail with EIO; a failed sync keeps nothing.
+        jitter_s: Maximum additional duration of a step, drawn at random, in seconds.
+        sync_s: Additional duration of a step with a sync, in seconds.
+        bytes_per_s: Speed of reads and writes, in bytes per second.
+        fail: Share of steps that fail with EIO; a failed sync makes nothing durable.
         fail_syncs: Share of syncs, and of writes that include one, that fail with EIO.
         stuck: Whether steps wait until this field is False.
     """
@@ -56,8 +56,8 @@ class _Job:
     """A step in the queue, or in progress.
 
     Attributes:
-        call: Function for the end of the step. Function of a durable change: called at its beginning, it
-            returns the files and folders to sync at its end.
+        call: Function to call at the end of the step. The function of a durable change is called at the
+            beginning of the step, and returns the files and folders to sync at its end.
         error: Error decided at the beginning, raised at the end.
     """
 
@@ -375,6 +375,6 @@ def _nothing() -> None:
 
 
 def _retrieve(done: "asyncio.Future[None]") -> None:
-    """Retrieve the error of a removal without a waiter; the caller has the first error."""
+    """Retrieve the error of a removal that no task awaits; the caller gets the error before it."""
     if not done.cancelled():
         done.exception()

@@ -1,12 +1,12 @@
 """Content of a disk: the page cache, the durable state, and the effects of a crash on both.
 
 Each file and folder has two states: the page cache, which programs see, and the durable state. An
-operation changes the cache and joins a list of pending operations; a sync applies the list to the platter. A
-sync of a file keeps its bytes but not its name, which belongs to the folder.
+operation changes the cache and joins a list of pending operations; a sync applies the list to the durable
+state. A sync of a file keeps its bytes but not its name, which belongs to the folder.
 
-A crash decides each pending operation alone: it is lost, it is durable, or, for a write, some of its sectors
-are. So later writes may survive earlier ones, names may exist without bytes, and bytes without names. A
-rename within a folder is durable as a whole or not at all.
+At a crash each pending operation is lost or becomes durable, independently of the others; a write may also
+become durable in some of its sectors only. So a later write may survive and an earlier one be lost, names may
+exist without bytes, and bytes without names. A rename within a folder is durable as a whole or not at all.
 """
 
 import errno

@@ -1,9 +1,10 @@
 """Pure: checks that the answers to the clients of a map agree with one order of all operations.
 
 Each key of the map is a register: a version and a value; version 0 is absent. A compare-and-set that expects
-the present version gives the key a new and higher version, which the service chooses and never gives twice;
-any other is a conflict and changes nothing. A history is *linearizable* if each operation can take effect at
-one moment between its start and its end, so that all answers are those of such a register.
+the present version gives the key a new, higher version. The service chooses the version and never gives it
+twice. Any other compare-and-set is a conflict and changes nothing. A history is *linearizable* if each
+operation can take effect at one moment between its start and its end, so that all answers are those of such a
+register.
 
     history = History(clock=loop.time)
     handle = history.begin("client-3", "nodes/a", CompareAndSet(expected=4, value=digest))
@@ -18,18 +19,19 @@ that clients set, without additions of the service.
 
 Theory of operation
 -------------------
-Keys are independent, so the search treats each alone, as Wing and Gong do: place operations one after the
-other, each only if no unplaced operation has to precede it; return from a dead end; and visit no set of
-placed operations twice with the same state (Lowe). Versions leave little to search:
+Keys are independent, so each key has a search of its own. By the method of Wing and Gong the search places
+operations one after the other, each only if no unplaced operation has to precede it, and returns from dead
+ends. By the addition of Lowe it visits no set of placed operations twice with the same state. Versions leave
+few choices:
 
-- A key has a version once, so every operation that saw the version belongs there. An operation that fits and
-  changes nothing is placed at once, because it blocks no other one.
-- The search therefore leaves a version only if no other operation can be placed, and by the operation that is
-  known to have replaced it, if there is one. An operation that saw the version and is not placed by then can
-  never be placed.
-- Otherwise an operation with an unknown outcome replaced it. Among the possible operations, the first to
-  begin is the best choice; the others can never take effect. The new version is the next version in any
-  answer. A choice exists only if other unknown operations expect versions in between.
+- A key has each version only once, so every operation that saw the version is placed in this time. An
+  operation that fits and changes nothing is placed at once, because it blocks no other one.
+- The search therefore leaves a version only once no such operation is left to place. If an operation is known
+  to have replaced the version, the search places it next. An operation that saw the version and is unplaced
+  at this point can never be placed.
+- Otherwise an operation with an unknown outcome replaced the version. Among the possible operations, the
+  first to begin is the best choice; the others can never take effect. The new version is the next version in
+  any answer; the search has a choice only if other unknown operations expect versions in between.
 
 An operation that ends at the moment at which another begins does not precede the other. `History` never
 records one moment twice, so it keeps the order of one process even with a coarse clock.
@@ -44,7 +46,7 @@ from dataclasses import dataclass
 import msgspec
 
 EXCERPT = 3
-"""Most unknown operations that an error names."""
+"""Maximum number of operations with an unknown outcome that an error names."""
 
 MOST_STEPS = 1_000_000
 """Maximum number of steps of a search; a longer search is undecided."""
@@ -83,7 +85,7 @@ class CompareAndSet(msgspec.Struct, frozen=True):
     """Set a key if it has this version."""
 
     expected: int
-    """0: the key must be absent."""
+    """Version that the key must have; 0: the key must be absent."""
     value: str
     """The value, or a digest of it."""
 
@@ -193,7 +195,7 @@ class History:
         self._operations[handle] = msgspec.structs.replace(operation, ended=self._moment(), answer=answer)
 
     def unknown(self, handle: int) -> None:
-        """Record that the outcome of an operation stays unknown, its state until `end`."""
+        """Leave the outcome of an operation unknown, as it is without a call of `end`."""
         if self._operations[handle].ended is not None:
             raise ValueError(f"the outcome of this operation is known: {self._operations[handle]}")
 
@@ -214,7 +216,7 @@ class History:
 
 
 def check(operations: Iterable[Operation], *, most_steps: int = MOST_STEPS) -> int:
-    """Check that a history is linearizable, key by key, in at most this many steps of the search.
+    """Check that a history is linearizable, key by key, in at most `most_steps` steps of the search.
 
     Returns:
         Number of steps of the search; about two for each operation.
@@ -267,7 +269,7 @@ class _Position:
     low: int
     """Index of the first unplaced operation."""
     put: int
-    """Bit for each operation from `low` on: whether it is placed."""
+    """Bit mask of the placed operations; bit 0 stands for the operation at `low`."""
     version: int
     maker: Operation | None
     """Operation that made the version; for errors only."""
@@ -295,16 +297,16 @@ class _Register:
 
     Attributes:
         answered: Operations with an answer, in order of their starts. Indices refer to this list.
-        ends: End of each operation.
+        ends: End of each operation in `answered`, in seconds.
         seen: For each version, the indices of operations that found it and changed nothing.
         replaced: For each version, the index of the operation that is known to have replaced it.
         unknown: For each version, the operations of unknown outcome that expect it, in order of their starts.
         witnesses: For each version that the key certainly had, an operation that proves it.
-        versions: These versions, in order.
+        versions: Versions that the key certainly had, in order.
         guessed: Versions that unknown operations expect, in order.
-        unnamed: A version above all seen and expected versions: the possible version of an unseen last
-            change.
-        values: For each version, its value if known, and an operation that proves it.
+        unnamed: A version above all seen and expected versions: the version that an unseen last change may
+            have made.
+        values: For each version with a known value, the value and an operation that proves it.
     """
 
     def __init__(self, key: str, operations: Sequence[Operation], budget: _Budget) -> None:
@@ -404,7 +406,7 @@ class _Register:
         """Return the operations that no unplaced operation has to precede."""
         found: list[int] = []
         first_end = math.inf
-        index, left = place.low, ~place.put  # without an end: all operations beyond its bits are left
+        index, left = place.low, ~place.put  # all bits beyond those of `put` are 1
         while True:
             skipped = (left & -left).bit_length() - 1
             index += skipped
@@ -448,7 +450,7 @@ class _Register:
         return found
 
     def _successors(self, version: int) -> list[int]:
-        """Return the versions that an unknown operation can have made of this one, the likeliest last."""
+        """Return the versions that may follow this one by an unknown operation, the likeliest last."""
         position = bisect_right(self.versions, version)
         certain = self.versions[position] if position < len(self.versions) else self.unnamed
         first, stop = bisect_right(self.guessed, version), bisect_left(self.guessed, certain)

@@ -5,11 +5,11 @@ Theory of operation
 asyncio schedules all work through `call_soon` and `call_at`, so the loop decides the order of all steps. The
 loop has a queue of ready steps and a heap of timers with ties in order of creation. If no step is ready, the
 clock skips to the next timer. Simulated hours therefore take milliseconds, a deadlock is found at once, and
-the machine has no influence.
+the speed of the machine has no influence.
 
-Steps run first in, first out, as asyncio documents; then only the network and the disk are random. With
-`shuffled` the next step is drawn from all ready steps, which is stricter than asyncio: code that fails only
-then relies on an undocumented order.
+By default steps run first in, first out, as asyncio documents, and only the network and the disk are random.
+With `shuffled` the next step is drawn from all ready steps, which is stricter than asyncio: code that fails
+only then relies on an undocumented order.
 
 Several hosts share the loop. Each step belongs to one host (see `Host`) and reads that host's clock. Steps of
 the world, such as arriving bytes and finished disk operations, belong to no host. Steps of the world run at
@@ -41,20 +41,21 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 TICK_S = 1e-6
-"""Least delay of a timer, in seconds, as real time passes while code runs. Without this rule, code that sets
-a timer again because its rounded deadline is not quite reached would never reach it."""
+"""Minimum delay of a timer, in seconds: real time passes while code runs. Without this delay, code that sets
+a timer again because the clock is slightly before its rounded deadline would never reach the deadline."""
 
 INSTANT_STEPS = 200_000
 """Maximum number of steps in one instant; more are reported as an endless loop."""
 
 COLLECT_STEPS = 100_000
-"""Steps between two collections of cyclic garbage, each at the next advance of the clock."""
+"""Number of steps between two collections of cyclic garbage, each at the next advance of the clock."""
 
 TRACE_LINES = 8192
 """Number of trace lines between two updates of the replay hash."""
 
 UNWIND_STEPS = 1000
-"""Maximum number of further waits of a coroutine that is being ended, with those that it awaits."""
+"""Maximum number of further waits of a coroutine that is being closed, and of the coroutines that it
+awaits."""
 
 
 class SimulationFailed(Exception):
@@ -154,10 +155,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> Step:
-        """Like `call_soon`, for code that does not know its thread.
+        """Schedule a step as `call_soon` does, for code that may run on any thread.
 
         Raises:
-            RuntimeError: A thread calls.
+            RuntimeError: The caller runs on another thread.
         """
         if events._get_running_loop() is not self:
             raise RuntimeError(f"{label_of(callback)} is called by a thread: a simulated run may have none")
@@ -188,9 +189,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return step
 
     def call_next(self, host: Host, callback: Callable[[], object], context: Context) -> None:
-        """Call at once if no other step would run before, otherwise as `call_soon`.
+        """Call a function at once if no other step would run before it; otherwise use `call_soon`.
 
-        For steps of the world only.
+        Only steps of the world may use this method.
         """
         timers = self._timers
         others = self._ready or (self._schedule is not None and timers and timers[0][0] <= self.now)
@@ -364,7 +365,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         name: object = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        """Start a task on the host of its context, named by a count without a `name`."""
+        """Start a task on the host of its context; without a `name`, a count names it."""
         label = f"task-{next(self._names)}" if name is None else str(name)
         return self.spawn(coro, label, context or copy_context())
 

@@ -37,7 +37,7 @@ MakeProtocol = Callable[[], asyncio.BaseProtocol]
 
 
 class Listener(asyncio.AbstractServer):
-    """An open port, which is also its only socket."""
+    """An open port: the server and its only socket in one object."""
 
     def __init__(
         self, network: "SimulatedNetwork", host: Host, address: Address, make: MakeProtocol, serving: bool
@@ -150,7 +150,7 @@ class SimulatedNetwork:
     # --- faults ------------------------------------------------------------------------------
 
     def wire(self, source: str, target: str) -> Wire:
-        """The direction from one host to another."""
+        """Return the direction from one host to another."""
         wire = self._wires.get((source, target))
         if wire is None:
             wire = self._wires[source, target] = Wire(self.conditions)
@@ -185,7 +185,7 @@ class SimulatedNetwork:
         return bool(ends)
 
     def break_off(self, end: End) -> None:
-        """Reset a connection at both ends, after `reset_after_bytes`."""
+        """Reset a connection at both ends, because it has carried `reset_after_bytes`."""
         self.wire(end.host.name, end.peer.host.name).broken += 1
         end.reset()
         end.peer.reset()
@@ -202,7 +202,7 @@ class SimulatedNetwork:
         return bytes(damaged)
 
     def unnoticed_damage(self, *, after_s: float) -> End | None:
-        """Return an end that is open ``after_s`` seconds after a damaged piece left for it, or None.
+        """Return an end that is still open ``after_s`` seconds after a damaged piece was sent to it, or None.
 
         The time counts only while the host of the end runs.
         """
@@ -228,7 +228,7 @@ class SimulatedNetwork:
             self.loop.at(path.arrival(now=self.loop.now, nbytes=count), arrive, *args)
 
     def acknowledge(self, wire: Wire, arrive: Callable[[int], object], count: int) -> None:
-        """Deliver a count without delay, unless the wire is cut."""
+        """Deliver the number of read bytes, without delay unless the wire is cut."""
         if wire.cut:
             wire.waiting.append(lambda: arrive(count))
         else:

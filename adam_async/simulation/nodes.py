@@ -175,7 +175,7 @@ class World:
         return self.loop.now
 
     def node(self, name: str) -> Node:
-        """Return the machine of that name, which the first call makes."""
+        """Return the machine of that name; the first call makes it."""
         node = self.nodes.get(name)
         if node is None:
             node = self.nodes[name] = Node(self, name)

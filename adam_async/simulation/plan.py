@@ -1,7 +1,7 @@
 """Pure: the plan of a simulated run as data: its options, and its faults.
 
 A plan and a seed determine a run. A plan can therefore be printed, saved, shrunk while it still fails, and
-run again after a change of the code, after which its seed alone would draw another plan.
+run again after a change of the code. The seed alone may then draw another plan.
 
     at 3.250 s crash worker-2 for 5.500 s
     at 9.125 s cut worker-1 controller for 0.750 s, amount 1
@@ -49,7 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Conditions of a run."""
 
     shuffled: bool = False
-    """Whether ready steps run in any order, or else first in, first out."""
+    """Whether ready steps run in any order; otherwise they run first in, first out."""
     unkind: bool = False
     """Whether the fault points of product code are on; see `fault_points`."""
     network: Conditions = Conditions()

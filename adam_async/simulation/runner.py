@@ -27,7 +27,7 @@ MANY = 100
 """Number of seeds that must reach every mark of their scenario."""
 
 LEAST_SHARE = 0.9
-"""Least share of `MANY` seeds that must count."""
+"""Minimum share of the seeds that must count, if there are `MANY` or more."""
 
 
 class SeedResult(msgspec.Struct, frozen=True, kw_only=True):

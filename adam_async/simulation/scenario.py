@@ -63,7 +63,7 @@ class Span(msgspec.Struct, frozen=True):
     text: str
     begun: float
     ended: float | None
-    """None for a moment."""
+    """End of the event, in seconds; None if the event is one moment."""
 
 
 class Ledger:
@@ -87,7 +87,7 @@ class Ledger:
         self.spans: list[Span] = []
 
     def fired(self, fault: Fault) -> None:
-        """Record a fault that struck. Call the function after a certain effect of the fault."""
+        """Record a fault that struck. Call the function once the effect of the fault is certain."""
         self.faults[fault.kind] += 1
 
     def missed(self, fault: Fault) -> None:
@@ -111,7 +111,8 @@ class Scenario:
         kinds: Kinds of faults that must all strike for a seed to count.
         least_operations: Number of client operations that must complete for a seed to count.
         least_leader_changes: Number of changes of leader that a seed needs to count.
-        events: Names of counts of the ledger; a seed needs one of them to count. Without names, none.
+        events: Names of counts of the ledger. A seed must reach one of them to count; without names there is
+            no such condition.
         limit_s: Time limit of a run, in seconds of the simulation.
         marks: Names of counts of the ledger, of marks and of fault points. If no seed of many reaches one of
             them, these seeds fail together.

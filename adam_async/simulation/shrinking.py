@@ -1,9 +1,9 @@
 """Pure: shrinks a failing plan while it still fails.
 
-First it leaves out faults, half of them at once, then smaller parts (delta debugging: Zeller, Hildebrandt,
-2002), until every fault is necessary. Then it simplifies the remaining faults: shorter, earlier, without
-their amount; and it makes the conditions mild. It keeps a step only if the plan still fails, so the result
-fails, too.
+The first steps leave out faults, half of them at once, then smaller parts (delta debugging: Zeller,
+Hildebrandt, 2002), until every fault is necessary. Further steps make the remaining faults shorter and
+earlier, remove their amounts, and make the conditions mild. `shrink` keeps a step only if the plan still
+fails, so the result fails, too.
 """
 
 import math
@@ -18,7 +18,7 @@ MOST_TRIES = 200
 """Maximum number of runs to shrink one plan."""
 
 LEAST_S = 0.05
-"""Least time of a shrunk fault, in seconds."""
+"""Minimum start and duration of a shrunk fault, in seconds."""
 
 Fails = Callable[[Plan], bool]
 

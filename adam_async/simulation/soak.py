@@ -1,7 +1,7 @@
-"""A soak: a file with each scenario's finished seeds for the present code, for the next soak.
+"""The file of a soak: each scenario's finished seeds with the present code, for the next soak to continue.
 
 Results of other code do not apply to the present code. Progress is therefore kept by scenario and by hash of
-the simulated source. Failed seeds are kept with their plans, which outlive the code.
+the simulated source. Failed seeds are kept with their plans, which stay valid after a change of the code.
 """
 
 from collections.abc import Iterator, Sequence

@@ -36,7 +36,7 @@ class Wire:
 
     Attributes:
         conditions: Behaviour for new connections.
-        cut: Whether the direction loses all data.
+        cut: Whether the direction delays all data until the end of a cut.
         waiting: Deliveries that wait for the end of the cut.
         made: Number of connections from its source to its target.
         broken: Number of connections reset at `reset_after_bytes`.

@@ -6,11 +6,11 @@
     bundles.compare(copy, store)             # between two entries
 
 A bundle has one log: the members that apply a position apply the same entry (`one log`), each in the order of
-the positions. An entry that a primary applies is one that it acknowledges, so a generation has one primary
-(`one primary`), and all members in sync hold the entry (`committed`). With fewer than ``min_in_sync`` members
-a primary applies no new entry (`min_in_sync`). No copy returns to an older generation (I4). Copies at the
-same position have the same state, and a shard has one content for each version (`equal copies`). The clocks
-of the live clients of a store differ by no more than its mode permits (`staleness`).
+the positions. A primary acknowledges each entry that it applies, so a generation has one primary (`one
+primary`), and all members in sync hold the entry (`committed`). With fewer than ``min_in_sync`` members a
+primary applies no new entry (`min_in_sync`). No copy returns to an older generation (I4). Copies at the same
+position have the same state, and a shard has one content for each version (`equal copies`). The clocks of the
+live clients of a store differ by no more than its mode permits (`staleness`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,10 +33,11 @@ Key = tuple[str, str]
 """Id of the store and home of a bundle."""
 
 NOT_LOGGED = ("ordered", "duplicates", "shards")
-"""Fields of a shard's tables that belong to the front of the primary, or count shards that share them."""
+"""Names of the fields of a shard's tables that are no functions of the log: those of the primary's front, and
+the number of shards with the same tables."""
 
 LOGGED = tuple(name for name in ShardTables.__dataclass_fields__ if name not in NOT_LOGGED)
-"""Fields of a shard's tables that are functions of the log."""
+"""Names of the fields of a shard's tables that are functions of the log."""
 
 
 class Copy(Protocol):
@@ -59,22 +60,22 @@ class Copy(Protocol):
 
     @property
     def is_primary(self) -> bool:
-        """Whether the server orders and answers."""
+        """Whether the server is the primary, which orders entries and answers requests."""
         ...
 
     @property
     def log(self) -> Log:
-        """The log, for reading."""
+        """The log of the copy; the checkers only read it."""
         ...
 
     @property
     def state_position(self) -> int | None:
-        """Position of the last applied entry; None between two states."""
+        """Position of the last applied entry; None while an entry is in work, or while pieces are missing."""
         ...
 
     @property
     def shards(self) -> Bundle:
-        """The shards."""
+        """The shards of the copy."""
         ...
 
 
@@ -83,24 +84,26 @@ class Bundles:
 
     Attributes:
         applied: Number of applied entries, of all copies.
-        compared: Number of states that were compared with the one of another copy.
+        compared: Number of states that were compared with the state of another copy.
     """
 
     def __init__(self) -> None:
         self.applied = self.compared = 0
         self._entries: dict[tuple[Key, int], tuple[int, Digest, Member]] = {}
-        """Generation and content of an entry and the first member that applied it, by position."""
+        """Generation and digest of each entry and the first member that applied it, by bundle and
+        position."""
         self._positions: dict[tuple[Key, Member], tuple[Bundle, int]] = {}
-        """Last position of each copy; one that joins anew has new shards."""
+        """Shards and last applied position of each copy; a copy that joins again has new shards."""
         self._generations: dict[tuple[Key, Member], int] = {}
         self._primaries: dict[tuple[Key, int], Member] = {}
         self._states: dict[tuple[Key, int], tuple[Digest, Member]] = {}
         self._shards: dict[tuple[str, int, int], tuple[Digest, Member]] = {}
-        """Content by store, shard and version."""
+        """Digest of a shard and the first member with it, by store, shard and version."""
         self._compared: dict[tuple[Key, Member], tuple[Bundle, int]] = {}
-        """Last compared position of each copy."""
+        """Shards and last compared position of each copy."""
         self._alone: dict[tuple[Key, Member], tuple[int, int]] = {}
-        """By primary with too few members: version of its record, and the end of its log at first."""
+        """Version of the bundle's record, and end of the log when the record was new, by primary with too few
+        members in sync."""
 
     def applies(self, copy: Copy, entry: Entry, parts: Sequence[Part]) -> None:
         """Check the next entry of a copy. Raises Violation."""
@@ -225,12 +228,12 @@ def _tables_of(shard: Shard) -> list[object]:
 
 
 def _clocks_of(bundle: Bundle) -> list[object]:
-    """Return the replica generations of a bundle."""
+    """Return the epoch and the replica generations of a bundle."""
     return [bundle.epoch, *map(_in_order, msgspec.structs.astuple(bundle.replicas.state()))]
 
 
 def _in_order(value: object) -> object:
-    """Return a value with its dictionaries as sorted pairs; no list contains one."""
+    """Return a value with its dictionaries as sorted pairs; lists in the value contain no dictionaries."""
     if not isinstance(value, dict):
         return value
     # Most values are numbers: no call for these.

@@ -9,7 +9,7 @@ from adam_async.simulation.scenario import Ledger, Violation
 
 
 class CheckedFolder(CheckpointFolder):
-    """A folder of checkpoints, each of which is checked before it is written.
+    """A folder of checkpoints that checks each checkpoint before writing it.
 
     Args:
         path, disk: See `CheckpointFolder`.
@@ -45,7 +45,7 @@ def check_checkpoint(manifest: Manifest, config: Config) -> None:
         raise Violation("exact checkpoints", f"{manifest.name}: shards at clocks {sorted(clocks)}")
     images = manifest.resume.images + sum(int(each["images"]) for each in manifest.resume.results)
     groups = images // config.images_per_group
-    # A push has the groups of one step, and a sum one push of each replica, of which one may be added.
+    # A push has the groups of one step. A sum has one push of each replica, and a replica may be added.
     most = config.push_every * (config.replicas + 1 if config.synchronous else 1)
     for state in shards:
         if state.version * most < groups:

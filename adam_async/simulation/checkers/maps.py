@@ -1,9 +1,9 @@
 """Pure: checks that the cluster map never returns to an earlier state (I3, I4).
 
 Each placement of a store has one table of buckets, each generation of a bundle one primary, and each term of
-a run's ledger one leader. None of these numbers goes back. A server is in sync only after it was a member. A
-store has one id for its life, its phases go forward, and a removed one never returns. A replaced incarnation
-of a node is never live again.
+a run's ledger one leader. The numbers of placements, generations and terms never decrease. A server is in
+sync only after it was a member. A store keeps its id, its phases change in one order, and a removed store
+never returns. A replaced incarnation of a node is never live again.
 """
 
 from adam_async.controller.replicated_state import ReplicatedState
@@ -24,7 +24,7 @@ class Maps:
         self.lost = 0
         self._map = ClusterMap()
         self._buckets: dict[int, tuple[str, tuple[str, ...]]] = {}
-        """Id of the store and its buckets, by generation."""
+        """Id of the store and its buckets, by number of the placement."""
         self._removed: set[str] = set()
         """Ids of removed stores."""
         self._primaries: dict[tuple[str, str, int], Member] = {}

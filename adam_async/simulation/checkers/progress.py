@@ -27,7 +27,7 @@ class Progress:
         self._leader: object = None
 
     def heal(self, clients: Iterable[str]) -> None:
-        """Start the time limit for these clients, for which the whole path works from now on."""
+        """Start the time limit of answers to these clients, which can reach the core from now on."""
         self._core, self.healed, self.answered = frozenset(clients), self._clock(), 0
 
     def begin(self, client: str) -> None:

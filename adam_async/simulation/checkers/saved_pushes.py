@@ -1,14 +1,15 @@
 """Pure: checks of a store that comes back from the disks of its servers, again and again.
 
 Each return has an id of its own and begins with the values on the disks: every push is in them once or not at
-all. A push that was acknowledged and is not there must be recent: acknowledged at most the permitted time
-before the loss of its store (`loss bound`), and never if pushes are durable (`durable`). From then on the old
-pushes stay as they are, because their clients have new sessions. While a shard lacks its primary, its last
-pushes are in the memory of other copies, which write them once one of them has taken over. If all servers are
-lost before, the time before the loss of the primary counts.
+all. An acknowledged push may be missing only if its acknowledgement is at most the permitted time older than
+the loss of its store (`loss bound`). If pushes are durable, no acknowledged push may be missing (`durable`).
+After a return the pushes of earlier stores stay unchanged, because their clients have new sessions. While a
+shard lacks its primary, its last pushes are in the memory of other copies, which write them after one of them
+has taken over. If all servers are lost before that, the permitted time ends at the loss of the primary.
 
-With bsp a step in progress ends with its store, whenever its pushes were acknowledged: a push counts from the
-first pull that has its step. The values that came back have a step as a whole, and all earlier ones.
+In bsp the loss of a store also loses the pushes of the step in progress, even if they were acknowledged long
+before. A push therefore counts as acknowledged from the first pull of its step's sum. A row of the values
+that came back contains a step as a whole or not at all, and all steps before a contained one.
 
     losses = Losses(permitted_s=2.0, now=clock)
     array = SavedPushes("store-1/a", rows=4, columns=64, losses=losses)
@@ -29,12 +30,13 @@ class Losses:
     """The losses of all servers of a store, and the pushes that they may cost.
 
     Args:
-        permitted_s: Maximum age of an acknowledged push that is lost, in seconds; None: none may be lost.
+        permitted_s: Maximum age of a lost acknowledged push, in seconds; None: no acknowledged push may be
+            lost.
         now: Time of the simulation, in seconds.
 
     Attributes:
         recovered: Number of arrays that came back with pushes.
-        lost: Number of acknowledged pushes that did not come back, each with a row of its array.
+        lost: Number of rows in which an acknowledged push did not come back, over all pushes.
     """
 
     def __init__(self, *, permitted_s: float | None, now: Callable[[], float]) -> None:
@@ -43,16 +45,17 @@ class Losses:
         self.recovered = self.lost = 0
         self._ends: dict[str, float] = {}
         self._troubled_s: float | None = None
-        """Begin of the time in which disks do not keep up; None if they do."""
+        """Time since which disks do not keep up with the pushes, in seconds; None if they do."""
         self._led_s = now()
-        """Last time at which all shards had their primaries."""
+        """Newest time at which all shards had their primaries, in seconds."""
         self._unled_s: float | None = None
-        """Last such time before a primary was lost; None once all have led for the permitted time again."""
+        """Last time with all primaries before one was lost, in seconds; None once all have led for the
+        permitted time."""
         self._again_s: float | None = None
-        """Time at which all shards had their primaries again."""
+        """Time since which all shards have had their primaries, in seconds; None if one is missing."""
 
     def ended(self, store: str) -> None:
-        """Note the loss of a store's servers; the first one counts."""
+        """Note the loss of a store's servers; further losses of the same store have no effect."""
         begins = [self.now(), self._troubled_s, self._unled_s]
         self._ends.setdefault(store, min([begin for begin in begins if begin is not None]))
 
@@ -73,7 +76,7 @@ class Losses:
             self._unled_s = None
 
     def troubled(self) -> None:
-        """Note that disks do not keep up from now on: the permitted time ends here."""
+        """Note that disks do not keep up from now on; the permitted time before a loss ends here."""
         if self._troubled_s is None:
             self._troubled_s = self.now()
 
@@ -95,13 +98,13 @@ class Losses:
 
 
 class SavedPushes(StorePushes):
-    """All pushes to one array, to one return of its store.
+    """Pushes to one array, from one return of its store to the next.
 
     Args:
         store: Id of the store.
         array: Name of the array.
         summed: Whether the servers apply means (bsp).
-        before: The pushes to the return before this one; None for the first store.
+        before: The pushes to the array before this return; None for the first store.
     """
 
     def __init__(
@@ -120,8 +123,8 @@ class SavedPushes(StorePushes):
         self._losses = losses
         self._earlier: list[SavedPushes] = []
         self._since_s: dict[int, float | None] = {}
-        """Time from which each acknowledged push to this store counts, in seconds; None: its step is in
-        progress."""
+        """Time from which an acknowledged push to this store counts as acknowledged, in seconds, by column;
+        None while its step is in progress."""
         self._mine: set[int] = set()
         """Columns of the pushes to this store."""
         self._recovered: NDArray[np.float64] | None = None
@@ -150,8 +153,8 @@ class SavedPushes(StorePushes):
         """Check values; for errors see `StorePushes.pulled`.
 
         Raises:
-            Violation: The values that came back lack a push that may not be lost, have one twice, or have
-                changed since.
+            Violation: The values that came back lack a push that may not be lost, contain a push twice, or
+                have changed since the return.
         """
         old = pulled.rows.copy()
         old[:, sorted(self._mine)] = 0
@@ -184,7 +187,7 @@ class SavedPushes(StorePushes):
             for column, since_s in earlier._since_s.items():
                 push = self._pushes[column]
                 missing = rows[:, column] == 0
-                for values in since:  # a loss before is judged
+                for values in since:  # an earlier return without the push was checked then
                     missing &= values[:, column] != 0
                 missing[list(push.refused)] = False
                 if not missing.any():
@@ -204,7 +207,7 @@ class SavedPushes(StorePushes):
         """Return the newest step of this store in each row of values that came back, with bsp.
 
         Raises:
-            Violation: A push is there several times, or in part.
+            Violation: A row contains a push several times, or a part of it.
         """
         newest = np.zeros(len(rows), np.int64)
         if self._summed:

@@ -22,7 +22,8 @@ class SavedStates:
     def __init__(self) -> None:
         self.compared = 0
         self._taken: dict[tuple[str, StateKey], set[bytes]] = {}
-        """Digests of the states by store and key; servers may differ in counts that belong to no log."""
+        """Digests of the states by store and key. A key may have several: counts that are not in the log may
+        differ between servers."""
         self._orders: dict[tuple[str, str, StateName], tuple[int, int]] = {}
         """Generation and position of each state at the last opening, by server and store."""
 
@@ -34,7 +35,7 @@ class SavedStates:
         """Check the states of a store on a disk that a server opens.
 
         Raises:
-            Violation: No server had one of them, or one is older than at the last opening.
+            Violation: No server had one of the states, or a state is older than at the last opening.
         """
         for key, parts in found:
             self.compared += 1

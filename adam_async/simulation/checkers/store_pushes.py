@@ -19,7 +19,7 @@ EXACT = 1e-6
 
 @dataclass(slots=True)
 class _Push:
-    """One push."""
+    """One push to a store."""
 
     client: str
     clock: int
@@ -47,9 +47,10 @@ class Pulled:
     Attributes:
         rows: (rows, columns) values.
         versions: Version of each row.
-        bound: Step up to which the values contain all pushes, by the promise of the servers or the
+        bound: Step up to which the values must contain all pushes, by the answer of the servers or by the
             consistency.
-        at: Step of a client with a live number, which no value may exceed; None for others.
+        at: Step of the client, if its number is live: no value may contain a later step. None for other
+            clients.
         others: Steps that the other live clients have ended.
     """
 
@@ -89,7 +90,7 @@ class StorePushes:
 
     @property
     def room(self) -> int:
-        """Maximum number of recorded pushes."""
+        """Number of further pushes that can be recorded."""
         return self._columns - len(self._pushes)
 
     def begin(self, client: str, *, clock: int = 0, weight: int = 1) -> int:
@@ -164,7 +165,7 @@ class StorePushes:
         return np.arange(len(self._pushes))
 
     def _summed_steps(self, rows: NDArray[np.float64]) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-        """Yield each step, and by row whether its sum is there. Raises Violation: it is no sum of pushes."""
+        """Yield each step, and which rows have its sum. Raises Violation if values are no sum of pushes."""
         columns = self._columns_here()
         clocks = np.array([self._pushes[column].clock for column in columns], np.int64)
         weights = np.array([self._pushes[column].weight for column in columns], np.float64)
