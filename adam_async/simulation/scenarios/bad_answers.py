@@ -51,7 +51,7 @@ def is_poison(bad: BadMessage) -> bool:
 
 
 def must_be_refused(bad: BadMessage, *, member: bool) -> bool:
-    """Whether a receiver may not keep a question for later, because the event of its answer can never come.
+    """Whether a receiver may not let a question wait, because the awaited event can never come.
 
     Args:
         member: Whether the cluster map names the sender.

@@ -9,7 +9,7 @@ meaning forbids. It gives each tensor a wrong count, shape, dtype and content.
         bad.pairs                                   # frozenset({("worker", "ps"), ("driver", "ps")})
         await link.call(bad.message, timeout_s=2.0)
 
-A receiver refuses each of these, or answers without harm; the cost is at most the sender's link.
+A receiver refuses each of these messages, or answers it without harm; at most the sender loses its link.
 """
 
 import functools

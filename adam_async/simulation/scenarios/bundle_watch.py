@@ -1,7 +1,7 @@
 """Observations of the copies of all bundles of a run, over all incarnations of their servers.
 
 Checkers follow every map and every entry that a copy applies; the states of copies are compared at intervals.
-Faults ask here which server may be lost, and which moment of the replication has come.
+Faults use the observations to choose a server that may be lost, and to strike at a moment of the replication.
 """
 
 from collections.abc import Iterator, Sequence
@@ -167,7 +167,7 @@ class BundleWatch:
     # --- questions ---------------------------------------------------------------------------
 
     def runs(self, member: Member) -> bool:
-        """Whether an incarnation of a server has its memory still."""
+        """Whether an incarnation of a server still runs, and so has its memory."""
         return is_running(self._world.node(member[0])) and self._incarnations.get(member[0]) == member[1]
 
     def is_well(self, member: Member) -> bool:
@@ -175,7 +175,7 @@ class BundleWatch:
         return member[0] not in self.disturbed and self.runs(member)
 
     def can_spare(self, name: str) -> bool:
-        """Whether each bundle has a member in sync that is well beside a server, so that it may be lost."""
+        """Whether a server may be lost: each of its bundles has another member in sync that is well."""
         for bundle in self.map.bundles.values():
             others = [member for member in bundle.in_sync if member[0] != name]
             if len(others) < len(bundle.in_sync) and not any(map(self.is_well, others)):
@@ -190,7 +190,7 @@ class BundleWatch:
     def logs(self, key: str) -> list[Log]:
         """Return the log of each member in sync of a bundle, the primary first.
 
-        A member that does not run, or has not taken up its copy, has an empty log.
+        A member that does not run, or has no copy yet, has an empty log.
         """
         bundle, home = self.map.bundles[key], key.rpartition("/")[2]
         found = []

@@ -1,10 +1,10 @@
-"""The shipped clients of three controllers, while both crash, freeze and are cut off.
+"""The shipped clients of three controllers, while clients and controllers crash, freeze and are cut off.
 
 Users read, set and watch the map by `MapClient`; members keep a membership by `Membership`, lose it and join
 again. Some users have one address and must learn the others from answers; one also has addresses without a
-listener. At the end one order explains all answers, no watch has a gap, no member's map returned to an
-earlier version, and no acknowledged write is lost (I6). After the faults every user gets answers, and every
-member has its membership and the newest map (I15). Checkers follow the controllers as in `controllers`.
+listener. At the end of a run one order explains all answers, no watch has a gap, no member's map returned to
+an earlier version, and no acknowledged write is lost (I6). After the faults every user gets answers, and
+every member has its membership and the newest map (I15). Checkers follow the controllers as in `controllers`.
 """
 
 import asyncio

@@ -77,13 +77,13 @@ class ControllerGroup:
         settings: Settings from `draw_settings`.
 
     Attributes:
-        cores: Core of each controller, of its last incarnation with a core.
+        cores: Core of each controller, from its newest incarnation with a core.
         writes: Number of `Persist` effects of each controller.
-        proven: Length of each controller's file before its last durable record, up to which damage must be
-            noticed.
+        proven: Length of each controller's file before its last durable record, in bytes: damage before this
+            position must be noticed.
         damaged: Controllers with a damaged file that was not replaced.
-        rotten: Controllers about to lose their disk after damage.
-        refused: Those of them that refused to start with the damage.
+        rotten: Controllers whose disk is damaged and will be lost.
+        refused: Controllers of `rotten` that refused to start with the damage.
     """
 
     def __init__(self, world: World, settings: dict[str, Setting], ledger: Ledger) -> None:

@@ -32,7 +32,8 @@ CHAOS_S = 51.0
 """End of the time of faults, in seconds."""
 
 CALM_S = 5.0
-"""Least time for which a core must keep its leader and answer, in seconds; longer without questions."""
+"""Minimum time for which a core must keep its leader and answer, in seconds. Without an answer in this time
+the check goes on until the next one."""
 
 CORE_ANSWERS = 5
 """Number of answers that show that a core works."""

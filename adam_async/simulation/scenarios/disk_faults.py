@@ -99,8 +99,8 @@ class DiskFaults:
 
         The controller must refuse to start with the flipped bits; then it loses its disk.
 
-        With `amount` 1 the bits flip while the controller runs, which notices them after a crash. A file that
-        the controller has replaced in that time is damaged again.
+        With `amount` 1 the bits flip while the controller runs, and the controller notices them after a
+        crash. A file that the controller has replaced in that time is damaged again.
         """
         group = self._group
         async with self._targets.settled(fault) as node:

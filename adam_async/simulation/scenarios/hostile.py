@@ -1,7 +1,7 @@
 """Pure: invalid handshakes, and frames that break a rule of the wire.
 
 The server answers an invalid handshake with a refusal or closes the connection. Invalid frames after a valid
-handshake end the link. Each client has the name of the rule that it breaks, and the code of its end.
+handshake end the link. Each entry has the code of the refusal, or the name of the broken rule.
 
     BREACHES["breach-checksum"].data      # ends the link: RemoteProtocolError, rule "checksum"
 """
@@ -37,7 +37,7 @@ class BadFrames:
 
     data: bytes
     rule: str
-    """Rule of the error that ends the link."""
+    """Name of the broken rule, in the error that ends the link."""
 
 
 def _hello(*, version: int = PROTOCOL_VERSION, kind: int = 1, role: bytes = b"client") -> bytes:

@@ -207,7 +207,7 @@ class HostilePeers:
             await link.call(pack(GetStatistics(run="")), timeout_s=PROBE_S)
 
     def server(self, target: str) -> ParameterServer:
-        """The newest incarnation of a server."""
+        """Return the newest incarnation of a server."""
         return self._cluster.servers[target]
 
     def next_push(self, target: str, *, by_client: bool) -> tuple[Push | None, NDArray[Any]]:
@@ -230,7 +230,7 @@ class HostilePeers:
         return next(iter(self._cluster.controllers.values())).replicated_state.group
 
     def address(self, target: str) -> str:
-        """Address of a role."""
+        """Return the address of a role."""
         return CONTROLLERS.get(target) or self._cluster.map.nodes[target].address
 
     def count(self, what: str) -> None:
@@ -365,7 +365,7 @@ class _Peer:
         return self._sent > 0
 
     async def _send_one(self, bad: BadMessage) -> None:
-        """Send one message on a link that only serves, and see the link end."""
+        """Send one message on a link that only serves, and check that the link ends."""
         link = await self._dial()
         try:
             link.send_nowait(bad.message)
@@ -411,7 +411,8 @@ class _Peer:
         return self._sent > 0
 
     def _stolen(self, cluster: ClusterMap) -> list[tuple[str, NodeRecord | ProgramRecord | LedgerRecord]]:
-        """Records that this role may not set, its own of another role first, with the values to try."""
+        """Return keys that this role may not set, with values to try; first its own key, with another
+        role."""
         change = msgspec.structs.replace
         found: list[tuple[str, NodeRecord | ProgramRecord | LedgerRecord]] = [
             (f"nodes/{name}", change(record, failed="stolen"))
@@ -432,7 +433,7 @@ class _Peer:
         return [(f"nodes/{self._node.name}", change(own, role=other)), *found]
 
     async def claim_other_roles(self) -> bool:
-        """Claim another role than that of the keys."""
+        """Claim a role other than that of the keys."""
         keys = _keys_of(self._as)
         for role in ROLES:
             if role != self._as and RULES.may_talk(role, self._role):
@@ -530,7 +531,7 @@ class _Peer:
         return True
 
     def _large(self) -> Message:
-        """A question with a large answer."""
+        """Return a question with a large answer."""
         facts = self._peers.facts(self._target, sender=self._identity(), map_session=1)
         if self._role == "ps":
             clock, shards = next_clock(self._peers.server(self._target))

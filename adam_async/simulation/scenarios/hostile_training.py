@@ -38,11 +38,12 @@ MOST_MAP_BYTES = 1 << 20
 """Maximum size of the cluster map despite hostile peers, in bytes of JSON text."""
 
 MOST_HELD_BYTES, LEFT_BYTES = 6 << 20, 256 << 10
-"""Maximum bytes that a machine holds for three hostile links, of 1 MiB each, and for valid ones; and for the
-valid ones alone after the run."""
+"""Maximum number of bytes that a machine holds for three hostile links, of 1 MiB each, and for valid links;
+and for valid links alone after the run."""
 
 GIVEN_BACK_S = 12.0
-"""Seconds until the questions of deaf peers are over: up to 500, about 125 at a time, 2 s each."""
+"""Time until all questions of deaf peers are over, in seconds: up to 500 questions, about 125 at a time, 2 s
+each."""
 
 CHECK_S = 0.5
 """Seconds between two checks of values and the map."""

@@ -12,7 +12,7 @@ ENDS_S = 3.0
 """Time limit for the end of a stopped controller, in seconds."""
 
 AGAIN_S = 1.0
-"""Duration of a wrong clock in the next incarnation, if another fault ended the first one, in seconds."""
+"""Duration of a wrong clock in the next incarnation, if another fault ended the present one, in seconds."""
 
 
 class MachineFaults:
@@ -73,7 +73,7 @@ class MachineFaults:
             check_noticed(is_running(node) and node.host is host)
 
     async def _clock(self, _: World, fault: Fault) -> None:
-        """Change the rate of a clock beside other faults, again in the next incarnation if one ends this."""
+        """Change the rate of a clock, again in the next incarnation if another fault ends the present one."""
         node, over = await self._targets.target(fault), self._targets.over
         lasts_s, ran = fault.lasts_s, False
         async with self._clocks[node.name]:

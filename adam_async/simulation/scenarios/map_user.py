@@ -1,8 +1,8 @@
 """A client of the controllers that asks random questions and records the answers.
 
 The user speaks the protocol itself, so its record is exact. The user sends one question at a time, numbered
-within a session, to the leader, until an answer or the time limit. The user is a member, too: the controllers
-lose its record during its silence.
+within a session, to the leader, until an answer or the time limit. The user is also a member of the cluster:
+the controllers count a silent user as lost.
 """
 
 import asyncio
@@ -56,8 +56,8 @@ PAUSE_S = 0.3
 """Pause after a controller that gave no answer, in seconds."""
 
 SHORT = 0.3
-"""Factor of half of the pauses; the other half is longer by the same factor. Questions close together meet
-more faults."""
+"""Factor of half of the pauses; the factor of the others is 2 - `SHORT`, so the mean stays equal. More faults
+affect questions that are close together."""
 
 WATCH_S = 4.0
 """Wait of a watch for news, in seconds."""

@@ -4,7 +4,7 @@ Each worker but one writes increasing numbers to its own record during the fault
 have each acknowledged number, or a later one (I6). A member that is down for long is lost. After the faults
 every machine is a member again, in its newest incarnation, with the newest map.
 
-In the same time these workers train short runs (`short_runs.py`) from two or three data servers, which have
+At the same time these workers train short runs (`short_runs.py`) from two or three data servers, which have
 faults, too. After the faults epochs end again.
 """
 
@@ -121,8 +121,8 @@ class _Run:
         }
         self.runs = ShortRuns(world, ledger, self._network)
         self.silent = [*self.members][-1]
-        """A worker that never writes, because a write sets the whole record, and so joins again after a
-        loss."""
+        """Name of a worker that never writes: a write sets the whole record, and so makes a lost worker join
+        again."""
         self.writing = True
         world.node(CONTROLLER).start(self._serve)
         world.node(DRIVER).start(self.runs.run_driver)

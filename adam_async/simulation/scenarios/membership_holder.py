@@ -1,4 +1,4 @@
-"""A member by the shipped `Membership`, which writes to its record, loses its membership and joins again.
+"""A member with the shipped `Membership`: it writes to its record, loses its membership and joins again.
 
 After the loss the member takes another incarnation and continues, as the supervisor of a role would.
 """

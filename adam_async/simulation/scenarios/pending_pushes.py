@@ -43,10 +43,10 @@ class PendingPushes:
         """Wait for the answers to all pushes that are pending now.
 
         Args:
-            excused: Whether a client waits for something else than the servers.
+            excused: Whether a client waits for other events than answers of servers.
 
         Raises:
-            Violation: One is pending for `HEALED_S`.
+            Violation: A push is pending for `HEALED_S`.
         """
         pending = set(self._clients)
 

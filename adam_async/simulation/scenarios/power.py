@@ -1,18 +1,19 @@
-"""Clients push to a store whose servers keep it on their disks, lose their power, and come back with them.
+"""Clients push to a store on disks, whose servers lose their power and come back with their disks.
 
-Three controllers, four servers with a folder each, and three clients, which open the store by its name again
-whenever it fails. A seed draws when a push is acknowledged: with one copy in memory (`single`), with several
-(`replicated`), or on disks (`durable`). All servers lose their power or are killed at once, several times,
-sometimes with the controllers; single servers end, too, and disks are full, slow, fail or rot. A crash loses
-unsynced writes or tears them. Bits rot only on the disk of one server, while other copies of its shards are
-whole. In half of the plans with copies one array is cold: clients seldom push to it after the start, so
-servers that join again take its piece from their disks.
+There are three controllers, four servers with a folder each, and three clients. The clients open the store by
+its name again whenever it fails. A seed draws when a push is acknowledged: with one copy in memory
+(`single`), with several (`replicated`), or on disks (`durable`). All servers lose their power or are killed
+at once, several times, sometimes with the controllers; single servers end, too, and disks are full, slow,
+fail or rot. A crash loses unsynced writes or tears them. Bits rot only on the disk of one server, while other
+copies of its shards are whole. In half of the plans with copies one array is cold: clients seldom push to it
+after the start, so servers that join again take its piece from their disks.
 
 The invariants: the disks give back states that servers gave to them, none older than at the last start
-(`checkers.saved_states`); the store comes back with each push once or never, without acknowledged ones of the
-last two intervals of writing at most, counted from the loss of a primary whose place no other server has
-taken, in mode `durable` with all of them (`checkers.saved_pushes`); each push is then applied at most once;
-and, as in `pushes`, the copies of a bundle are equal. In bsp a step in progress ends with its store.
+(`checkers.saved_states`). The store comes back with each push once or never (`checkers.saved_pushes`). In
+mode `durable` it has all acknowledged pushes; in the other modes it may lack those of at most the last two
+intervals of writing, counted back from the loss, or from an earlier loss of a primary that no other server
+has replaced. After the return each push is applied at most once. As in `pushes`, the copies of a bundle are
+equal. In bsp the loss of a store also loses its step in progress.
 """
 
 import asyncio
@@ -66,7 +67,7 @@ COLD_SERVER = SERVERS[0]
 """Server with the cold array, which is the largest shard."""
 
 RETURNING_KINDS = ("kill", "crash")
-"""Faults after which that server joins again with its disk."""
+"""Faults after which the server with the cold array joins again with its disk."""
 
 BEGUN_S, STRIKE_S = 1.5, 9.0
 """Earliest and latest start of a fault, in seconds."""
@@ -75,7 +76,7 @@ WHOLE_S = 60.0
 """Time limit until all bundles have all copies in sync, after the last fault, in seconds."""
 
 LEAST_PUSHES = 40
-"""Number of acknowledged pushes until clients end."""
+"""Minimum number of acknowledged pushes before the clients end."""
 
 RECOVERED = "arrays recovered with pushes"
 LOST = "acknowledged pushes lost"

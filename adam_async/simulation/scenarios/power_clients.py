@@ -23,14 +23,15 @@ COLD = "cold"
 """Name of an array to which clients seldom push after the start, in some plans."""
 
 COLD_ROWS = 32
-"""Rows of that array, which is one shard: it has more bytes than a third of the other arrays together, so one
-bundle has this shard alone. Its piece is unchanged while most servers are away."""
+"""Number of rows of the cold array, which is one shard. It has more bytes than a third of the other arrays
+together, so one bundle has this shard alone, and its piece seldom changes while a server is away."""
 
 FIRST = 3
-"""Number of pushes to the cold array that come soon, so that its values differ from the initial ones."""
+"""Number of pushes to the cold array that come soon after the start, so that its values differ from the
+initial ones."""
 
 WARM_SHARE, COLD_SHARE = 0.2, 0.002
-"""Share of pushes to the cold array until then, and afterwards."""
+"""Share of the pushes that go to the cold array until it has `FIRST` pushes, and share afterwards."""
 
 
 class PowerClients(PushClients):
@@ -50,7 +51,7 @@ class PowerClients(PushClients):
     ) -> None:
         self._losses = losses
         self._newest: dict[str, SavedPushes] = {}
-        """Pushes to each array, to the newest return of the store."""
+        """Pushes to each array since the newest return of the store, by array."""
         self._is_durable = settings["ack"] == "durable"
         rows = dict.fromkeys(array_names(), ROWS)
         self._rows = {**rows, COLD: COLD_ROWS} if settings["cold"] else rows
@@ -95,4 +96,4 @@ class PowerClients(PushClients):
         return super()._versions_of(array, of_shards)
 
     def _check_known(self, id: str) -> None:
-        """Take a store that no client has pushed to: it comes back from the disks for the last reader."""
+        """Accept a store without pushes: the last reader may be the first to open it after its return."""

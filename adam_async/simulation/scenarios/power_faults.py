@@ -53,10 +53,11 @@ WRITING_S = 1.5
 """Time limit of the wait for a write, in seconds."""
 
 ROOM_BYTES = 4096
-"""Bound of the room on a full disk, in bytes."""
+"""Upper bound of the free space on a full disk, in bytes."""
 
 SETTLE_S = 0.5
-"""Time until the rounds of a disk with room again have caught up, beside two of its intervals, in seconds."""
+"""Time in which the rounds of writing catch up once disks keep up again, in addition to two intervals between
+rounds, in seconds."""
 
 
 class PowerFaults:
@@ -119,7 +120,7 @@ class PowerFaults:
         return strike_alone
 
     async def _until_saved(self) -> None:
-        """Wait until the open store is on the disks. Raises Missed: the workload has ended."""
+        """Wait until the open store is on the disks. Raises Missed if the workload has ended."""
         until = self._world.now + SAVED_S
         while not self._cluster.is_saved(self._losses):
             check_noticed(self._clients.are_going_on)
@@ -132,9 +133,9 @@ class PowerFaults:
     # --- losses ------------------------------------------------------------------------------
 
     async def _end_all(self, world: World, fault: Fault, heal: Callable[[], None] = lambda: None) -> None:
-        """End all servers at once, in a blackout the controllers too, and start them again with their disks.
+        """End all servers at once, in a blackout also the controllers, and start them again with their disks.
 
-        With `amount` 1 a disk is being written in this moment, if it comes soon.
+        With `amount` 1 the fault first waits until a disk is being written, for `WRITING_S` at most.
         """
         if fault.amount:
             await self._until_writing()
@@ -200,7 +201,7 @@ class PowerFaults:
     async def _strand(self, world: World, fault: Fault) -> None:
         """Cut a primary off from servers and controllers, and end all servers after another one took over.
 
-        Clients still reach it, so its disk gets entries that are never committed.
+        Clients still reach the old primary, so its disk gets entries that are never committed.
         """
         check_noticed(self._copies > 1)
         others = [*SERVERS, *CONTROLLERS]
@@ -228,7 +229,8 @@ class PowerFaults:
     # --- disks -------------------------------------------------------------------------------
 
     async def _disk_error(self, world: World, fault: Fault) -> None:
-        """Let a disk fail, with `amount` 1 its syncs alone; its server has to end, and comes back with it."""
+        """Let a disk fail, with `amount` 1 only its syncs; its server must end, and restarts with the
+        disk."""
         if self._copies > 1:
             async with self._servers.victim(fault) as name:
                 await self._fail_disk(world.node(name), fault)
@@ -261,7 +263,7 @@ class PowerFaults:
         await self._trouble(fault, nodes, slow_s=fault.amount)
 
     async def _full_disks(self, world: World, fault: Fault) -> None:
-        """Fill all disks; training goes on, and rounds too once there is room."""
+        """Fill all disks; pushes go on, and rounds of writing go on once the disks have room."""
         nodes = [world.node(name) for name in SERVERS]
         await self._trouble(fault, nodes, slow_s=0.0)
 

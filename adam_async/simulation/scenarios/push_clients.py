@@ -51,11 +51,11 @@ INFINITE = 0.04
 """Share of pushes with a gradient that is not finite; none in bsp, which refuses the sum instead."""
 
 LARGE = 1e30
-"""A factor of such a gradient."""
+"""Value of the elements of two factors whose product is not finite in float32."""
 
 MOMENTUM, MOST_MOMENTUM = 0.5, 2.25
-"""Momentum of some stores, and a bound of the value of a push that is applied once with it: the sum of the
-powers of 0.5 is at most 2, and a push that is applied twice gives at least 2.5."""
+"""Momentum of some stores, and upper bound of the entry of a push that was applied once with it: the sum of
+the powers of 0.5 is at most 2, and the entry of a push that was applied twice is at least 2.5."""
 
 PACE_S = 0.08
 """Mean pause of a client between two steps, in seconds, if the plan does not say otherwise."""
@@ -80,7 +80,7 @@ def draw_store(dice: RandomStream) -> dict[str, Setting]:
 
 @dataclass(slots=True, eq=False)
 class _Store:
-    """The pushes to one store: to each array its own."""
+    """The pushes to one store, by array."""
 
     arrays: dict[str, StorePushes]
 
@@ -206,7 +206,7 @@ class PushClients:
         self.are_going_on = self.are_going_on and not store.full
 
     def _draw_array(self, arrays: Mapping[str, StorePushes], dice: RandomStream) -> str:
-        """Draw an array to push to; one of `array_names` is not full."""
+        """Draw an array to push to, at least one of which is not full."""
         return dice.choose([name for name in array_names() if not arrays[name].full])
 
     async def _push(self, name: str, link: StoreLink, array: str, dice: RandomStream) -> None:
@@ -279,10 +279,10 @@ class PushClients:
         return f"{', '.join(sorted(self._working))} went on" if self._working else ""
 
     async def read_all(self, node: Node) -> None:
-        """Open the store once more, and check all arrays; acknowledged pushes are in them once.
+        """Open the store once more, and check all arrays; each acknowledged push is in its array once.
 
         Raises:
-            Violation: One is not.
+            Violation: An acknowledged push is missing, or counts twice.
         """
         access = ServerAccess(
             network=network_of(node), controllers=",".join(CONTROLLERS.values()), entropy=node.entropy

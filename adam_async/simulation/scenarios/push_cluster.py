@@ -29,7 +29,8 @@ SERVERS = ("ps-0", "ps-1", "ps-2", "ps-3")
 WAITS = Waits(dial_s=20.0, call_s=5.0, answer_s=0.5, patience_s=60.0, clock_s=60.0, prepare_s=60.0)
 
 APART = "paths of their own"
-"""Count of the runs in which servers have a listener for each other, and pieces their own links."""
+"""Name of the count for runs in which servers have a second listener for each other, and pieces links of
+their own."""
 
 CHECK_S = 0.1
 """Interval between two comparisons of all copies, in seconds."""

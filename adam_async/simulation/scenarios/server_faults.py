@@ -43,7 +43,8 @@ FAILED_S = 15.0
 """Time limit until a store without copies has failed, in seconds."""
 
 BUSY_S = 10.0
-"""Time limit of the wait for an answered push, as after an earlier fault all clients may wait, in seconds."""
+"""Time limit of the wait for an answered push, in seconds: after an earlier fault all clients may be
+waiting."""
 
 FOLLOW_S = 5.0
 """Time limit of the wait for the successor of a lost primary, in seconds."""
@@ -102,7 +103,7 @@ class ServerFaults:
             leads: Whether it must be the primary of a bundle with another member in sync.
 
         Raises:
-            Missed: None may be lost for `SPARE_S`, or the workload has ended.
+            Missed: No server may be lost for `SPARE_S`, or the workload has ended.
         """
         until = self._world.now + SPARE_S
         async with self._one:
@@ -170,7 +171,7 @@ class ServerFaults:
     async def _lose_successors(self, world: World, fault: Fault) -> None:
         """Lose a primary before the others know that its last entry is committed, and then the next primary.
 
-        With nothing to send these moments never come; the losses alone are faults, too.
+        If the primary has nothing to send, these moments never come, and both losses are ordinary faults.
         """
         async with self.victim(fault, leads=True) as name:
             key = self._main_bundle(name)
@@ -197,7 +198,7 @@ class ServerFaults:
         check_noticed(bool(names))
 
     def _main_bundle(self, primary: str) -> str:
-        """Return the bundle of a primary with the most members in sync; empty if it leads none."""
+        """Return the primary's bundle with the most members in sync; empty if it is the primary of none."""
         bundles = self._bundles.map.bundles
         return max(self._bundles.led_by(primary), key=lambda key: len(bundles[key].in_sync), default="")
 
@@ -227,14 +228,14 @@ class ServerFaults:
         return self._logs(key)[0].applied
 
     def _is_split(self, key: str, primary: str) -> bool:
-        """Whether a primary has sent an entry that its successor lacks, to another member if there is one."""
+        """Whether the successor lacks an entry of a third member, or of the primary if there is no third."""
         if self._primary(key) != primary:
             return False
         mine, *others = [log.last for log in self._logs(key)]
         return bool(others) and max(others[1:], default=mine) > others[0]
 
     def _is_held(self, key: str) -> bool:
-        """Whether all members in sync hold the last entry of a primary, which does not know it yet."""
+        """Whether all members in sync hold the last entry of a primary, which has not learned this yet."""
         mine, *others = self._logs(key)
         return mine.committed < mine.last and all(log.last == mine.last for log in others)
 

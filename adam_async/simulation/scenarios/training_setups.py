@@ -44,7 +44,7 @@ MODES: tuple[Draw, ...] = (
 """Consistency modes."""
 
 CUT: Draw = {"partitions": 2, "replicas": 1, "images_per_group": 12, "in_flight": 6, "rate": 0.2}
-"""One replica with a partition on each worker: every group crosses the network."""
+"""Options of one replica with a partition on each worker: every group crosses the network."""
 
 CUTS: tuple[Draw, ...] = (
     {**CUT, "network": "frozen", "plan": "layers", "consistency": "asp", "lag": 0},
@@ -61,7 +61,7 @@ WIDE: Draw = {
     "images_per_group": 20,
     "rate": 0.2,
 }
-"""Gradients large enough that messages of a step are sent during its computation."""
+"""Options with gradients so large that messages of a step are sent during its computation."""
 
 WHOLE = ("push_every", "pull_every", "clip", "layer_rate")
 """Options for which a step must be complete before its push."""
