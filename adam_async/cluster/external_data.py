@@ -31,7 +31,7 @@ ITS_OWN = {"cache": "auto", "spill": "", "damaged": "error"}
 
 
 def addresses_in(data: str) -> tuple[str, ...]:
-    """The addresses of data hosts in `Config.data`; none if it names a data set.
+    """Return the addresses of data hosts in `Config.data`; none if it names a data set.
 
     Raises:
         ConfigError: An address is invalid, or is named twice.
@@ -40,7 +40,7 @@ def addresses_in(data: str) -> tuple[str, ...]:
 
 
 def hosts_of(config: Config, data: Sequence[str], *, starts_own: bool) -> tuple[str, ...]:
-    """The addresses of the data hosts that a cluster uses; none if it starts its own data servers.
+    """Return the addresses of the data hosts that a cluster uses; none if it starts its own data servers.
 
     Args:
         config: The run.

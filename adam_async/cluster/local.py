@@ -255,7 +255,7 @@ class LocalCluster:
         )
 
     async def _open_controllers(self, stack: AsyncExitStack, network: Network) -> None:
-        """Open the controllers. Several get their addresses last: each knows its port once it listens."""
+        """Open the controllers. Several get their addresses last: each has its port once it listens."""
         names = controller_names(self.config.controllers)
         for name in names:
             controller = Controller(

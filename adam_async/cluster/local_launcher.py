@@ -88,7 +88,7 @@ class LocalLauncher:
 
     @asynccontextmanager
     async def state_folder(self, name: str) -> AsyncIterator[str]:
-        """The folder with the state of the controllers, for their restarts; removed with the cluster.
+        """Make the folder with the state of the controllers, for their restarts; remove it with the cluster.
 
         The block also removes the folders of clusters whose process was killed: their locks are free. A
         folder gets its name after its lock, so no cluster removes the folder of a starting cluster.

@@ -132,7 +132,7 @@ def network_for(
 
 @asynccontextmanager
 async def slowed(network: Network, slow: Sequence[str]) -> AsyncIterator[Network]:
-    """The network with the slow links of `Config.slow`; without slow links, the network itself."""
+    """Return the network with the slow links of `Config.slow`; without slow links, the network itself."""
     async with AsyncExitStack() as stack:
         for link in slow_links(slow):
             network = await stack.enter_async_context(

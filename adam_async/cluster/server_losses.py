@@ -1,7 +1,7 @@
-"""Pure: what the copies of a run's shards still allow after the ends of server processes.
+"""Pure: decides by the copies of a run's shards whether the run can go on after ends of server processes.
 
-The parent of the servers learns of an end before the controllers do. So this notes the ended incarnations,
-and reads the newest map without them.
+The parent of the servers learns of an end before the controllers do. `ServerLosses` therefore notes the ended
+incarnations, and leaves them out when it reads the newest map.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from adam_async.run.cluster_map import ClusterMap
 
 
 class ServerLosses:
-    """The ended servers of a cluster of processes. Maps are the newest ones of its driver."""
+    """The ended servers of a cluster of processes. Each map is the newest one of the cluster's driver."""
 
     def __init__(self) -> None:
         self._ended: set[Member] = set()

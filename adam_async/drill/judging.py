@@ -30,7 +30,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     holds: bool | None
-    """None: the drill did not check the claim; `text` has the reason."""
+    """Whether the claim is true; None if the drill did not check it, for the reason in `text`."""
     text: str
 
 

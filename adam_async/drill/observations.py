@@ -20,8 +20,8 @@ class FaultObservation(msgspec.Struct, kw_only=True):
     at_s: float
     """Time since the start of the workload, in seconds."""
     resumed_s: dict[str, float] = {}
-    """For each bundle of the lost primary, by its home: time from the fault to the first acknowledgement of a
-    push that began after it, in seconds; in training, to the new primary in the map."""
+    """Time from the fault to the first acknowledgement of a push that began after it, in seconds, for each
+    bundle of the lost primary by its home; in training, time to the new primary in the map."""
     whole_s: float | None = None
     """Time from the fault until all bundles had all copies in sync again, in seconds; None if the drill ended
     before."""

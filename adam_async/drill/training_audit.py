@@ -3,8 +3,8 @@
 Both sides count on their own. A worker numbers its pushes to each shard from 1, and its data server ends an
 epoch after the acknowledgement of every push, so the last numbers count the acknowledged pushes. A server
 counts each application in the version of the shard and in the row of the replica; both are part of the
-copies, and so go through every failover. A push that a server has acknowledged and lost leaves the version
-below the sum of the numbers; a push applied twice raises it above.
+copies, so a failover keeps them. A push that a server has acknowledged and lost leaves the version below the
+sum of the numbers; a push applied twice raises it above.
 
 Versions count pushes in asynchronous runs only; in bsp they count sums.
 

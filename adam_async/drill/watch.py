@@ -62,7 +62,7 @@ class MapWatch:
         """Wait until the newest map satisfies a condition.
 
         Raises:
-            DeadlineExceeded: It did not in time; `what` names the wait.
+            DeadlineExceeded: No map satisfied the condition in time; `what` names the wait.
         """
         try:
             async with asyncio.timeout(timeout_s):

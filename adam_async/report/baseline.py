@@ -30,7 +30,7 @@ SECONDS = 3.0
 WARM_UP_S = 0.3
 
 IMAGES = 4096
-"""Maximum number of images of a thread's cycle; as in training, it exceeds the thread's caches."""
+"""Maximum number of images that a thread repeats; as in training, they do not fit into its caches."""
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):

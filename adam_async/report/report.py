@@ -113,7 +113,7 @@ class BaselineReport(msgspec.Struct, frozen=True, kw_only=True):
     sgemm: float | None = None
     """Operations per second of single-precision matrix products on all threads; None in older files."""
     share: float | None = None
-    """Operations per second of training, over `sgemm`."""
+    """Operations per second of training, divided by `sgemm`; None in older files."""
 
 
 class ProtocolRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -472,7 +472,7 @@ def _checkpoint_age(result: RunResult) -> int | None:
 
 
 def _memory_mb(statistics: Mapping[str, Mapping[str, Any]]) -> float:
-    """Return the sum over processes; all roles of one process report its count, the last role the largest."""
+    """Return the peak memory of all processes together: of each process the largest report of its roles."""
     peaks: dict[tuple[str, int], float] = {}
     for values in statistics.values():
         process = values["process"]

@@ -98,7 +98,7 @@ class SimulatedDisk(Disk):
     async def aclose(self) -> None:
         if not self._closed:
             self._closed = True
-            with suppress(OSError):  # a TimeoutError is one
+            with suppress(OSError):  # TimeoutError is an OSError
                 async with asyncio.timeout(CLOSE_S):
                     await self._ask(_nothing)
 

@@ -5,7 +5,7 @@
         about="members of one controller crash, freeze and are cut off",
         kinds=("crash", "freeze", "cut"),
         least_operations=200,
-        plan=draw_plan,      # of its dice alone: options and faults of one seed
+        plan=draw_plan,      # from its dice alone: options and faults of one seed
         run=run,             # async (world, plan, ledger): raises Violation if an invariant does not hold
     )
 

@@ -411,8 +411,7 @@ class _Peer:
         return self._sent > 0
 
     def _stolen(self, cluster: ClusterMap) -> list[tuple[str, NodeRecord | ProgramRecord | LedgerRecord]]:
-        """Return keys that this role may not set, with values to try; first its own key, with another
-        role."""
+        """Return keys that this role may not set, with values to try; its own key first, with a new role."""
         change = msgspec.structs.replace
         found: list[tuple[str, NodeRecord | ProgramRecord | LedgerRecord]] = [
             (f"nodes/{name}", change(record, failed="stolen"))

@@ -229,8 +229,7 @@ class PowerFaults:
     # --- disks -------------------------------------------------------------------------------
 
     async def _disk_error(self, world: World, fault: Fault) -> None:
-        """Let a disk fail, with `amount` 1 only its syncs; its server must end, and restarts with the
-        disk."""
+        """Let a disk fail, with `amount` 1 only its syncs; its server must end, and later restarts."""
         if self._copies > 1:
             async with self._servers.victim(fault) as name:
                 await self._fail_disk(world.node(name), fault)
