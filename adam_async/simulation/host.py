@@ -1,4 +1,4 @@
-"""One machine of a simulated run, as the loop sees it: its clock, its state, and the steps that run on it.
+"""One machine of a simulated run, from the view of the loop: clock, state, and the steps of its code.
 
 Every task and callback belongs to the host that made it; a context variable passes the host to every task
 that a task starts. A host that is down never runs again: a restarted machine gets a new host with the same

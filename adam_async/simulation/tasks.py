@@ -24,7 +24,7 @@ class SimulatedFuture(asyncio.Future[Any]):
 
 
 class SimulatedTask(asyncio.Task[Any]):
-    """A task that hashes by its number and knows its host."""
+    """A task that hashes by its number and has a host."""
 
     __slots__ = ("host", "number")
 

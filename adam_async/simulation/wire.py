@@ -16,7 +16,7 @@ class Conditions:
         segment_bytes: Maximum bytes in one piece.
         ragged: Whether pieces are cut at random, down to single bytes.
         refuse: Share of refused connections.
-        duplicate: Share of connections that the listener sees twice; the second has no client.
+        duplicate: Share of connections that reach the listener twice; the second one has no client.
         reset_after_bytes: Bytes after which a connection is reset; None for never.
     """
 

@@ -97,7 +97,7 @@ BYTES = 9
 
 NOTE = _packed("note")
 NOTE_X = b"\x92\xa4note\x81\xa1x"
-"""Begin of a meta; the value of x follows."""
+"""First bytes of a meta; the value of x follows."""
 
 TENSOR = bytes([BYTES, 1]) + (1 << 16).to_bytes(4, "little")
 """Description of a tensor of 64 KiB."""

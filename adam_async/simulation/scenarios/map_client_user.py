@@ -39,7 +39,7 @@ class MapClientUser:
     group: ControllerGroup
     ledger: Ledger
     controllers: Sequence[str]
-    """Addresses that the user knows."""
+    """Addresses of controllers that the user has at its start."""
     waits: Waits
     patience_s: float
     """Time limit of a question, in seconds."""

@@ -48,7 +48,7 @@ class Member:
     group: ControllerGroup
     ledger: Ledger
     controllers: Sequence[str]
-    """Addresses that the member knows."""
+    """Addresses of controllers that the member has at its start."""
     waits: Waits
     pause_s: float
     """Mean pause between two operations, in seconds."""

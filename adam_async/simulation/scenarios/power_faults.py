@@ -85,7 +85,7 @@ class PowerFaults:
         self._flush_s = float(settings["flush_s"])
         self._dice = world.dice.fork("power")
         self._one = asyncio.Lock()
-        """Held by the one fault in progress."""
+        """Lock held by the one fault in progress."""
         self._was_saved = False
         self._servers = ServerFaults(
             world,

@@ -6,8 +6,8 @@ is cut, narrow or reset, the leading controller or a client is killed. At least 
 bundle stays well. The invariants: each acknowledged push is applied once, each other one once or never (I1,
 I2); the copies of a bundle have one log, one primary in each generation and equal values
 (`checkers.bundles`); after the last fault all pending pushes end, all bundles have all copies again, and
-these are equal. In a few seeds all servers lose their power at once: then the store fails, the map says why,
-and the clients go on with a new store.
+these are equal. In a few seeds all servers lose their power at once: then the store fails, the map has the
+reason, and the clients go on with a new store.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ BEGUN_S, STRIKE_S = 1.5, 12.0
 """Earliest and latest start of a fault, in seconds."""
 
 LEAST_S = 0.6
-"""Least duration of a fault in seconds."""
+"""Minimum duration of a fault, in seconds."""
 
 CLOCK_RATES = (0.3, 0.8, 1.25, 3.0)
 """Rates of a wrong clock, in seconds per second."""

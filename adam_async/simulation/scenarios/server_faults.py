@@ -92,7 +92,7 @@ class ServerFaults:
         self._peers = peers
         self._is_over = is_over
         self._one = asyncio.Lock()
-        """Held by the one fault of servers in progress."""
+        """Lock held by the one fault of servers in progress."""
         self._dice = world.dice.fork("victims")
 
     @asynccontextmanager

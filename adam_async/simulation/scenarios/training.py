@@ -64,7 +64,7 @@ BEGUN_S, STRIKE_S = 1.0, 10.0
 """Earliest and latest start of a fault, in seconds."""
 
 LEARNT = 0.75
-"""Least test accuracy at the end, as a share; guessing gives 0.1."""
+"""Minimum test accuracy at the end, as a share; guessing gives 0.1."""
 
 LEARNT_OTHERWISE = 0.25
 """Minimum test accuracy of a run with drawn options, which may learn slowly; the lowest observed value was

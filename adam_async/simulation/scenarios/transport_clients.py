@@ -66,7 +66,7 @@ SIZES = (0, 7, 500, 5_000, 20_000)
 """Sizes of an array, in numbers: none, one write, one frame, several frames."""
 
 AT_ONCE = 8
-"""Most open questions of a client: more than the server accepts."""
+"""Maximum number of open questions of a client: more than the server accepts."""
 
 PAUSE_S = 0.06
 """Mean pause of a client between two questions, in seconds."""

@@ -50,7 +50,7 @@ FLOOD = LINKS.max_unauthenticated + 4
 """Number of simultaneous connections of a flood; each connects again as soon as it closes."""
 
 FLOODED_S, JOIN_S = 0.3, 2.0
-"""Seconds of a flood before a member joins, and the maximum seconds until it has joined."""
+"""Duration of a flood before a member joins, and time limit until the member has joined, in seconds."""
 
 REFUSAL = 5
 """Kind of a refusal, among the records of a handshake."""

@@ -60,7 +60,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts that a peer knows of the cluster, the receiver and itself. Sizes count numbers, not bytes."""
+    """Facts about the cluster, the receiver and the sender. Sizes count numbers, not bytes."""
 
     run: str = "run"
     store: str = "store"
