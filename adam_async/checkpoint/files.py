@@ -1,17 +1,18 @@
 """Checkpoints on the disk: written under a temporary name and renamed, checked when they are read.
 
-A checkpoint is written into a hidden folder, every file is synced, and the folder gets its name; only then
-``latest`` names it, a file that is itself replaced by a rename. `latest` therefore always names a whole
-checkpoint. A crash leaves a hidden folder, which the next start removes, or a whole checkpoint that `latest`
-does not name yet. The newest checkpoints stay, as many as the run keeps; an older one is removed after
-`latest` names the new one, so a crash at any moment leaves as many as before. If the newest is damaged, the
-one before it is read. A run that continues an older checkpoint leaves the newer ones until its own first one
-is durable.
+The writer writes a checkpoint into a hidden folder, syncs every file, and gives the folder its name. It then
+replaces the file ``latest``, which names the newest checkpoint, by a rename. `latest` therefore always names
+a whole checkpoint. A crash leaves a hidden folder, which the next start removes, or a whole checkpoint that
+`latest` does not name yet. The newest checkpoints stay, as many as the run keeps; an older one is removed
+after `latest` names the new one, so a crash at any moment leaves as many as before. If the newest is damaged,
+the one before it is read. A run that continues an older checkpoint leaves the newer ones until its own first
+one is durable.
 
 **A run removes its own checkpoints only**: those that it wrote, and those of the runs that it continues in
-this folder, which the note of progress names. Others stay, and so does a checkpoint whose manifest cannot be
-read; if a new checkpoint needs its name, it gets a name of its own. **Reading prefers the training of
-`latest`** for the same reason: if that one is damaged, the one before it of the same training is read.
+this folder, which the note of progress names. Other checkpoints stay, also those with an unreadable manifest;
+if a new checkpoint needs the name of such a checkpoint, the older one is renamed. **A reader prefers the
+training of `latest`** for the same reason: if the checkpoint that `latest` names is damaged, it reads the one
+before it of the same training.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -76,20 +77,22 @@ class CheckpointFolder:
         self._left: set[str] = set()
         """Names of checkpoints that are newer than the one that the run continues."""
         self._known: set[str] = set()
-        """Names of the checkpoints of the run and of those that it continues: it removes no others."""
+        """Names of the checkpoints that the run may remove: its own, and those of the runs that it
+        continues."""
         self._unsure: set[str] = set()
-        """Names of the checkpoints at the start whose manifest could not be read yet."""
+        """Names of checkpoints from before the run whose manifests could not be read yet."""
         self._runs: tuple[str, ...] = ()
         """Ids of the run and of those that it continues in this folder, the newest first."""
         self.renamed = ""
-        """New name of the checkpoint of another run whose name the last write needed; empty without one."""
+        """New name of another run's checkpoint that the last write renamed; empty if it renamed none."""
 
     async def take_up(self, resumed: Manifest | None, *, runs: Collection[str] = ()) -> None:
         """Prepare the folder for a run: it may have only the checkpoints that the run continues.
 
         Args:
             resumed: Manifest of the resumed checkpoint, from this folder or another.
-            runs: Ids of the runs whose checkpoints the run may continue although it goes on from elsewhere.
+            runs: Ids of the runs whose checkpoints the run may continue although it does not resume one of
+                them.
 
         Raises:
             CheckpointError: The folder has checkpoints of another run, or cannot be written to.
@@ -115,7 +118,8 @@ class CheckpointFolder:
         """Prepare the folder for a driver that takes a run over.
 
         Args:
-            belongs: Whether a checkpoint is of the run, or the one that the run continues.
+            belongs: Function that returns whether a checkpoint is of the run, or is the one that the run
+                continues.
 
         Returns:
             Manifest of the newest checkpoint; None if the folder has none.
@@ -209,7 +213,7 @@ class CheckpointFolder:
         self._left.intersection_update(self._unsure)
 
     async def _sort_out(self) -> None:
-        """Read the run of each checkpoint of the start that could not be read before."""
+        """Read the ids of the runs of checkpoints whose manifests could not be read before."""
         # A manifest may be unreadable for a moment only: memory was short, or the disk was busy.
         there = self._unsure.intersection(await self._disk.names(self.path))
         runs = await _runs_by_name(self.path, sorted(there, key=age_order), self._disk)
@@ -237,7 +241,7 @@ class CheckpointFolder:
         return FileRecord(name=path.name, bytes=size, sha256=await self._disk.run(digest_of, parts))
 
     async def _make_room(self, name: str) -> None:
-        """Free the name of a checkpoint: one of the run goes, another one gets a name of its own."""
+        """Free the name of a checkpoint: remove a checkpoint of the run, rename one of another run."""
         await self._sort_out()
         if name in self._known:
             await self._put_away(name)
@@ -285,7 +289,7 @@ def written_folder(checkpoint: Path | None, resume: Path | None) -> Path | None:
 
 
 def check_resumes_newest(resume: Path | None, what: str) -> None:
-    """Check that a command that may start again continues the newest checkpoint, not always the same one.
+    """Refuse `--resume` with one checkpoint for a command that may start again: it must resume the newest.
 
     Args:
         what: The command or option.
@@ -326,7 +330,7 @@ async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
     """Read the newest whole checkpoint of a folder, with its tensors.
 
     Args:
-        folder: A folder of checkpoints; or one checkpoint in it, which is then read and no other.
+        folder: A folder of checkpoints, or one checkpoint in it; the function then reads only this one.
 
     Raises:
         CheckpointError: The folder has no whole checkpoint; the error names the damage of each.
@@ -444,8 +448,8 @@ async def _latest_of(folder: Path, disk: Disk) -> tuple[str, list[str]]:
 async def _others(folder: Path, names: Iterable[str], latest: str, disk: Disk) -> list[tuple[str, str]]:
     """Return the checkpoints beside `latest` in reading order, each with a remark if it needs one.
 
-    First come those of its training that are not newer, then older ones, then newer ones. A newer one was
-    left behind by the training, or is of another one.
+    The order is: older checkpoints of the training of `latest`, other older checkpoints, newer checkpoints.
+    The training has left a newer checkpoint behind, or the checkpoint is of another training.
     """
     runs = await _runs_by_name(folder, names, disk)
     note = await read_progress(folder, disk)
@@ -478,7 +482,7 @@ def _newer(names: Iterable[str], name: str) -> list[str]:
 
 
 async def _runs_of(folder: Path, manifest: Manifest, disk: Disk) -> tuple[str, ...]:
-    """Return the ids of a checkpoint's run and of the others of its training in the folder."""
+    """Return the ids of a checkpoint's run and of the other runs of its training in the folder."""
     note = await read_progress(folder, disk)
     # The note may be one of another run.
     noted = note.runs if note is not None and manifest.run in note.runs else ()
@@ -503,5 +507,5 @@ def _parts(arrays: Mapping[str, NDArray[Any]]) -> list[Part]:
 
 
 def _is_stray(name: str) -> bool:
-    """Whether a name is that of an unfinished write or removal of an earlier process."""
+    """Return whether a name is that of an unfinished write or removal of an earlier process."""
     return name.endswith(ASIDE) and name.startswith((".checkpoint-", f"{LATEST_FILE}.", f"{PROGRESS_FILE}."))

@@ -97,7 +97,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MOST_RUNS = 64
-"""Maximum number of runs in a note that its run continues; the oldest are dropped."""
+"""Maximum number of runs in a note: its run and those that the run continues. The oldest are dropped."""
 
 
 class ProgressNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -107,7 +107,7 @@ class ProgressNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     groups: int
     """Number of trained groups of the epoch."""
     trained_again: int
-    """Number of groups that the run had trained a second time by then, because of resumes."""
+    """Number of groups that the run has trained again because of resumes."""
     runs: tuple[str, ...] = ()
     """Ids of the run and of those that it continues in the same folder, the newest first."""
 
@@ -134,11 +134,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     groups: int
     """Number of trained groups of that epoch; at its end all groups, with the skipped ones."""
     resume: ResumeRecord
-    """Start of a run that continues this one."""
+    """Starting point of a run that continues this one."""
     epochs: tuple[dict[str, Any], ...] = ()
     """The ended epochs, as the fields of `EpochResult`."""
     trained_again: int = 0
-    """Number of groups trained twice because the run ended between checkpoints and was resumed."""
+    """Number of groups that the run has trained again because of resumes."""
     arrays: tuple[str, ...] = ()
     shards: tuple[ShardState, ...] = ()
     """Version, clocks and dedup table of each shard."""
@@ -171,7 +171,7 @@ class Checkpoint:
     remarks: tuple[str, ...] = ()
     """Remarks on the other checkpoints of the folder, and on the choice of this one."""
     trained_again: int = 0
-    """Number of groups that a resumed run has trained again in the end, earlier resumes included."""
+    """Number of groups trained again because of resumes, including a resume from this checkpoint."""
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.manifest.name} of run {self.manifest.run}>"
@@ -207,13 +207,13 @@ def folder_name(epoch: int, groups: int) -> str:
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether a name is that of a checkpoint's folder."""
+    """Return whether a name is that of a checkpoint's folder."""
     head, *numbers = name.split("-")
     return head == "checkpoint" and len(numbers) == 2 and all(n.isascii() and n.isdigit() for n in numbers)
 
 
 def age_order(name: str) -> tuple[int, ...]:
-    """Key that sorts the names of checkpoint folders, older ones first."""
+    """Return the key that sorts the names of checkpoint folders, older ones first."""
     return tuple(int(number) for number in name.split("-")[1:])
 
 
@@ -221,7 +221,7 @@ def age_order(name: str) -> tuple[int, ...]:
 
 
 def split(stem: str, arrays: Mapping[str, NDArray[Any]], limit: int = FILE_BYTES) -> dict[str, list[str]]:
-    """Return tensor names by file name, in order: at most `limit` bytes of tensors, or a single tensor."""
+    """Return the names of the tensors of each file, in order: `limit` bytes at most, or a single tensor."""
     groups: list[list[str]] = []
     room = 0
     for name, array in arrays.items():
@@ -335,9 +335,9 @@ def _checksum(manifest: Manifest) -> str:
 def resumed_options(manifest: Manifest) -> dict[str, Any]:
     """Return the options of a checkpoint's run, as the defaults of a run that continues it.
 
-    In-place training depends on the processes of the roles, so it is decided again; the caller requests a
-    record and stragglers again. The manifest has the transforms themselves, because their file may have
-    changed.
+    In-place training depends on the processes of the roles, so the new run decides it again; the caller must
+    request a record and stragglers again. The manifest has the transforms themselves, because their file may
+    have changed.
     """
     options = {**manifest.config, "record": False, "slow": (), "transforms": ""}
     if options.get("weights") == "aliased":
@@ -424,7 +424,7 @@ def check_resumed_step(manifest: Manifest, step: NamedStep | None) -> None:
 def resumed_transforms(
     manifest: Manifest, asked: Sequence[Mapping[str, Any]] | None, functions: Collection[str] = ()
 ) -> tuple[dict[str, Any], ...]:
-    """Transforms of training images in a resumed run: the same as in the checkpoint's run.
+    """Return the transforms of training images in a resumed run: the same as in the checkpoint's run.
 
     Args:
         asked: Transforms of the caller, which permit the import of the functions that they name.
@@ -461,9 +461,9 @@ def check_data(manifest: Manifest, data: Mapping[str, Any]) -> None:
 
 
 def trained_again(manifest: Manifest, note: ProgressNote | None) -> int:
-    """Return the number of groups that a resumed run has trained again in the end, earlier resumes included.
+    """Return the number of groups trained again because of resumes, including a resume from this manifest.
 
-    A progress note is written about once a second, so the true number may be larger by the groups of one
+    A progress note is written about once a second, so the true number may be larger by the groups of a
     second.
 
     Raises:

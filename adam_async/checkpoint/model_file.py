@@ -31,7 +31,8 @@ FORMAT = "adam-async/model/1"
 """Name and version of the format."""
 
 METADATA_KEY = "adam-async"
-"""Key of our JSON in the metadata: ``format_version``, ``spec`` and, for data with names, ``class_names``."""
+"""Key of this package's JSON in the metadata: ``format_version``, ``spec`` and, for data with names,
+``class_names``."""
 
 MAX_HEADER_BYTES = 1 << 20
 """Maximum size of a header in bytes: names, shapes and metadata of some thousand tensors."""

@@ -1,8 +1,8 @@
 """Reads the files of one checkpoint.
 
-**Reading believes no file.** A folder may come from elsewhere. The reader opens regular files only, under
-names that a checkpoint can have; it compares the size on the disk with the manifest before it reads, and the
-sum of the sizes with the available memory.
+**The reader trusts no file**, because a folder may come from elsewhere. The reader opens regular files only,
+under names that a checkpoint can have; it compares the size on the disk with the manifest before it reads,
+and the sum of the sizes with the available memory.
 """
 
 from collections.abc import Iterable, Sequence
@@ -126,7 +126,7 @@ async def checkpoint_manifest(folder: Path, disk: Disk) -> Manifest:
 
 
 async def file_facts(path: Path, disk: Disk) -> FileFacts:
-    """Return the facts of a regular file of a checkpoint.
+    """Return size and time of a regular file of a checkpoint.
 
     Raises:
         CheckpointError: It is missing, or is no regular file.

@@ -3,8 +3,8 @@
 The shards are on the disks of the servers, and the notes in a file of the driver. A note is a manifest
 without tensors: the options and the model of the run, and its trained groups at one moment. The driver writes
 a note once all updates of that moment are on the disks, so a run that goes on from the newest note has the
-updates of all its groups; what was trained after it is trained again. The first note of a run is written
-before its shards are on the disks; the notes of the run that it continues stay beside it until then.
+updates of all its groups, and trains only later groups again. The driver writes the first note of a run
+before its shards are on the disks. Until then it keeps a note of the run that the new one continues.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -80,11 +80,11 @@ class SavedRun:
 
     @property
     def trained_again(self) -> int:
-        """Number of groups that the run has trained again in the end, if it goes on from the newest note."""
+        """Number of groups trained again because of resumes, if the run goes on from the newest note."""
         return self.trained_again_from(self.notes.notes[0])
 
     def trained_again_from(self, note: RunNote) -> int:
-        """Return the number of groups that a run from a note has trained again in the end."""
+        """Return the number of groups trained again because of resumes, if the run goes on from a note."""
         return trained_again(note.manifest, self.notes.seen)
 
     def __repr__(self) -> str:

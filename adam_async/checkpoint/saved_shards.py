@@ -1,8 +1,8 @@
-"""Shards on the disks of servers, of a store whose servers were all lost: found, and read for a new store.
+"""Finds the shards of a store on disks after the loss of all its servers, and reads them for a new store.
 
-Each server lists the pieces on its disk. Of each piece the reader takes the copy with the newest last entry:
-the newest generation, and in it the highest position. The controllers place the new store afresh, so a server
-may lose a piece that it had.
+Each server lists the pieces on its disk. The reader takes the copy of each piece with the newest last entry:
+that with the highest generation, and then with the highest position. The controllers place the new store
+afresh, so a server may lose a piece that it had.
 """
 
 import asyncio
@@ -48,8 +48,8 @@ READING_AT_ONCE = 8
 """Maximum number of servers that are read at once."""
 
 MOST_LISTED_SHARDS = 4 * MAX_SHARDS
-"""Maximum number of shards of all stores of one name on a server, whose tables a reader forms. A store beyond
-it does not count."""
+"""Maximum number of shards of all stores of one name on a server: a reader forms their tables. A store beyond
+this number does not count."""
 
 
 class ShardSink(Protocol):
@@ -82,11 +82,11 @@ class FoundStore:
 
     @property
     def table(self) -> ShardTable:
-        """Its shards."""
+        """Table of the store's shards."""
         return shard_table(self.arrays, shard_bytes=self.record.shard_bytes)
 
     def has_record(self, record: StoreRecord, arrays: Sequence[ArrayRecord]) -> bool:
-        """Whether a store of the same id has the same record, in the same placement."""
+        """Return whether a store of the same id has the same record, in the same placement."""
         mine, theirs = ((each.fixed, each.buckets, each.generation) for each in (self.record, record))
         return (mine, self.arrays) == (theirs, arrays)
 
@@ -147,7 +147,7 @@ class SavedShards:
         self._endpoint = endpoint
         self._waits = waits
         self._known: dict[str, set[str]] = {}
-        """By name of stores: the faults of its last survey; only others are logged."""
+        """Faults of the last survey, by name of the stores; the log gets only new faults."""
 
     async def survey(self, name: str, cluster: ClusterMap) -> Survey:
         """Return the stores of a name on the disks of the live servers."""
@@ -183,7 +183,7 @@ class SavedShards:
         )
 
     def _log(self, name: str, faults: Mapping[str, Sequence[str]]) -> None:
-        """Log the new faults of each server. A survey follows soon, so each one is logged once."""
+        """Log the new faults of each server. A survey is soon repeated, so the log gets each fault once."""
         known = self._known.get(name, set())
         for of_node in faults.values():
             new = [fault for fault in of_node if fault not in known]
@@ -271,10 +271,10 @@ def _merge(
     *,
     room: int = MOST_LISTED_SHARDS,
 ) -> tuple[int, str]:
-    """Add the pieces of one server to a store with the same record, of those with its id.
+    """Add the pieces of one server to the store with the same record, among the stores with its id.
 
-    Returns the number of its shards. A store that cannot be read, or with more shards than `room`, counts as
-    absent there: 0 and the reason.
+    Returns the number of shards of the store, and an empty text. A store that cannot be read, or that has
+    more shards than `room`, counts as absent from the server; the result is then 0 and the reason.
     """
     try:
         record = msgspec.json.decode(saved.record, type=StoreRecord)

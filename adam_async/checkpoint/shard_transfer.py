@@ -76,7 +76,7 @@ class ClockPassed(Exception):
     """A shard has passed the clock at which all shards should be read.
 
     Attributes:
-        clock: Its clock, which it may pass too.
+        clock: Clock of the shard; the shard may pass this clock, too.
     """
 
     def __init__(self, clock: int) -> None:
@@ -107,7 +107,7 @@ class _Bundle:
     home: str
     shards: Sequence[ShardSpec]
     channel: Channel
-    """Leads to the primary."""
+    """Channel to the primary."""
     primary: Primary | None = None
     """The primary in the newest map."""
     stands: bool = True
@@ -115,9 +115,9 @@ class _Bundle:
     lacks_copies: bool = False
     """Whether the open store waits for another copy, by the newest map."""
     moved: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the primary has changed, until the next attempt."""
+    """Event that is set from a change of the primary to the next attempt."""
     attempt: asyncio.Timeout | None = None
-    """Ends the attempt in progress when the primary changes."""
+    """Timeout of the attempt in progress, which ends when the primary changes; None between attempts."""
 
     def map_changed(self, cluster: ClusterMap) -> None:
         """Follow the primary of the bundle; a new one ends the attempt in progress."""

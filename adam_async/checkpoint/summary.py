@@ -27,7 +27,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool
     """Whether the manifest is undamaged and every file has its size. `verify_checkpoint` reads the files."""
     latest: bool = False
-    """Whether a resumed run reads it first."""
+    """Whether a resumed run reads this checkpoint first."""
     run: str = ""
     mode: str = ""
     """Consistency of the run, such as ``bsp``."""
@@ -74,7 +74,7 @@ async def checkpoints_in(path: Path, disk: Disk) -> tuple[Path, list[str], list[
 
 
 async def _is_of_store(folder: Path, disk: Disk) -> bool:
-    """Whether a folder is that of `train --store`, or of one server."""
+    """Return whether a folder is that of `train --store`, or of one server."""
     return any(name == NAME or segment_name(name) is not None for name in await disk.names(folder))
 
 

@@ -28,8 +28,8 @@ class RunTensors:
             parameter.name: np.empty(parameter.shape, network.dtype) for parameter in network.parameters
         }
         self.state: dict[str, NDArray[Any]] = {}
-        """Elementwise arrays, in the shape of their tensor; counts, with one entry per shard of the
-        tensor."""
+        """Arrays of the rule: elementwise ones in the shape of their tensor, counts with one entry per shard
+        of the tensor."""
         made = rule.new_state((1,), network.dtype) if rule is not None else {}
         for parameter in network.parameters:
             for name in self._state_names:

@@ -69,7 +69,7 @@ class Model:
 
     Args:
         network: The network.
-        weights: Tensor name to its values; not copied.
+        weights: Values by tensor name; not copied.
         class_names: Name of class 0, 1, ...; the name of a class without one is its number.
     """
 

@@ -1,8 +1,9 @@
 """Reads every byte of checkpoints, and reports damage by its file and offset.
 
 A resumed run checks the one checkpoint that it reads; a verification checks all of them, before one is
-needed. It reads files in pieces, so a file of any size needs little memory. Beyond the size and the SHA-256
-of each file it checks that all values are finite, because training does not recover from others.
+needed. It reads files in pieces, so a file of any size needs little memory. The verification checks the size
+and the SHA-256 of each file. It also checks that all values are finite, because training does not recover
+from other values.
 """
 
 from collections import deque
@@ -56,7 +57,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     files: int
     """Number of files, the manifest included; 0 if the manifest cannot be read."""
     bytes: int
-    """Size of these files by the manifest, without the manifest, in bytes."""
+    """Size of all files except the manifest, in bytes, as the manifest has it."""
     problems: tuple[Problem, ...] = ()
 
 
@@ -116,7 +117,7 @@ class _TensorEntry(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """Values of one tensor in a file, up to `stop` of the data behind the header."""
+    """Values of one tensor in a file, from offset `start` to `stop` in the data after the header."""
 
     name: str
     dtype: np.dtype[Any]

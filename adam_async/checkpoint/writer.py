@@ -160,7 +160,7 @@ class Checkpointer:
         epochs: Sequence[EpochResult],
         beyond: int,
     ) -> None:
-        """Begin to write what was read, beside the training; skip a place that has a checkpoint."""
+        """Begin to write a reading during training, unless the newest checkpoint has the same groups."""
         clocks = [clock for state in reading.states for clock in state.clocks.values()]
         manifest = msgspec.structs.replace(
             self._common,

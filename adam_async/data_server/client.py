@@ -6,8 +6,8 @@ answer; the other reports finished groups. After the link breaks, or after a cha
 begin again on a new link. A request has the number of received groups, so no group is lost with an answer, or
 at another server.
 
-In ssp and bsp the data server sends with the groups the clock at which they begin, and with the last ones the
-sync clock of all replicas after them. The trainer of the groups gets both clocks, and ticks.
+In ssp and bsp the data server sends the clock at which the groups begin, and with the last groups the sync
+clock that all replicas reach after them. The trainer of the groups gets both clocks, and sends the ticks.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class ImageGroup:
 
     lease: Lease
     images: NDArray[Any] | None
-    """None if only labels were requested."""
+    """Requested rows of the images, (n, C, H, W); None if only labels were requested."""
     labels: NDArray[Any]
     clock: int = 0
     """Minimum clock at which the group begins; 0 if the server sent none."""
@@ -179,8 +179,8 @@ class DataClient:
     async def _use(self, link: Link, work: Callable[[Link], Awaitable[None]]) -> None:
         """Run one of the two tasks; an error ends the link, and with it the other task.
 
-        The error stays inside: a task group with a failed task, while its caller waits for the end, leaves
-        the caller marked as cancelled (in Python 3.11 and 3.12).
+        The function does not raise the error. In Python 3.11 and 3.12 a task group with a failed task leaves
+        its caller marked as cancelled, if the caller waits for the end of the group.
         """
         try:
             await work(link)
@@ -307,7 +307,7 @@ class DataClient:
 
     @property
     def _is_short(self) -> bool:
-        """Whether the client has no group: all are taken, or more arrive only after reports."""
+        """Whether reports are due at once: the replica has no more groups, or the client has none left."""
         return self._last or not self._groups
 
     def statistics(self) -> DataClientStatistics:

@@ -1,9 +1,9 @@
-"""Pure: the clocks of the replicas, and the sync clock of all, as far as a data server can know.
+"""Pure: the clocks of the replicas, and the sync clock of all, as far as a data server can compute them.
 
 With `ssp` and `bsp` no replica may wait for a replica without work. So there is a *sync clock*: at the end of
-an epoch, and of a run that stops, every replica advances to the same clock, the *end*. A data server knows
-the number of steps of its leased groups, so it reports that clock. When other replicas get the groups of a
-lost replica, the end rises, and replicas with a lower end get the new one.
+an epoch, and of a run that stops, every replica advances to the same clock, the *end*. A data server counts
+the steps of its leased groups, so it can report that clock. When other replicas get the groups of a lost
+replica, the end rises, and replicas with a lower end get the new one.
 
 A step is `round_groups` groups in the order of their leases; fewer if no more wait for the replica. The
 replica's clock is then the reported end, at which its next groups begin. The end is never too low: a worker
@@ -24,7 +24,7 @@ class _Course:
     """Leases of one replica since its last reported end."""
 
     clock: int
-    """Earliest clock of these groups."""
+    """Earliest clock of the groups that were leased since then."""
     given: int = 0
 
 
@@ -59,21 +59,21 @@ class ClockTargets:
         self.end = min(self.end, least)
 
     def room(self, replica: Replica) -> int:
-        """Number of groups that a replica may still lease without a higher end."""
+        """Return the number of groups that a replica may still lease without a higher end."""
         course = self._courses.get(replica)
         if course is None:
             return 0
         return (self.end - course.clock) * self._round_groups - course.given
 
     def reach(self, replica: Replica, waiting: int) -> int:
-        """Clock of a replica after it has trained its leases and this many waiting groups."""
+        """Return the clock of a replica after it has trained its leases and this many waiting groups."""
         course = self._courses.get(replica)
         if course is None:
             return self.end
         return course.clock - (-(course.given + waiting) // self._round_groups)
 
     def grow(self, waiting: Iterable[tuple[Replica, int]]) -> None:
-        """Move the end to the highest clock that waiting groups, by replica, lead to."""
+        """Raise the end to the highest clock that the replicas reach with their leases and waiting groups."""
         self.end = max([self.end, *(self.reach(replica, count) for replica, count in waiting)])
 
     def seen(self, clock: int) -> None:
@@ -82,7 +82,7 @@ class ClockTargets:
         self.end = max(self.end, clock)
 
     def begin_of(self, replica: Replica) -> int:
-        """Return the earliest clock at which groups begin that a live replica gets now."""
+        """Return the earliest clock of the groups that a live replica gets now."""
         return self._courses[replica].clock
 
     def give(self, replica: Replica) -> int:

@@ -51,6 +51,7 @@ class Damage:
             )
 
     def sentences(self) -> tuple[str, ...]:
-        """Damaged items that were left out: a sentence each, at most 100, then the number of the others."""
+        """Return the damaged items that were left out: at most 100 sentences, then the number of the
+        others."""
         more = self.count - len(self._sentences)
         return (*self._sentences, *([f"{more} more were left out"] if more else []))

@@ -64,7 +64,7 @@ class Dataset:
         return channels, rows, columns
 
     def info(self) -> dict[str, Any]:
-        """Description of the data, for the cluster map, a checkpoint or a record."""
+        """Return the description of the data for the cluster map, a checkpoint or a record."""
         return {
             "name": self.name,
             "source": self.source,
@@ -267,7 +267,7 @@ def _labels(array: NDArray[Any], origin: str) -> NDArray[np.int64]:
 
 
 def is_number(label: str) -> bool:
-    """Whether a label is a class number."""
+    """Return whether a label is a class number."""
     return label.isascii() and label.isdigit() and len(label) < 10
 
 
@@ -289,7 +289,7 @@ def number_classes(labels: Iterable[str]) -> tuple[dict[str, int], tuple[str, ..
 
 
 def is_name(label: str) -> bool:
-    """Whether a label can be a class name: short and printable."""
+    """Return whether a label can be a class name: short and printable."""
     return 0 < len(label) <= MAX_NAME and label.isprintable()
 
 

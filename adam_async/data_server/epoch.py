@@ -2,18 +2,19 @@
 
 Theory of operation
 -------------------
-Each replica has a queue. With a warm start one replica alone has groups first; all other groups lie aside
+Each replica has a queue. With a warm start one replica alone has groups first; no replica gets other groups
 until these are finished. A run that stops *drains* its epoch: the ledger leases no more groups, except those
 that equal clocks need.
 
-A lost replica leaves unfinished groups. In ranges its groups move to the *successor*, the next live replica;
-in rounds all participants get them, round by round, beginning with the replica that will finish first. In
-ranges, a joining replica gets an equal part of the waiting groups. With rounds it takes part from the next
-epoch on, unless it is alone. Without a live replica, groups wait for the next one.
+A lost replica leaves unfinished groups. If shares are ranges, its groups move to the *successor*, the next
+live replica. If shares are rounds, all participants get its groups, round by round, beginning with the
+replica that will finish first. With ranges a joining replica gets an equal part of the waiting groups. With
+rounds a joining replica takes part from the next epoch on, unless it is alone. Without a live replica, groups
+wait for the next one.
 
 An epoch may end before all its groups are trained. An epoch *closes* when a fraction of the live replicas
-with leases have finished their shares. From then on nothing is leased, except groups of images that the epoch
-before has skipped, to the replicas that have finished. Leased groups are still trained and count. The epoch
+with leases have finished their shares. From then on the only leases are those of images that the epoch before
+has skipped, to replicas that have finished their shares. Leased groups are still trained and count. The epoch
 is over when all of them are finished, and the rest is skipped. A pool leases as many groups as make up the
 fraction, and closes when these are finished.
 """
@@ -56,7 +57,7 @@ GroupRanges = Annotated[tuple[tuple[GroupNumber, GroupNumber], ...], msgspec.Met
 Shares = Annotated[
     dict[ReplicaNumber, tuple[GroupNumber, GroupNumber]], msgspec.Meta(max_length=MOST_REPLICAS)
 ]
-"""By replica: its range of groups, or its number among the replicas and their total."""
+"""Share of each replica: its range of groups, or its number among the replicas and their total."""
 
 Queue = deque[tuple[int, int]]
 """Waiting groups: number, and attempt of the next lease."""
@@ -69,7 +70,8 @@ class GroupLease:
     replica: Replica
     attempt: int
     clock: int = 0
-    """Earliest clock of its step, with clocks: that of the values that contain the group."""
+    """Earliest clock of the group's step, which is the clock of the values that contain the group; 0 without
+    clocks."""
     losses: dict[int, float] = field(default_factory=dict)
     """Losses of the parts of the replica that have reported the group, whose sum is the group's loss."""
 
@@ -81,21 +83,21 @@ class EpochBegan(msgspec.Struct, frozen=True, tag=True):
     groups: GroupNumber
     shares: Shares
     round_groups: Count = 0
-    """Groups of a replica's round; 0: shares are ranges, and there are no clocks."""
+    """Number of groups of a replica's round; 0: shares are ranges, and there are no clocks."""
     first_clock: Clock = 0
     """Clock of all replicas at the start, with rounds."""
     finished: GroupRanges = ()
     """Ranges of groups that were trained before the run was resumed."""
     images: Images = 0
-    """Number of images in these ranges."""
+    """Number of the epoch's images that were trained before the run was resumed."""
     loss: Loss = 0.0
-    """Mean loss over these images."""
+    """Mean loss over the epoch's images that were trained before the run was resumed."""
     train_s: Seconds = 0.0
-    """Training time of these images, in seconds."""
+    """Training time of the epoch before the run was resumed, in seconds."""
     warm: GroupNumber = 0
     """Number of groups of the warm start."""
     carried: GroupNumber = 0
-    """Number of groups, from the first one, of images that the epoch before has skipped."""
+    """Number of groups at the front, which have the images that the epoch before has skipped."""
     behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_REPLICAS)] = ()
     """Replicas in whose shares the epoch before has skipped images."""
     fraction: Progress = 1.0
@@ -111,7 +113,7 @@ class EpochBegan(msgspec.Struct, frozen=True, tag=True):
 class Epoch:
     """Groups of one epoch.
 
-    The epoch begins with the event of the same name, and the live replicas.
+    The epoch begins with the event `EpochBegan` and the live replicas.
     """
 
     def __init__(self, began: EpochBegan, live: Collection[Replica]) -> None:
@@ -140,7 +142,7 @@ class Epoch:
         self.skipped: dict[int, Replica] = {}
         """Skipped groups, and the replicas in whose shares they were."""
         self.again: list[int] = []
-        """Number of returned leases; a group counts once for each return."""
+        """Numbers of the groups whose leases were returned, once for each return."""
         self._given: set[Replica] = set()
         self._later = {  # after the warm start
             replica: deque((group, 1) for group in queue) for replica, queue in assigned.queues.items()
@@ -172,7 +174,7 @@ class Epoch:
         self._close_if_due()
 
     def progress(self, number: int) -> float:
-        """Progress of the run at a group, in epochs, for the replica of its share."""
+        """Return the progress of the run at a group, in epochs, for the replica of its share."""
         return self.number - 1 + self._progress[number]
 
     # --- the end -----------------------------------------------------------------------------
@@ -261,7 +263,7 @@ class Epoch:
         return begins_at
 
     def has_work(self, replica: Replica) -> bool:
-        """Whether a group waits for a replica."""
+        """Return whether a group waits for a replica."""
         queue = self._queue_of(replica)
         # The last groups of a closed epoch are trained, so that it ends.
         if self.draining and not self.closed and self._room(replica) <= 0:
@@ -272,7 +274,7 @@ class Epoch:
         return queue[0][0] < self._carried or self.finished + len(self.leases) < self._pool_limit
 
     def _room(self, replica: Replica) -> int:
-        """Number of groups that a replica still trains in an epoch that drains."""
+        """Return the number of groups that a replica still trains in an epoch that drains."""
         return self.clock_targets.room(replica) if self.clock_targets is not None else 0
 
     @property
@@ -284,7 +286,7 @@ class Epoch:
         return self.clock_targets.report_end(replica) if self.clock_targets is not None else 0
 
     def open_lease(self, number: int, replica: Replica, attempt: int) -> GroupLease | None:
-        """The lease of a group to a replica under an attempt; None without such a lease."""
+        """Return the lease of a group to a replica under an attempt; None without such a lease."""
         lease = self.leases.get(number)
         if lease is None or lease.attempt != attempt or lease.replica != replica:
             return None
@@ -326,7 +328,7 @@ class Epoch:
                 self.queues.setdefault(done[at % len(done)], deque()).append(group)
 
     def _done_if_enough(self) -> list[Replica]:
-        """The replicas that have finished their shares, if they are enough to close the epoch."""
+        """Return the replicas that have finished their shares, if they are enough to close the epoch."""
         if all(self.queues.get(replica) for replica in self._given):
             return []  # the usual answer first, because every finished group calls this
         waiting = {r for queues in (self.queues, self._later) for r, queue in queues.items() if queue}
@@ -341,7 +343,7 @@ class Epoch:
         return done if len(done) >= needed else []
 
     def _skip(self, queues: dict[Replica, Queue]) -> list[tuple[int, int]]:
-        """Empty some queues: skip their groups, except carried groups, which are returned."""
+        """Empty some queues: skip their groups, except carried groups; return these."""
         kept = [group for queue in queues.values() for group in queue if group[0] < self._carried]
         for replica, queue in queues.items():
             self.skipped.update((number, replica) for number, _ in queue if number >= self._carried)
@@ -427,18 +429,18 @@ class Epoch:
     # --- queries -----------------------------------------------------------------------------
 
     def upcoming(self, replica: Replica, count: int) -> list[int]:
-        """The next group numbers of a replica."""
+        """Return the next group numbers of a replica."""
         # A pool has a queue of a single replica during the warm start only.
         whose = POOL if self._pooled and not self.queues.get(replica) else replica
         waiting = chain(self.queues.get(whose, ()), self._later.get(whose, ()))
         return [number for number, _ in islice(waiting, count)]
 
     def waiting(self) -> list[int]:
-        """Numbers of all groups that wait."""
+        """Return the numbers of all groups that wait."""
         queues = chain(self.queues.values(), self._later.values())
         return [number for queue in queues for number, _ in queue]
 
 
 def _part(fraction: float, whole: int) -> int:
-    """Round a fraction of a whole number up, except for the rounding error of the product."""
+    """Return a fraction of a whole number, rounded up; the rounding error of the product has no effect."""
     return ceil(fraction * whole - 1e-9)

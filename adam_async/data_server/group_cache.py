@@ -44,12 +44,12 @@ JOINED_BYTES = 1 << 17
 """Size in bytes below which pieces of an answer are joined: a copy costs less than a separate tensor."""
 
 FORGOTTEN_AFTER = 4
-"""Age at which a block is dropped if memory is short, as a multiple of the number of blocks: its worker is
-lost, or far too slow. The age is the number of blocks made since."""
+"""Age at which the cache drops a block if memory is short, as a multiple of the number of blocks; the age is
+the number of blocks made since. The worker of such a block is lost, or far too slow."""
 
 
 class MemoryInUse:
-    """Bytes of the watched arrays that are still alive.
+    """Counts the bytes of the watched arrays until they are freed.
 
     An answer that waits in a link, or a group in training in the same process, is a slice of an array, which
     exists as long as the slice does. Arrays may be freed in any thread; all other state belongs to one
@@ -71,7 +71,7 @@ class MemoryInUse:
 
     @property
     def bytes(self) -> int:
-        """Size of the arrays that are alive, in bytes."""
+        """Size of the watched arrays that are not freed, in bytes."""
         while self._gone:
             _, size = self._watched.pop(self._gone.popleft())
             self._bytes -= size
@@ -127,7 +127,7 @@ class GroupCache:
         """Blocks by number, the oldest first, and the number of blocks made before each."""
         self._made = 0
         self._left: dict[int, dict[int, int]] = {}
-        """By block: groups still to be taken, and how often."""
+        """Number of times that each group is still to be taken, by block and group."""
 
     # --- making ------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class GroupCache:
         self._watch(pictures[0])
 
     def has_room(self, making: int = 0) -> bool:
-        """Whether memory has room for another block made ahead, beside this many unfinished ones."""
+        """Return whether memory has room for another block made ahead, beside this many unfinished ones."""
         limit = self._limit_bytes
         return limit is None or self._memory.bytes + (making + 1) * self.block_bytes <= limit
 
@@ -193,15 +193,15 @@ class GroupCache:
     # --- taking ------------------------------------------------------------------------------
 
     def blocks(self, numbers: Iterable[int]) -> list[int]:
-        """The blocks of these groups, each once."""
+        """Return the blocks of these groups, each once."""
         return list(dict.fromkeys([number // self._block_groups for number in numbers]))
 
     def has(self, numbers: Iterable[int]) -> bool:
-        """Whether the blocks of these groups exist."""
+        """Return whether the blocks of these groups exist."""
         return all(number // self._block_groups in self._ready for number in numbers)
 
     def count(self, number: int) -> int:
-        """Number of images of a group. Raises IndexError if the epoch has no such group."""
+        """Return the number of images of a group. Raises IndexError if the epoch has no such group."""
         return len(self._order.group(number))
 
     def take(self, numbers: Sequence[int]) -> Pieces:
@@ -229,7 +229,7 @@ class GroupCache:
         return images
 
     def _runs(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
-        """First and last of each run of neighbours within a block."""
+        """Return the first and the last group of each run of neighbours within a block."""
         runs: list[tuple[int, int]] = []
         for number in numbers:
             if runs and number == runs[-1][1] + 1 and number % self._block_groups:
@@ -276,7 +276,7 @@ class GroupCache:
         return range(first, min(first + self._block_groups, self._order.num_groups))
 
     def _cut_out(self, chosen: NDArray[np.int64]) -> Pictures:
-        """Images, transformed, and their labels."""
+        """Return images, transformed, and their labels."""
         images = self._images.take(chosen, axis=0)
         if self._transform is not None:
             images = self._transform(images, chosen)
@@ -288,7 +288,7 @@ class GroupCache:
 
 
 def _runs_of_small(pieces: Sequence[NDArray[np.uint8]]) -> list[list[NDArray[np.uint8]]]:
-    """Runs of pieces to join: small neighbours, until they are large together."""
+    """Return the runs of neighbouring pieces to join: small ones, until a run has `JOINED_BYTES`."""
     runs: list[list[NDArray[np.uint8]]] = []
     size = JOINED_BYTES
     for piece in pieces:

@@ -42,8 +42,8 @@ AT_ONCE = 2
 more than these."""
 
 SHARE_OF_ANSWER = 64
-"""Divisor of the server's memory that gives the maximum size of an answer: answers that several workers do
-not read must fit together."""
+"""Divisor of the server's memory that gives the maximum size of an answer: the unread answers of several
+workers must fit together."""
 
 
 _NO_IMAGES, _NO_LABELS = np.empty((0, 1, 1, 1), np.uint8), np.empty(0, np.int64)
@@ -109,7 +109,7 @@ class GroupProducer:
         self._late = self._evicted = 0
 
     async def run(self) -> None:
-        """Keep the thread until cancelled."""
+        """Run the thread until cancelled."""
         try:
             async with self._make_pool(threads=1, name=self._name) as pool:
                 self._pool = pool
@@ -270,7 +270,8 @@ class GroupProducer:
         )
 
     def _limit_bytes(self) -> int | None:
-        """Memory for blocks and answers: the rest beside images and transforms, but at least its share."""
+        """Return the memory for blocks and answers: the rest beside images and transforms, at least a
+        share."""
         if self._limits is None:
             return None
         size = self._limits.size_bytes
@@ -333,7 +334,7 @@ class GroupProducer:
                 self._memory.watch(copy)
 
     def count(self, number: int) -> int:
-        """Images of a group; 0 without an epoch."""
+        """Return the number of images of a group; 0 without an epoch."""
         return self._group_cache.count(number) if self._group_cache is not None else 0
 
     # --- the thread --------------------------------------------------------------------------
@@ -377,7 +378,7 @@ class GroupProducer:
         self._feed()
 
     def _call_ready(self, group_cache: GroupCache) -> None:
-        """Call each request whose groups are ready; an earlier request may have taken its block."""
+        """Call `then` of each request whose groups are ready; an earlier request may have taken its block."""
         waiting, self._wanted = self._wanted, []
         for wanted in waiting:
             if group_cache is not self._group_cache:
@@ -391,13 +392,13 @@ class GroupProducer:
         group_cache.evict({block for wanted in self._wanted for block in group_cache.blocks(wanted.numbers)})
 
     def statistics(self) -> TransformStatistics | None:
-        """Work of the thread that transforms; None without transforms."""
+        """Return the statistics of the thread that transforms; None without transforms."""
         if self._recipe is None or self._pool is None:
             return None
         return TransformStatistics(late_answers=self._late, pool=self._pool.statistics())
 
     def cache_statistics(self) -> CacheStatistics | None:
-        """Memory of images and groups; None before the first run."""
+        """Return the statistics of the memory of images and groups; None before the first run."""
         if self._limits is None:
             return None
         if self._cache is not None:

@@ -151,7 +151,7 @@ class CachedImages:
             self._scratch.close()
 
     def statistics(self) -> CacheStatistics:
-        """Numbers of images in memory and in the file, and of images found in each."""
+        """Return the numbers of images in memory and in the file, and of images found in each."""
         return CacheStatistics(
             resident_images=self._used,
             resident_bytes=self._used * self._image_bytes,

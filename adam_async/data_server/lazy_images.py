@@ -1,7 +1,8 @@
 """Training images that stay in their files, and are read and decoded on demand.
 
-A damaged image ends the run with its name; or, if damage is skipped, the next readable image of its class
-replaces it. The choice depends only on the files, so every server of a data set chooses the same image.
+A damaged image ends the run with an error that has its name; with the policy ``skip`` the next readable image
+of its class replaces it. The choice depends only on the files, so every server of a data set chooses the same
+image.
 """
 
 import logging
@@ -17,7 +18,8 @@ from adam_async.errors import DataError
 logger = logging.getLogger(__name__)
 
 Read = Callable[[int], NDArray[np.uint8]]
-"""Reader of an image by its number: decoded, shape (C, H, W). From any thread; raises DataError."""
+"""Function that reads and decodes an image by its number, shape (C, H, W). From any thread; raises
+DataError."""
 
 
 class StoredImages:
@@ -84,11 +86,11 @@ class StoredImages:
         return self.read(int(numbers)) if np.ndim(numbers) == 0 else self.take(numbers)
 
     def sentences(self) -> list[str]:
-        """Damage of the replaced images, at most 100 sentences."""
+        """Return the damage of the replaced images, at most 100 sentences."""
         return list(self.replaced.values())[:MAX_SENTENCES]
 
     def _replace(self, number: int, error: DataError) -> NDArray[np.uint8]:
-        """Read the next image of the same class in the order of the numbers, after the last the first."""
+        """Read the next image of the same class by number; the first one follows the last one."""
         self._note(number, error)
         alike = np.flatnonzero(self._labels == self._labels[number])
         at = int(np.searchsorted(alike, number))

@@ -3,7 +3,7 @@
 An epoch that ends early waits for its leases (`epoch.py`). Groups are leased ahead of need, as many to a slow
 replica as to a fast one, and the slow replica takes longer for them. A replica below half the rate of the
 fastest one therefore has only as many groups as it finishes in the time that the fastest one would need for
-its usual number; but enough to end a step, because a report needs a whole step.
+its usual number. The limit is never below one and a half steps, because a report needs a whole step.
 """
 
 from collections.abc import Collection
@@ -31,7 +31,7 @@ class _Replica:
         """Largest number of groups that the replica held at once."""
 
     def rate(self, now: float) -> float | None:
-        """Groups per second; None after too few groups."""
+        """Return the rate in groups per second; None after too few groups."""
         if self.finished < SURE_AFTER or now <= self.since:
             return None
         return self.finished / (now - self.since)
@@ -61,7 +61,7 @@ class LeaseLimits:
         self._replicas = {name: counts for name, counts in self._replicas.items() if name in replicas}
 
     def room(self, replica: Replica, now: float) -> int | None:
-        """Maximum number of further groups for a replica; None: no limit."""
+        """Return the maximum number of further groups for a replica; None: no limit."""
         own = self._replicas.get(replica)
         rate = own.rate(now) if own is not None else None
         if own is None or rate is None:

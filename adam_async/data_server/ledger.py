@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 One data server, the *ledger leader*, enters all events of leases into one ledger, in one order; the other
-servers copy it. A `DataState` is a function of its entries, their times included, so a server with the ledger
-has the state: finished groups, leases, answers to workers. An entry is *settled* when all ledger replicas
-have it; unreplicated entries may be lost, so its effects run only after that.
+servers copy it. A `DataState` is a function of the ledger's entries, including their times, so a server with
+the ledger has the state: finished groups, leases, answers to workers. An entry is *settled* when all ledger
+replicas have it; unreplicated entries may be lost, so its effects run only after that.
 
 An epoch leaves little state: a state between two epochs is an `Opening`. The ledger of an epoch is the
 opening before it and the entries since then, from `EpochBegan` on; a new replica reads only these. A replica
@@ -91,10 +91,10 @@ class Ledger:
         return ledger
 
     def begin(self) -> tuple[int, Opening]:
-        """Start for a new replica: the newest opening, and the number of the next entry."""
+        """Return the newest opening for a new replica, and the number of the next entry."""
         return self._openings[-1]
 
     def read(self, number: int, count: int) -> Sequence[Entry] | None:
-        """Entries from a number on, `count` at most; None if they are dropped: `begin` again."""
+        """Return entries from a number on, `count` at most; None if they are dropped: `begin` again."""
         at = number - self._first
         return self._entries[at : at + count] if at >= 0 else None

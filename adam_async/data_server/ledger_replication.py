@@ -10,7 +10,7 @@ therefore has all settled entries, and the first of them becomes the next leader
 A new replica reads the ledger from its opening, counts as soon as it has the whole ledger, and is then added
 to the map. In a new term every replica reads the ledger again, because it may have entries that the new
 leader never got. It drops its ledger only when the new one is whole, so at any moment all replicas have all
-settled entries. Replicas refuse copies of an older term: a removed leader that does not know of its removal
+settled entries. Replicas refuse copies of an older term: a removed leader that has not learnt of its removal
 settles no more entries, because a replica that it waits for has a newer term.
 """
 
@@ -38,10 +38,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     first: Count
     """Number of the first entry."""
     settled: Count
-    """All ledger replicas have the entries before this number."""
+    """Number of the first unsettled entry: all ledger replicas have the entries before it."""
     entries: Annotated[tuple[Entry, ...], msgspec.Meta(max_length=MOST_ENTRIES)] = ()
     opening: Opening | None = None
-    """State before the first entry, for a replica that reads anew."""
+    """State before the first entry, for a replica that reads from the start; None for others."""
     whole: bool = True
     """Whether the part has all entries so far."""
 
@@ -61,15 +61,15 @@ class _Copy:
     has: int = -1
     """Number of entries that the replica has; -1 if it must read from the start."""
     reported: int = -1
-    """Number of entries that the replica knows to be settled; -1 at first."""
+    """Number of settled entries that the leader has reported to the replica; -1 at first."""
     whole: bool = False
-    """Whether the replica has taken the last entry since it began to read; a part of a ledger is useless."""
+    """Whether the replica has had the whole ledger since it began to read; a part of a ledger is useless."""
     counts: bool = False
     """Whether settling an entry needs this replica."""
 
 
 class LedgerReplication:
-    """The part of one data server."""
+    """The role of one data server in the replication of a ledger."""
 
     def __init__(self, me: LedgerReplica, opening: Opening) -> None:
         self._me = me
@@ -100,7 +100,7 @@ class LedgerReplication:
         return self._settle()
 
     def time_of(self, deadline: float) -> float:
-        """Time of a ledger's deadline on this server's clock, rounded so that no event is too early."""
+        """Return a ledger's deadline on this server's clock, rounded so that no event is too early."""
         ours = deadline - self._lag_s
         while ours + self._lag_s < deadline:  # rounded down: a timer would fire too early
             # A large time has coarse steps: quarters of one reach it within a few rounds.
@@ -112,15 +112,15 @@ class LedgerReplication:
         self._copies.setdefault(ledger_replica, _Copy())
 
     def copies(self) -> tuple[LedgerReplica, ...]:
-        """Replicas to copy for."""
+        """Return the replicas that get copies."""
         return tuple(self._copies)
 
     def counts(self, ledger_replica: LedgerReplica) -> bool:
-        """Whether settling an entry needs a replica."""
+        """Return whether settling an entry needs a replica."""
         return ledger_replica in self._copies and self._copies[ledger_replica].counts
 
     def part_for(self, ledger_replica: LedgerReplica, count: int) -> Part | None:
-        """The next part for a replica, `count` entries at most; None if it is up to date."""
+        """Return the next part for a replica, `count` entries at most; None if it is up to date."""
         copy, ledger = self._copies[ledger_replica], self.ledger
         entries = ledger.read(copy.has, count) if copy.has >= 0 else None
         opening = None

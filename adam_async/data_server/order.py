@@ -1,9 +1,9 @@
 """Pure: the order of an epoch, cut into image groups.
 
 The order depends only on the seed, the epoch, and the images that the epoch before skipped: every server,
-restart and replay makes the same. The skipped images depend on the order of that epoch, and so on the epochs
-before it; one bit for each image represents them. Skipped images come first, then all others, both in the
-order of a permutation that depends on seed and epoch only. Group `number` holds the images at positions
+restart and replay makes the same order. The skipped images depend on the order of that epoch, and so on the
+epochs before it; one bit for each image represents them. Skipped images come first, then all others, both in
+the order of a permutation that depends on seed and epoch only. Group `number` holds the images at positions
 `number * images_per_group` onwards; the last group of an epoch may be short.
 """
 
@@ -40,7 +40,7 @@ class EpochOrder:
         return _bits(self.indices[: self.carried], len(self.indices))
 
     def images_in(self, ranges: Ranges) -> bytes:
-        """The images of ranges of groups, in the form of `carried_images`."""
+        """Return the images of ranges of groups, in the form of `carried_images`."""
         size = self.images_per_group
         images = [self.indices[start * size : stop * size] for start, stop in ranges]
         return _bits(np.concatenate(images), len(self.indices)) if images else b""
@@ -134,7 +134,7 @@ class EpochOrders:
 
 
 def _bits(images: NDArray[np.int64], num_images: int) -> bytes:
-    """One bit for each image of the data set, set for these images; empty without any."""
+    """Return one bit for each image of the data set, set for these images; empty without any."""
     if not len(images):
         return b""
     chosen = np.zeros(num_images, np.bool_)

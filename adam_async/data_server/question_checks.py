@@ -18,11 +18,11 @@ LABEL_BYTES = 72
 
 
 Takers = Mapping[tuple[int, int, int], tuple[str, int]]
-"""Replica, generation and part to the node and the incarnation of the worker that has the part."""
+"""Node and incarnation of each worker, by the replica, generation and part that the worker has."""
 
 
 def takers(cluster: ClusterMap) -> Takers:
-    """The workers that may ask for groups and report them, in the replica generations of the map."""
+    """Return the workers that may ask for groups and report them, in the replica generations of the map."""
     replica_generations = cluster.replica_generations()
     return {
         (int(replica), replica_generation, part): (name, cluster.nodes[name].incarnation)
@@ -32,7 +32,7 @@ def takers(cluster: ClusterMap) -> Takers:
 
 
 def taker_refusal(body: LeaseGroups | ReportGroups, peer: Identity, known: Takers) -> str:
-    """Reason for which a peer may not ask for a part of a replica; empty if it may.
+    """Return the reason for which a peer may not ask for a part of a replica; empty if it may.
 
     An unknown generation is allowed, because the map may be late: its questions wait.
     """

@@ -40,7 +40,7 @@ ANSWER_GROUPS = 64
 """Maximum number of groups of one answer: their description must fit into a frame's meta."""
 
 UNREAD_BYTES = 1 << 16
-"""Maximum number of unsent bytes of a link before further groups: above it the last answer is unread."""
+"""Maximum number of unsent bytes of a link that gets further groups: above it the last answer is unread."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +93,7 @@ class Questions:
         self._most_groups = min(max(most, 1), ANSWER_GROUPS)
 
     def events(self) -> list[Event]:
-        """Events of the open questions, the oldest first."""
+        """Return the events of the open questions, the oldest first."""
         return [question.event for question in self._open.values()]
 
     def refuse_all(self, code: str, text: str) -> None:
@@ -144,7 +144,7 @@ class Questions:
         return True
 
     def _refusal(self, request: Request, body: LeaseGroups | ReportGroups) -> tuple[str, str] | None:
-        """Code and text of the refusal of a question; None if the ledger accepts it."""
+        """Return code and text of the refusal of a question; None if the ledger accepts it."""
         if body.run != self._run:
             return "wrong-run", f"this data server is on {self._run or 'no run'}, not on {body.run}"
         if not self._ledger.keeps:
@@ -254,14 +254,14 @@ class Questions:
         reply_when_room(request, self._size(len(range(total)[part])), make)
 
     def _size(self, images: int) -> int:
-        """Size of this many images with their labels, in bytes."""
+        """Return the size of this many images with their labels, in bytes."""
         return images * (self._image_bytes + self._dataset.test_labels.itemsize)
 
 
 def _cut(
     images: tuple[NDArray[Any], ...], labels: NDArray[Any], rows: tuple[int, int] | None
 ) -> tuple[NDArray[Any], ...]:
-    """Tensors of an answer from images (n, C, H, W); only rows are copied, not whole images."""
+    """Return the tensors of an answer from images (n, C, H, W); only rows are copied, not whole images."""
     if rows is None:
         return *images, labels
     first, stop = rows
@@ -271,7 +271,7 @@ def _cut(
 
 
 def first_question(incarnation: int) -> int:
-    """Number below the first question of an incarnation.
+    """Return the number below the first question of an incarnation.
 
     The ledger names a question by node and number, and a restarted server reads the answers to the questions
     of its earlier incarnation. Ranges of 2**24 numbers, one for each incarnation, keep the questions apart.

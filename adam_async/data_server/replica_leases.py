@@ -6,8 +6,8 @@ question names the position, so a repeated question gets the same groups. A work
 position; groups that all workers have are dropped.
 
 Between two groups of the log there may be a *mark*: at this position the replica got the sync clock, because
-it had no more groups. Every worker that passes the mark must get the sync clock, because a step ends short
-there. The clock of the last mark moves on while no group follows.
+it had no more groups. Every worker that passes the mark must get the sync clock, because the step before the
+mark may have fewer groups. The clock of the last mark may rise until a group follows.
 """
 
 from bisect import bisect_right
@@ -53,7 +53,7 @@ class ReplicaLeases:
         return tuple(self._positions)
 
     def holds(self, position: int) -> bool:
-        """Whether the log has the group at a position, or ends there."""
+        """Return whether the log has the group at a position, or ends there."""
         return self._first <= position <= self.stop
 
     def confirm(self, partition: int, position: int) -> None:
@@ -70,7 +70,7 @@ class ReplicaLeases:
         self._first, self._groups, self._marks = self.stop, [], {}
 
     def read(self, position: int, count: int) -> list[Logged]:
-        """The groups from a position on, `count` at most, up to the next mark."""
+        """Return the groups from a position on, `count` at most, up to the next mark."""
         marks = sorted(self._marks)
         following = bisect_right(marks, position)
         stop = marks[following] if following < len(marks) else self.stop
@@ -86,5 +86,5 @@ class ReplicaLeases:
         self._marks[self.stop] = end
 
     def mark_at(self, position: int) -> int:
-        """Sync clock of the mark at a position; -1 without a mark."""
+        """Return the sync clock of the mark at a position; -1 without a mark."""
         return self._marks.get(position, -1)

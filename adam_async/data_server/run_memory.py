@@ -1,6 +1,7 @@
 """Pure: memory that a run would take on a data server, counted before any of it is allocated.
 
-A driver gives the sizes of a run. A data server refuses a run whose sizes do not fit, and stays for the next.
+A driver gives the sizes of a run. A data server refuses a run whose sizes do not fit, and can serve the next
+run.
 """
 
 from math import prod
@@ -29,7 +30,7 @@ def check_run_memory(
     """Check that the images of a run fit into the memory of a data server.
 
     Raises:
-        ConfigError: They do not, or a group of images is larger than a message.
+        ConfigError: The images do not fit, or a group of images is larger than a message.
     """
     count, image_bytes = len(dataset.train_labels), prod(dataset.image_shape)
     group = min(config.images_per_group, count)

@@ -261,7 +261,7 @@ class DataServer(Role):
             self._ledger.enter(DrainAsked(epoch.number))
 
     def _carried_images(self, cluster: ClusterMap, number: int) -> bytes:
-        """The images at the front of an epoch, which the epoch before has skipped.
+        """Return the images at the front of an epoch, which the epoch before has skipped.
 
         Raises:
             DataError: The record of the run has images of other data.
@@ -307,11 +307,12 @@ class DataServer(Role):
                 self._producer.prepare(range(start, min(start + ahead, stop)))
 
     def _serves(self, replica: Replica) -> bool:
-        """Whether the workers of a replica ask this server."""
+        """Return whether the workers of a replica ask this server."""
         return self._membership.map.ledger_leader_for(replica) == self.address
 
     def _on_lead(self) -> None:
-        """Enter an event after all others: when it is settled, the old leader's report is repeated."""
+        """Enter an event after all others; when settled, it makes this server repeat the old leader's
+        report."""
         self._first_as_ledger_leader = TimePassed()
         self._ledger.enter(self._first_as_ledger_leader)
 
@@ -364,7 +365,7 @@ class DataServer(Role):
                 self._prepare_next(effect)
 
     def _result(self, ended: EpochEnded) -> dict[str, Any]:
-        """The `EpochRecord.result` of an epoch."""
+        """Return the `EpochRecord.result` of an epoch."""
         skipped = chain.from_iterable(starmap(range, ended.skipped))
         return {
             "images": ended.images,
@@ -412,7 +413,7 @@ class DataServer(Role):
             super()._report_statistics(request, body)
 
     def statistics(self) -> DataStatistics:
-        """Progress of the epoch, leases, memory and traffic."""
+        """Return the progress of the epoch, leases, memory and traffic."""
         counts = self.state.statistics()
         counts.skipped = self._images_in(chain.from_iterable(starmap(range, counts.skipped_groups)))
         counts.transforms = self._producer.statistics()
@@ -450,7 +451,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
 
 
 def _began(program: TrainingProgram, epoch: EpochRecord, carried_images: bytes) -> EpochBegan:
-    """The event of an epoch that the controllers have begun."""
+    """Return the event of an epoch that the controllers have begun."""
     config, taken_up = program.config, program.resumed if epoch.finished else None
     return EpochBegan(
         number=epoch.number,
@@ -479,7 +480,7 @@ def _began(program: TrainingProgram, epoch: EpochRecord, carried_images: bytes) 
 
 
 def _digest(dataset: Dataset) -> str:
-    """Digest of all labels, and of some images if these are in memory."""
+    """Return a digest of all labels, and of some images if these are in memory."""
     found = blake2b(dataset.train_labels.tobytes(), digest_size=8)
     images = dataset.train_images
     if isinstance(images, np.ndarray):

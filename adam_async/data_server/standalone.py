@@ -118,7 +118,7 @@ class DataHost(Role):
             del self.serving[controller]
 
     def statistics(self) -> HostStatistics:
-        """Addresses of the data servers by controller, and the statistics of every role."""
+        """Return the addresses of the data servers by controller, and the statistics of every role."""
         serving = {controller: server.address for controller, server in self.serving.items()}
         return self._with_common(HostStatistics(serving=serving))
 

@@ -13,9 +13,9 @@ trains the group. The report is counted, and changes nothing. Every group of an 
 exactly once, and the epoch ends when all of them are finished or skipped (`epoch`).
 
 A question without work is *parked* until groups are available, the epoch changes, or its time is up; so is a
-question of a generation that has not begun or is over. A worker that does not know yet that its replica has
-no more groups (with `ssp` and `bsp`: nor the sync clock) is answered at once. Times are absolute seconds on
-the caller's clock.
+question of a generation that has not begun or is over. If a worker has not learnt yet that its replica has no
+more groups, or with `ssp` and `bsp` has not got the sync clock, the state answers its question at once. Times
+are absolute seconds on the caller's clock.
 """
 
 from collections import deque
@@ -169,7 +169,7 @@ class EpochEnded:
     behind: tuple[Replica, ...] = ()
     """Replicas in whose shares the skipped groups were."""
     again: tuple[int, ...] = ()
-    """Groups whose lease returned, once for each time, without skipped groups."""
+    """Numbers of the groups whose leases were returned, once for each return, without skipped groups."""
 
 
 Effect = Grant | EpochEnded
@@ -399,7 +399,7 @@ class DataState:
         return effects
 
     def _ended_if_over(self) -> list[Effect]:
-        """The result of the epoch, once, after its end."""
+        """Return the result of the epoch, once, after its end."""
         epoch = self._epoch
         if epoch is None or not epoch.over or self._outcome is not None:
             return []
@@ -418,7 +418,7 @@ class DataState:
         return [self._outcome]
 
     def unreported(self) -> EpochEnded | None:
-        """The end of the epoch, which the controllers may not know yet."""
+        """Return the end of the epoch, which the controllers may not have yet."""
         # A new leader cannot know the reports of the old one; a second report changes nothing.
         return self._outcome
 
@@ -458,7 +458,7 @@ class DataState:
         return effects
 
     def _grant(self, parked: Parked, now: float) -> Grant | None:
-        """The answer to a parked question; None if it must wait."""
+        """Return the answer to a parked question; None if it must wait."""
         asked = parked.asked
         epoch, log = self._epoch, self._logs.get(asked.replica)
         late = parked.deadline <= now
@@ -475,11 +475,11 @@ class DataState:
         heard = asked.heard if not late else -1
         if asked.position == log.stop and not epoch.has_work(asked.replica):
             self._mark(epoch, asked.replica, log, heard)
-        # A mark ends a step short, so every worker of the replica must get it.
+        # The step before a mark may have fewer groups, so every worker of the replica must get the mark.
         mark = log.mark_at(asked.position)
         if mark > heard:
             return Grant(asked.request, number, (), last=True, end=mark)
-        # Another worker of the replica may have moved the log on.
+        # Another worker of the replica may have extended the log.
         groups = log.read(asked.position, asked.count)
         stop = asked.position + len(groups)
         # New leases only follow the log's end, so all workers of the replica get the same groups.
@@ -526,19 +526,19 @@ class DataState:
             log.mark(epoch.report_end(replica))
 
     def next_deadline(self) -> float | None:
-        """Time at which the next parked question expires; None without parked questions."""
+        """Return the time at which the next parked question expires; None without parked questions."""
         return min((parked.deadline for parked in self._parked), default=None)
 
     def upcoming(self, replica: Replica, count: int) -> list[int]:
-        """The next group numbers of a replica, for read-ahead."""
+        """Return the next group numbers of a replica, for read-ahead."""
         return self._epoch.upcoming(replica, count) if self._epoch is not None else []
 
     def trained(self) -> Trained:
-        """The finished groups of the epoch: neither queued nor leased nor skipped."""
+        """Return the finished groups of the epoch, which are neither queued nor leased nor skipped."""
         return self._trained_without(())
 
     def trained_at(self, clock: int) -> Trained | None:
-        """The finished groups of the steps up to a clock, with clocks.
+        """Return the finished groups of the steps up to a clock, with clocks.
 
         Returns None while a group of such a step is leased, or after the server has dropped the clocks of
         later groups.
@@ -581,7 +581,7 @@ class DataState:
         assert all(len(lease.losses) < self._partitions for lease in epoch.leases.values())
 
     def statistics(self) -> DataStatistics:
-        """Progress of the epoch, and leases since the start of the run."""
+        """Return the progress of the epoch, and leases since the start of the run."""
         epoch = self._epoch
         return DataStatistics(
             epoch=self.epoch,

@@ -1,10 +1,10 @@
 """Measured times of the layers of a network on this machine, on one otherwise idle thread.
 
 A *pass* trains one group: forward, back, weight gradients and a plain step of the rule. Passes over the whole
-network alternate with passes that read the clock after each layer, so every layer finds the caches as in
-training. A call of a single layer has an overhead, which exceeds the layer itself for a group of one image.
-The calibration therefore scales the layer times until their sum is the time of a whole pass. Medians
-of all passes hide disturbances of some milliseconds.
+network alternate with passes that read the clock after each layer, so every layer runs with about the same
+cache contents as in training. A call of a single layer has an overhead, which exceeds the layer itself for a
+group of one image. The calibration therefore scales the layer times until their sum is the time of a whole
+pass. Medians of all passes hide disturbances of some milliseconds.
 
 The module reads no clock itself; the caller passes a clock, and provides the thread.
 """

@@ -93,7 +93,7 @@ class DataCounts(Counts, frozen=True, kw_only=True):
     finished: Count
     images: Count
     loss: float | None
-    """Mean over these images; None if it is not finite."""
+    """Mean loss over the images of finished groups; None if it is not finite."""
     train_s: Seconds = 0.0
     drained: bool = False
     """Whether a run that stops has no leased group left."""
@@ -105,7 +105,7 @@ class DiskAge(msgspec.Struct, frozen=True):
     """State of a parameter server's disk."""
 
     age_s: Seconds | None = None
-    """Age of the oldest update that is not on it; None until it has all shards."""
+    """Age of the oldest update that is not on the disk, in seconds; None until the disk has all shards."""
     full: bool = False
     """Whether the last write found no space."""
 
@@ -138,9 +138,9 @@ class EpochCounts(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     train_s: Seconds
     skipped: Count = 0
-    """Images left for the next epoch."""
+    """Number of images left for the next epoch."""
     trained_again: Count = 0
-    """Images of groups whose lease came back."""
+    """Number of images of groups whose leases were returned, once for each return."""
     clock: Count = 0
     """Sync clock at the end of the epoch."""
 

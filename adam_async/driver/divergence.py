@@ -64,7 +64,7 @@ def guessing(
 
     Args:
         least: The value of `guessing_loss`.
-        steps: Steps of the run; after a few no model has learnt.
+        steps: Number of steps of the run; below `FEW_STEPS` the function reports nothing.
     """
     if not least <= loss < inf or steps < FEW_STEPS or accuracy >= CHANCES / classes:
         return ""

@@ -73,7 +73,7 @@ from adam_async.runtime.machine import available_bytes
 from adam_async.runtime.traffic import CommonStatistics, Traffic
 
 OUTSIDE = "the cluster is not running: train within its block, `async with cluster: await cluster.train()`"
-"""Error of a cluster that is asked to train outside its block."""
+"""Text of the error of a cluster that is to train outside its block."""
 
 
 class Driver:
@@ -139,7 +139,7 @@ class Driver:
             config=self.config, membership=self._membership, queries=self._queries, progress=self.progress
         )
         self.attached: Config | None = None
-        """Options that an earlier driver was asked for, of a run that this driver took over."""
+        """Options that the first driver of a run was asked for, if this driver took it over; else None."""
         self._stack = AsyncExitStack()
         self._run = ""
         """Id of the run that was submitted or taken over last."""
@@ -245,7 +245,8 @@ class Driver:
                 Or the disk did not answer within `checkpoint_s` at the beginning.
             RoleDied: A role that the run needs was lost; the error has its name.
             RunFailed: The run ended early for another reason, such as a restarted controller; or this driver
-                is already training; or another run waits for a driver; or the run to take over does not.
+                is already training; or another run waits for a driver; or the run to take over does not wait
+                for one.
         """
         if self._training:
             raise RunFailed(

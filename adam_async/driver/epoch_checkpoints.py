@@ -1,13 +1,13 @@
 """The checkpoints of a run within its epochs, taken while training goes on.
 
 In bsp a checkpoint is *exact*. The driver names a clock that no shard has reached, reads every shard at this
-clock, and then the groups of the steps up to it. A run that continues from it has the bits of one that never
-stopped.
+clock, and then the groups of the steps up to it. A run that continues from such a checkpoint has the same
+values, bit for bit, as a run that never stopped.
 
 In asp and ssp no moment exists at which the shards have the updates of the same groups. The driver takes the
 finished groups first, and then the shards: the checkpoint is *complete*, because the values have the updates
-of all these groups. They also have updates of groups that are finished during the reading, which a run that
-continues trains again; these are counted.
+of all these groups. The values also have updates of groups that are finished during the reading. A run that
+continues trains these groups again; the checkpoint's result has their number.
 
 At the end of an epoch, and of a run that stops, no group is in training, and every checkpoint is exact.
 """
@@ -64,7 +64,7 @@ class EpochCheckpoints:
         self._phase = phase
 
     async def take(self, epoch: int) -> None:
-        """Take the checkpoints of an epoch until cancelled, at its end; that loses a checkpoint in progress.
+        """Take the checkpoints of an epoch until cancelled at its end, which drops a checkpoint in progress.
 
         Raises:
             RunFailed: See `Checkpointer.miss`.

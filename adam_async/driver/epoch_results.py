@@ -32,7 +32,7 @@ class EpochResults:
         """Begin a run, or take one over.
 
         Args:
-            before: Results of the ended epochs, those of the runs that it continues among them.
+            before: Results of the ended epochs, including those of the runs that it continues.
             first: Epoch of the first of them.
         """
         self._run, self._first = run, first

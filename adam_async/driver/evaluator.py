@@ -193,7 +193,7 @@ def _check(tensors: Sequence[NDArray[Any]], most: int, *, like: NDArray[Any] | N
 
 
 def _images_in(most_bytes: int, tensors: Sequence[NDArray[Any]]) -> int:
-    """Number of test images per message, at least 1; `tensors` is an answer with some images."""
+    """Return the number of test images per message, at least 1; `tensors` is an answer with some images."""
     images = max(len(tensors[1]), 1)
     image_bytes = max(sum(tensor.nbytes for tensor in tensors) // images, 1)
     return min(max(most_bytes // MESSAGE_SHARE // image_bytes, 1), TEST_CHUNK)

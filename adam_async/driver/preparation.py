@@ -51,7 +51,7 @@ class PreparedRun:
     Attributes:
         data: Description of the data by a data server: name, source, shape, sizes.
         plan: The partition plan, as `PartitionPlan.to_dict` returns it; None without partitions.
-        trained_again: Groups that a resumed run trains a second time.
+        trained_again: Number of groups that the run trains again because of resumes.
     """
 
     spec: ModelSpec | StepSpec
@@ -283,10 +283,10 @@ async def in_time(folder: CheckpointFolder, opening: Awaitable[_Done], waits: Wa
 
 
 async def unless_stopped(work: Coroutine[Any, Any, _Done], stopping: asyncio.Event) -> _Done:
-    """Do a part of the preparation of a run.
+    """Do a part of the preparation of a run, unless the run is to end.
 
     Args:
-        stopping: Set when the run is to end; the work is then cancelled.
+        stopping: Event that is set when the run is to end; the function then cancels the work.
 
     Raises:
         RunFailed: The run was stopped.

@@ -82,7 +82,7 @@ class Readiness:
         return workers >= self._workers and data >= self._config.data_servers
 
     def _at_once(self, worker: NodeRecord) -> int:
-        """Groups in flight of a worker's replica; all its workers have the same groups in flight."""
+        """Return the number of groups in flight of a worker's replica, the same for all its workers."""
         given, threads = int(worker.info.get("in_flight", 0)), int(worker.info.get("threads", 1))
         return max(given or default_in_flight(threads, self._config.partitions), self._config.push_every)
 

@@ -227,7 +227,7 @@ def requests_in(cluster: ClusterMap, driver: Member) -> Mapping[Member, Request 
 
 
 def answer_in(cluster: ClusterMap, run: str, operator: Member) -> Answer | str | None:
-    """Return a driver's answer to an operator; None before there is one, a text if there will be none."""
+    """Return a driver's answer to an operator; None while it may come, the reason if it cannot come."""
     program = cluster.run
     if program is None or program.id != run:
         return f"run {run} is no longer in the cluster map"

@@ -1,6 +1,6 @@
 """Notes of a run's progress that its servers have on their disks; see `checkpoint.run_notes`.
 
-With each poll the driver learns the trained groups of the epoch, and of each server the age of the oldest
+With each poll the driver learns the trained groups of the epoch, and for each server the age of the oldest
 update that is not on its disk. A point of the run is on the disks once these ages show that every server has
 written the updates of that moment. All times are those of the driver, so that clocks need not agree.
 """
@@ -36,7 +36,7 @@ def runs_of(run: str, notes: Sequence[RunNote]) -> tuple[str, ...]:
 
 
 async def note_begin(file: RunNotesFile, start: Manifest, wall_clock: Clock) -> None:
-    """Note the begin of a run, before any server has its shards, beside the last point that is on the disks.
+    """Write the first note of a run, before any server has its shards; keep the last point on the disks.
 
     The servers remove the shards of the earlier run once those of this one are whole on the disks. Until then
     the earlier run's point counts.

@@ -27,8 +27,8 @@ from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.clock import time_of_day, wall_clock
 
 SEARCH_S = 10.0
-"""Maximum time of the search for shards that no server has, in seconds. It begins with as many servers as the
-run wants, and further ones may start meanwhile."""
+"""Maximum time of the search for shards that no server has, in seconds. The search begins with as many
+servers as the run wants; further servers may start meanwhile."""
 
 PAUSE_S = 0.5
 """Pause between two surveys of the disks, in seconds."""
@@ -83,10 +83,10 @@ class SavedRunReader:
         prepared: PreparedRun,
         asked_rate: float,
     ) -> None:
-        """Note the begin of a run that is to be kept on disks, before its submission.
+        """Write the first note of a run that is to be kept on disks, before its submission.
 
         Args:
-            inputs: With the checkpoint that the run continues, if any.
+            inputs: Inputs of the run, with the checkpoint that it continues, if any.
             asked_rate: Rate that the caller asked for; 0 if the run decided it.
 
         Raises:
@@ -130,7 +130,7 @@ class SavedRunReader:
         return cluster
 
     async def read(self, run: SavedRun, prepared: PreparedRun, config: Config) -> Checkpoint | None:
-        """Return the newest point of a run whose shards are on the disks; None if none had reached them.
+        """Return the newest point of a run whose shards are on the disks; None if no point had reached them.
 
         Raises:
             CheckpointError: The disks lack shards, or those of another model.

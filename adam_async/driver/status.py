@@ -33,9 +33,9 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     process: ProcessCounts
     versions: dict[str, Version] = {}
-    """By shard."""
+    """Version of each shard, by shard."""
     clocks: dict[str, dict[str, Clock]] = {}
-    """By shard and replica."""
+    """Clock of each replica at each shard, by shard and replica."""
     epoch: Epoch = 0
     groups: Count = 0
     finished: Count = 0

@@ -31,7 +31,8 @@ OPEN: Mapping[str, Any] = {"epochs": 0, "rate": 0.0, "schedule": "auto", "warm_u
 OF_ROLES = frozenset(
     "data damaged cache spill threads in_flight pin_threads controllers processes slow memory".split()
 )
-"""Options that roles started by hand have themselves; a driver's values of these have no effect."""
+"""Options of roles, which roles started by hand get from their own commands; a driver's values have no effect
+on them."""
 
 OF_DRIVER = frozenset(("waits", "memory_budget", "checksum", "model", "transforms"))
 """Options of the driver alone, and names of files; the program has the content of these files."""
@@ -56,7 +57,7 @@ class DriverNotes(msgspec.Struct, frozen=True, kw_only=True):
     asked_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Rate that the caller asked for, as checkpoints have it; 0: the run decides the rate."""
     trained_again: Count = 0
-    """Groups that the run trained a second time when it was resumed."""
+    """Number of groups that the run trained again because of resumes."""
     epochs: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(max_length=RESULTS_KEPT + 1)] = ()
     """Evaluated epochs, as `epoch_values` gives them: the newest `RESULTS_KEPT`, and the best one before."""
 
@@ -75,7 +76,7 @@ def _newest_and_best(epochs: Sequence[EpochResult]) -> Sequence[EpochResult]:
 
 
 def _check_epoch(epoch: EpochResult) -> None:
-    """Check the numbers of a noted epoch. Raises ValueError: One is out of bounds."""
+    """Check the numbers of a noted epoch. Raises ValueError: a number is out of bounds."""
     accuracies = {"test_accuracy": epoch.test_accuracy, "validation_accuracy": epoch.validation_accuracy}
     for name, accuracy in accuracies.items():
         if accuracy is not None and not 0 <= accuracy <= 1:

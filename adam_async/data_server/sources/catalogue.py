@@ -40,8 +40,8 @@ HEADER_BYTES = 1 << 12
 """Size of the first read of an image, in bytes; an image with a longer header is read wholly."""
 
 SURELY_FITS = 32
-"""Divisor of the memory that gives the size below which images without a given size are not examined one by
-one, because they fit when decoded."""
+"""Divisor of the automatic cache size: the loader decodes all images at once, without a look at their
+headers, if their encoded size is at most the quotient, because they then fit when decoded."""
 
 
 def listed(request: LoadRequest) -> Samples[StoredSample]:
@@ -64,10 +64,11 @@ async def leave_stored(
         class_names: Names of the classes; without `numbers`, only for labels that are numbers.
 
     Returns:
-        None if the size is open and all images fit, encoded and decoded: the caller loads them at once.
+        None if the user gave no cache size and all images fit, encoded and decoded; the caller then loads
+        them at once.
 
     Raises:
-        DataError: An error of `assemble` that shows already.
+        DataError: See `assemble`; damage of training images beyond their headers raises later.
     """
     request = samples.request
     damage, disk = request.damage, request.disk

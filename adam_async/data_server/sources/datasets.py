@@ -1,12 +1,14 @@
 """Sources of training data: a folder, a file, MNIST, or the digits inside this package.
 
-    auto `data_dir`, else MNIST from the cache, else MNIST downloaded into it, else the digits mnist the same
-             without the digits digits 1,797 images of 8x8 that ship with the package; needs no network
-             fashion-mnist, cifar-10 from the cache, or downloaded into it synthetic, synthetic:N N drawn
-             images (2,000) that a small network learns PATH a folder with the four MNIST files (``.gz`` or
-             not) or one ``.npz``, or the ``.npz`` file; x_train.npy, y_train.npy, x_test.npy, y_test.npy;
-             Parquet files, tar shards or CSV tables, also below ``train`` and ``test``; or folders of images
-             by class. The files of `adam_async/data_server/sources/` describe each source
+    auto     `data_dir`, else MNIST from the cache, else MNIST downloaded into it, else the digits
+    mnist    the same without the digits
+    digits   1,797 images of 8x8 that ship with the package; needs no network
+    fashion-mnist, cifar-10      from the cache, or downloaded into it
+    synthetic, synthetic:N       N drawn images (2,000) that a small network learns
+    PATH     a folder with the four MNIST files (``.gz`` or not) or one ``.npz``, or the ``.npz`` file;
+             x_train.npy, y_train.npy, x_test.npy, y_test.npy; Parquet files, tar shards or CSV tables, also
+             below ``train`` and ``test``; or folders of images by class. The files of
+             `adam_async/data_server/sources/` describe each source
 
 A damaged source that the user named is an error; single damaged images are left out if the caller allows it.
 `auto` skips a damaged cache or an unreachable network, and names the reason in `Dataset.source`.

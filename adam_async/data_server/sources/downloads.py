@@ -20,7 +20,7 @@ CHUNK_BYTES = 1 << 14
 """Size of one read from a connection, in bytes."""
 
 LOOK_S = 0.02
-"""Time between two looks at the progress of a download, in seconds."""
+"""Interval between two polls of the progress of a download, in seconds."""
 
 OnBytes = Callable[[str, int, int | None], None]
 """Callback with a URL, the number of bytes that have arrived, and the total if the server sent it."""
@@ -65,7 +65,7 @@ class Downloader:
     async def download(self, wanted: RemoteSet, folder: Path) -> str:
         """Download the missing and the damaged files of a data set; return the mirror that served last.
 
-        Without such a file it is the first mirror.
+        If no file was missing or damaged, the result is the first mirror.
 
         Raises:
             DataError: No mirror has one of the files, with the failure of each; or `pooch` is not installed.
@@ -165,7 +165,8 @@ class _Transfer:
         """Write a piece to the file, in the place of the file that pooch would open.
 
         Raises:
-            OSError: The server sends more than the limit, or the download is abandoned; it ends the thread.
+            OSError: The server sends more than the limit, or the download is abandoned; the error ends the
+                thread.
         """
         self.done += len(data)
         if max(self.done, self.total or 0) > self._limit_bytes:
@@ -175,11 +176,11 @@ class _Transfer:
         self._file.write(data)
 
     def flush(self) -> None:
-        """Leave flushing to the end of the file, because pooch flushes after each piece."""
+        """Do nothing, because pooch flushes after each piece; closing the file flushes it."""
 
 
 def _reason(error: BaseException) -> str:
-    """Text of the error below the layers of pooch, requests and urllib3."""
+    """Return the text of the error below the layers of pooch, requests and urllib3."""
     if isinstance(error, ValueError):
         return "it does not contain the file (its checksum differs)"
     while (cause := error.__cause__ or error.__context__) is not None:

@@ -42,7 +42,7 @@ async def read_image(path: Path, disk: Disk, damage: Damage) -> bytes | None:
 
 
 def is_clutter(name: str) -> bool:
-    """Whether a file is hidden, or left by a desktop in a folder of images."""
+    """Return whether a file is hidden, or left by a desktop in a folder of images."""
     return name.startswith(".") or name.lower() in CLUTTER
 
 

@@ -1,7 +1,7 @@
 """Folders of images: one folder for each class, below ``train`` and ``test`` or without them.
 
-    DIR/train/CLASS/*.png, DIR/test/CLASS/*.png or val instead of test DIR/CLASS/*.png one image in five
-    tests, by a hash of CLASS/NAME
+    DIR/train/CLASS/*.png, DIR/test/CLASS/*.png     or val instead of test
+    DIR/CLASS/*.png                                 one image in five is a test image, by a hash of CLASS/NAME
 
 The reader skips files and folders whose names begin with a dot, files outside class folders and the files of
 desktops, such as ``Thumbs.db``.
@@ -84,7 +84,7 @@ async def _list_class(places: Samples[StoredSample], folder: Path, label: str, s
 
 
 async def _images_in(folder: Path, request: LoadRequest) -> list[str]:
-    """The names in a class folder, without hidden ones; unprintable names are damage."""
+    """Return the names in a class folder, without hidden ones; unprintable names are damage."""
     names = []
     for name in await request.disk.names(folder):
         if is_clutter(name):

@@ -43,7 +43,7 @@ def check_total(size: int, origin: str, room_bytes: int = MAX_TOTAL_BYTES) -> No
     """Refuse a data set above `MAX_TOTAL_BYTES` or above the room of this machine.
 
     Raises:
-        DataError: The data set is larger; the text says how to proceed.
+        DataError: The data set is larger; the error has the remedy.
     """
     if size > MAX_TOTAL_BYTES:
         raise DataError(

@@ -18,7 +18,7 @@ STEMS = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
 """File names without ``.gz``, in the order of the parts of a data set."""
 
 DOWNLOADED = (TEST_LABELS, TEST_IMAGES, TRAIN_LABELS, TRAIN_IMAGES)
-"""The same in the order of their download, a small file first."""
+"""File names without ``.gz``, in the order of their download, a small file first."""
 
 
 def _files(*checksums: str) -> tuple[RemoteFile, ...]:
@@ -42,7 +42,8 @@ MNIST = RemoteSet(
     ),
     file_s=120.0,
 )
-"""Handwritten digits; both mirrors have the same files. The deadline is short: `auto` has the digits."""
+"""Handwritten digits; both mirrors have the same files. The deadline is short, because `auto` then loads the
+digits of this package."""
 
 FASHION = RemoteSet(
     name="Fashion-MNIST",

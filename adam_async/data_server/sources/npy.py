@@ -20,7 +20,7 @@ from adam_async.errors import DataError
 from adam_async.run.cache_size import CacheLimits
 
 MAX_FILE_BYTES = 1 << 42
-"""Maximum size of a mapped file, in bytes, whose bytes are read on demand."""
+"""Maximum size of a mapped file, which is read on demand, in bytes."""
 
 
 async def load_npy(request: LoadRequest, names: list[str]) -> Dataset:
@@ -55,7 +55,7 @@ async def load_npy(request: LoadRequest, names: list[str]) -> Dataset:
 def _train(
     mapped: np.memmap[Any, Any], labels: NDArray[Any], path: Path, cache: CacheLimits | None
 ) -> NDArray[Any] | StoredImages:
-    """The training images: mapped, or read one by one."""
+    """Return the training images: mapped, or read one by one."""
     if cache is None or not (cache.asked or mapped.nbytes > cache.size_bytes):
         return mapped
     plain = mapped.dtype == np.uint8 and mapped.flags.c_contiguous and mapped.size

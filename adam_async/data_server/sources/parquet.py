@@ -3,9 +3,9 @@
 An image is the bytes of an encoded image, or a structure with ``bytes``, as in Hugging Face's data sets,
 whose class names are in the file's metadata. Labels are integers or text.
 
-A file may contain one value for all its rows, and be a millionth of their size. Bytes and text are therefore
-read as a dictionary of values and an index for each row: equal rows share their memory, and the size of all
-rows is known, and limited, before a row is converted from arrow.
+A file may contain one value for all its rows, and so be a million times smaller than the rows in memory.
+Bytes and text are therefore read as a dictionary of values and an index for each row: equal rows share their
+memory, and the size of all rows is known, and limited, before a row is converted from arrow.
 """
 
 import json
@@ -124,7 +124,7 @@ def _batches(file: Any, columns: list[str]) -> Iterator[Any]:
 
 
 def _written_out(column: Any) -> int:
-    """Size of all rows of a dictionary-encoded column, in bytes."""
+    """Return the size of all rows of a dictionary-encoded column, in bytes."""
     from pyarrow import compute
 
     sizes = compute.binary_length(column.dictionary).to_numpy(zero_copy_only=False)
@@ -132,7 +132,7 @@ def _written_out(column: Any) -> int:
 
 
 def _values(column: Any, known: dict[Any, Any]) -> list[Any]:
-    """The values of a column; equal values that are not numbers share their memory."""
+    """Return the values of a column; equal values that are not numbers share their memory."""
     from pyarrow import types
 
     if not types.is_dictionary(column.type):

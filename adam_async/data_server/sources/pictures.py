@@ -1,9 +1,9 @@
 """Pure: one encoded image, from bytes to pixels, with Pillow (of the extra ``data``).
 
-Images have the orientation of a viewer: rotated by EXIF in a JPEG or WebP file. An image's header is checked
-before decoding. Every error of a decoder becomes a `DataError`. Grey images have one channel, all others
-three; the reader drops transparency, and reads only the first picture of an animation. Sixteen bits are
-scaled to eight: 0 to 65535 become 0 to 255.
+Images have the orientation that a viewer shows: the reader rotates images of JPEG and WebP files by their
+EXIF data. An image's header is checked before decoding. Every error of a decoder becomes a `DataError`. Grey
+images have one channel, all others three; the reader drops transparency, and reads only the first picture of
+an animation. Sixteen bits are scaled to eight: 0 to 65535 become 0 to 255.
 """
 
 import io
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "WEBP")
 DEEP_GREY_MODES = ("I", "I;16", "I;16B", "I;16L")
 PNG_DEPTH, DEEP = 24, 16
-"""Index of the byte of a PNG file with the number of bits of a value; and the value of 16-bit files."""
+"""Index of the byte of a PNG file that has the number of bits of a value; and that byte in 16-bit files."""
 TURNED_FORMATS = ("JPEG", "MPO", "WEBP")
 """Formats of cameras; an MPO is a JPEG followed by more pictures."""
 ORIENTATION = 0x0112
@@ -123,7 +123,7 @@ def decode(data: bytes, origin: str, *, size: tuple[int, int], channels: int) ->
 
 
 def _orientation(image: "Image") -> int:
-    """EXIF's orientation; 1, unchanged, if it is missing or invalid."""
+    """Return EXIF's orientation; 1 (unchanged) if it is missing or invalid."""
     if image.format not in TURNED_FORMATS:
         return 1
     try:

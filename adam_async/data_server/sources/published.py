@@ -25,7 +25,7 @@ class Published:
     names: tuple[str, ...]
     """Names of the files, in the order of the arguments of `parse`."""
     parse: Callable[[Sequence[bytes], Sequence[str], str], Dataset]
-    """Function from contents and names of the files, and the sentence for the report."""
+    """Function from contents and names of the files, and the sentence for the report, to the data set."""
 
 
 def _fashion(contents: Sequence[bytes], origins: Sequence[str], source: str) -> Dataset:

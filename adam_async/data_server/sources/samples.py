@@ -124,7 +124,7 @@ class Samples(Generic[S]):
         """Add an image.
 
         Raises:
-            DataError: The image is too large and must not be skipped, or all images together are.
+            DataError: The image is too large and must not be skipped, or all images together are too large.
         """
         try:
             limits.check_file(sample.size, limits.MAX_IMAGE_BYTES, sample.origin)
@@ -226,7 +226,7 @@ def check_counts(train: int, test: int, request: LoadRequest) -> None:
 
 
 def origins_of(origin: str) -> tuple[str, str, str, str]:
-    """Names of the four arrays of a data set in errors."""
+    """Return the names of the four arrays of a data set in errors."""
     train, test = f"{origin}, train set", f"{origin}, test set"
     return f"{train}, images", f"{train}, labels", f"{test}, images", f"{test}, labels"
 

@@ -4,7 +4,7 @@
     00017.jpg, 00017.json           an object with "label" or "cls"
 
 A shard that ends in ``.tar.gz`` or ``.tgz`` is unpacked in memory.
-No file is ever written to disk. Members with a meaning on disk only (absolute names, names that lead up,
+No file is ever written to disk. Members with a meaning on disk only (absolute names, names with ``..``,
 links, devices) are damage; a truncated shard, or one that is not a tar file, is an error under either policy.
 """
 
@@ -172,7 +172,7 @@ def tar_members(file: BinaryIO, size: int, origin: str, damage: Damage) -> Itera
 
 
 def _problem(member: tarfile.TarInfo) -> str:
-    """Reason for refusing a member; empty for an accepted one."""
+    """Return the reason for refusing a member; empty for an accepted one."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\\" in member.name or not member.name.isprintable():
         return "has a name that is absolute, goes up or cannot be shown"

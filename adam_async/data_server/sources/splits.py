@@ -28,8 +28,8 @@ def rank_of_image(name: str) -> int:
 def resolve(labels: Sequence[str | int], splits: Sequence[Split | int]) -> list[Split]:
     """Split the images that have no split of their own.
 
-    One image in `ONE_IN` is a test image, by its rank. A class with several such images has at least one to
-    test and one to train, as does a data set.
+    One image in `ONE_IN` is a test image, by its rank. A class with several such images has at least one test
+    image and one training image; the same is true of the data set.
     """
     found: list[Split] = []
     drawn: dict[str | int, list[tuple[int, int]]] = {}
@@ -47,7 +47,7 @@ def resolve(labels: Sequence[str | int], splits: Sequence[Split | int]) -> list[
 
 
 def _fill(found: list[Split], ranks: Sequence[tuple[int, int]]) -> None:
-    """Give the test set and the training set at least one of several images each."""
+    """Give each of the two sets at least one of several images."""
     sides = {found[place] for _, place in ranks}
     if len(ranks) > 1 and len(sides) == 1:
         _, place = min(ranks) if "train" in sides else max(ranks)

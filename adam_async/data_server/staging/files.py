@@ -81,7 +81,7 @@ async def find(source: Path, disk: Disk) -> Found:
 
 
 async def _below(folder: Path, disk: Disk) -> list[tuple[str, int, int]]:
-    """Path below the folder, size and time of every file in it."""
+    """Return the path below the folder, the size and the time of every file in it."""
     found: list[tuple[str, int, int]] = []
     waiting = [""]
     while waiting:
@@ -96,7 +96,7 @@ async def _below(folder: Path, disk: Disk) -> list[tuple[str, int, int]]:
 
 
 def _looked_at(folder: Path, paths: Sequence[str]) -> tuple[list[str], list[tuple[str, int, int]]]:
-    """Folders among some paths; and path, size and time of the files. Blocks on the disk."""
+    """Return the folders among some paths; and path, size and time of the files. Blocks on the disk."""
     folders: list[str] = []
     files: list[tuple[str, int, int]] = []
     for path in paths:
@@ -115,7 +115,7 @@ def _looked_at(folder: Path, paths: Sequence[str]) -> tuple[list[str], list[tupl
 
 
 class Source:
-    """Reads a shared source, a few files at a time. Use the object as a block."""
+    """Reads a shared source, a few files at a time. Use the object with `async with`."""
 
     def __init__(self, root: Path, open_disk: Callable[[], Disk], *, readers: int, read_s: float) -> None:
         self._root = root

@@ -39,7 +39,7 @@ from transport import (
 )
 
 FILE_TEXT_BYTES = 256
-"""Size charged in advance for an entry of the list of files, in bytes of text."""
+"""Assumed size of an entry of the list of files, in bytes of text, before the text is made."""
 
 LISTED = 2000
 """Number of files of a manifest in one answer."""
@@ -120,7 +120,8 @@ class Peer:
     def called(self, *, differs: bool) -> None:
         """Note a request of the server to this one: it is reachable now.
 
-        `differs`: it stages another source.
+        Args:
+            differs: Whether the server stages another source.
         """
         self._differs = self._differs or differs
         self._called.set()
@@ -135,7 +136,7 @@ class Peer:
         await self._reach(self._patience.answer_s, RetrySchedule(attempts=1))
 
     async def connect(self) -> None:
-        """Try to connect until the server answers, also at each request of it here. For errors see `look`."""
+        """Try to connect until the server answers, also at each request from it. For errors see `look`."""
         self._channel.progressed()
         while True:
             self._called.clear()

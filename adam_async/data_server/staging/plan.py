@@ -10,13 +10,13 @@ paths and sizes, sorted) and the same list of servers, so they need no agreement
   every server has requests from one server. A round waits until its owner is reachable.
 - If a server cannot send a file, the request goes to the next server in the ring that begins at the owner. A
   server that reaches itself in that ring reads the source. The remaining servers therefore read the files of
-  a dead server, one server each file, and the others wait for that server. A server waits only for a server
-  before it in the ring of the file, or for one after it once it refuses the file itself; so servers never
-  wait in a circle.
+  a dead server; one server reads each file, and the others wait for it. A server waits only for a server
+  before it in the ring of the file, or, after it has refused the file itself, for a later one; so servers
+  never wait in a circle.
 - A server that starts late, or again, first asks whether other servers already have its files, without
   waiting.
 
-`Staging` is the knowledge of one server. A file that no server sends and that cannot be read is an error.
+`Staging` is the state of one server. A file that no server sends and that cannot be read is an error.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -38,7 +38,7 @@ class File(msgspec.Struct, frozen=True, array_like=True):
 
 
 def manifest_digest(files: Sequence[File]) -> str:
-    """Digest of a list of files; servers with equal digests mean the same file by a number."""
+    """Return the digest of a list of files; a number means the same file on servers with equal digests."""
     return blake2b(msgspec.json.encode(files), digest_size=DIGEST_BYTES).hexdigest()
 
 
@@ -92,27 +92,27 @@ class Staging:
         self._looked: set[tuple[int, int]] = set()
 
     def owner(self, file: int) -> int:
-        """Server that reads a file from the source."""
+        """Return the server that reads a file from the source."""
         return file % self.servers
 
     def own(self) -> Iterator[int]:
-        """Missing files of this server."""
+        """Yield the missing files of this server."""
         return self._missing(self.server)
 
     def rounds(self) -> list[int]:
-        """Owners of missing files, by growing distance in the ring."""
+        """Return the owners of missing files, by growing distance in the ring."""
         others = [(self.server + distance) % self.servers for distance in range(1, self.servers)]
         return [owner for owner in others if self._held_of[owner] < self._count(owner)]
 
     def next_round(self, open_to: Collection[int]) -> int | None:
-        """The nearest owner of missing files that is reachable or lost; None without one."""
+        """Return the nearest owner of missing files that is reachable or lost; None without one."""
         for owner in self.rounds():
             if owner in open_to or owner in self._gone:
                 return owner
         return None
 
     def files_of(self, owner: int) -> Iterator[int]:
-        """Missing files of one round."""
+        """Yield the missing files of one round."""
         return self._missing(owner)
 
     def _missing(self, owner: int) -> Iterator[int]:
@@ -122,7 +122,7 @@ class Staging:
         return len(range(owner, len(self.files), self.servers))
 
     def where(self, file: int) -> Step | None:
-        """The next attempt to get a file; None if no server is left."""
+        """Return the next attempt to get a file; None if no server is left."""
         owner, reasons = self.owner(file), self._reasons.get(file, {})
         ring = [(owner + distance) % self.servers for distance in range(self.servers)]
         if owner == self.server:
@@ -165,19 +165,19 @@ class Staging:
         self._held[file] = checksum
 
     def checksum(self, file: int) -> str | None:
-        """The checksum of a file that this server has, otherwise None."""
+        """Return the checksum of a file that this server has, otherwise None."""
         return self._held.get(file)
 
     def held_of(self, owner: int) -> int:
-        """Number of files of an owner that this server has."""
+        """Return the number of files of an owner that this server has."""
         return self._held_of[owner]
 
     def readable(self, file: int) -> bool:
-        """Whether this server has a file, or may still read it."""
+        """Return whether this server has a file, or may still read it."""
         return file in self._held or self.server not in self._reasons.get(file, {})
 
     def gone(self, server: int) -> bool:
-        """Whether a server is lost."""
+        """Return whether a server is lost."""
         return server in self._gone
 
     @property

@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-A stager is a role without a membership, because no server has data to join with yet. The servers therefore
-know each other by a list of addresses that all of them have. The stager listens at its address of the list,
-reads its own files from the source on a few lanes, and copies the other files round by round on a few more.
-`Staging` has the order, and the substitutes of lost servers. `staged` returns when the copy is whole.
+A stager is a role without a membership, because no server has data to join with yet. All servers therefore
+have the same list of their addresses. The stager listens at its address of the list, reads its own files from
+the source with a few tasks, and copies the other files round by round with a few more. `Staging` has the
+order of the files, and the substitutes of lost servers. `staged` returns when the copy is whole.
 
 The stager answers the other servers until its block ends, also while its process serves images from the copy.
 A question for a missing file waits. Questions name files by number, and each server's own manifest turns
@@ -335,11 +335,11 @@ class Stager(Role):
     # --- statistics --------------------------------------------------------------------------
 
     def statistics(self) -> StagingStatistics:
-        """Statistics of the role, and counts of the staging."""
+        """Return the statistics of the role, with the counts of the staging."""
         return self._with_common(StagingStatistics(staging=self.counts()))
 
     def counts(self) -> StagingCounts:
-        """Number of files and bytes by origin, and of retries."""
+        """Return the numbers of files and bytes by origin, and of retries."""
         return StagingCounts(
             files=len(self.plan.files),
             kept_files=self._kept,
@@ -351,7 +351,7 @@ class Stager(Role):
         )
 
     def summary(self) -> str:
-        """The counts as a sentence."""
+        """Return the counts as a sentence."""
         counts = self.counts()
         return (
             f"staged {counts.files} files of {self._found.root} into {self._copy.folder}: "
@@ -362,7 +362,7 @@ class Stager(Role):
 
 
 async def _readable(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Yield pieces of the source; an error of the source is worth a retry, here or at a peer."""
+    """Yield pieces of the source; an error becomes `PeerFailed`, which causes a retry, here or at a peer."""
     async with contextlib.aclosing(pieces):
         try:
             async for piece in pieces:

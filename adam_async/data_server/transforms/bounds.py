@@ -31,7 +31,7 @@ WORD_BYTES = 96
 """Upper bound of the memory of drawing and using a random word, in bytes."""
 
 WORK_BYTES = 1 << 26
-"""Memory for images in work at a time, in bytes; a single image may take more."""
+"""Maximum memory for the images that are transformed at a time, in bytes; a single image may take more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class RecipeBounds:
 
 
 def work_bytes(values: int, words: int) -> int:
-    """Upper bound of the memory in which an image is transformed, in bytes.
+    """Return the upper bound of the memory in which an image is transformed, in bytes.
 
     Args:
         values: Number of values of the largest image between two steps.

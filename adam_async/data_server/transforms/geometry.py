@@ -8,9 +8,9 @@ that an earlier one moved beyond the edge. A new resampling begins at a crop, a 
 Maps are computed in float64 by sums, products and quotients only, whose results are equal on every machine (a
 library's sines differ), and rounded once to whole numbers of 1/65536 pixel.
 
-The elastic step moves pixels by a cubic B-spline over a coarse grid of control points, each displaced evenly
-at random by at most `pixels` in x and y; Simard et al. (2003) blur a displacement of each pixel instead.
-Cells of 7 pixels are about as smooth as their Gaussian of 4 pixels. The field lies over the new image.
+The elastic step moves pixels by a cubic B-spline over a coarse grid of control points, each displaced
+uniformly at random by at most `pixels` in x and y; Simard et al. (2003) blur a displacement of each pixel
+instead. Cells of 7 pixels are about as smooth as their Gaussian of 4 pixels. The grid covers the new image.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ _SIN_TERMS = (1 / 6227020800, -1 / 39916800, 1 / 362880, -1 / 5040, 1 / 120, -1 
 
 
 def joins(step: Step, others: Sequence[Step]) -> bool:
-    """Whether a step can be part of the same resampling as the steps before it."""
+    """Return whether a step can be part of the same resampling as the steps before it."""
     if step.kind in _ALONE or any(other.kind in _ALONE for other in others):
         return False
     if step.kind == "elastic" and any(other.kind == "elastic" for other in others):
@@ -104,7 +104,7 @@ class Movement(ImagePass):
         return out
 
     def _maps(self, linear: Sequence[Floats], offset: Sequence[Floats]) -> NDArray[np.int64]:
-        """Maps from positions around the centre to rows and columns."""
+        """Return the maps from positions around the centre to rows and columns."""
         a, b, d, e = linear
         x, y = self._new_centre
         column = offset[0] + self._centre[0] - a * x - b * y
@@ -112,7 +112,7 @@ class Movement(ImagePass):
         return units(np.stack([a, b, column, d, e, row], axis=1))
 
     def _inverse(self, step: Step, words: Words) -> tuple[Sequence[Floats], tuple[Floats, Floats]]:
-        """The position in the old image of (x, y): four factors, row by row, and an offset."""
+        """Return the map to the old position of (x, y): four factors, row by row, and an offset."""
         one, zero = np.ones(len(words)), np.zeros(len(words))
         options, nowhere = step.options, (zero, zero)
         if step.kind == "flip":
@@ -136,7 +136,7 @@ class Movement(ImagePass):
         return (one, zero, zero, one), nowhere  # a pad leaves the image in the middle
 
     def _window(self, words: Words, axis: int, padding: int) -> Floats:
-        """Distance of a random window's centre from the centre of the image."""
+        """Return the distance of a random window's centre from the centre of the image."""
         places = 2 * padding - self._room[axis]
         middle = self._new_centre[axis] - self._centre[axis]
         return np.floor(uniform(words) * (places + 1)) - padding + middle
@@ -174,7 +174,7 @@ def _shift(words: Words, pixels: float, whole: bool) -> Floats:
 
 
 def _circle(degrees: Floats) -> tuple[Floats, Floats]:
-    """Cosine and sine, from series around the nearest quarter turn; exact at quarter turns."""
+    """Return cosine and sine, from series around the nearest quarter turn; exact at quarter turns."""
     quarters = np.floor(degrees / 90.0 + 0.5)
     angle = (degrees / 90.0 - quarters) * _HALF_PI
     square = angle * angle

@@ -1,7 +1,7 @@
-"""Pure: compiled twins of the most expensive loops, equal to NumPy's to the last bit.
+"""Pure: compiled versions of the most expensive loops, whose results equal NumPy's to the last bit.
 
 All kernels compute with whole numbers, which every compiler rounds equally, or with sums and products of
-float64 in their order. The NumPy twins have their documentation: `philox_words` in
+float64 in their order. The NumPy versions have the documentation: `philox_words` in
 adam_async/model/keyed_random.py, `resample` in adam_async/data_server/transforms/resample.py, the others in
 adam_async/data_server/transforms/pipeline.py. The kernels call no function of other files, because numba
 would not notice changes there.
@@ -30,7 +30,7 @@ _LANES = 32
 
 
 def _upper_word(a: Any, b: Any) -> Any:
-    """The upper word of a product of 128 bits."""
+    """Return the upper word of a product of 128 bits."""
     half, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
     a_low, a_high, b_low, b_high = a & half, a >> shift, b & half, b >> shift
     middle = a_high * b_low + ((a_low * b_low) >> shift)
@@ -99,7 +99,7 @@ def _source_of(
     high: int,
     out: Halves,
 ) -> None:
-    """Source position of each pixel of an image along one axis, from 0 at a pixel before the image.
+    """Compute the source position of each pixel along one axis, from 0 at a pixel before the image.
 
     The positions are in units of 1/256, clipped to `low` and `high`, beyond which all pixels are equal. The
     lines of a field are longer than a row; the next row overwrites the values after a row.

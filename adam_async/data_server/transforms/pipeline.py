@@ -57,12 +57,12 @@ class ImagePass(ABC):
 
 
 def uniform(words: Words) -> Floats:
-    """Values in [0, 1), of 53 bits."""
+    """Convert random words to values in [0, 1), of 53 bits."""
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def signed(words: Words) -> Floats:
-    """Values in [-1, 1)."""
+    """Convert random words to values in [-1, 1)."""
     return uniform(words) * 2.0 - 1.0
 
 

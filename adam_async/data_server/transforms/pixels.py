@@ -2,8 +2,8 @@
 
 Brightness, contrast and normalisation are each ``value * gain + offset`` of a channel, computed in whole
 numbers of 1/65536 level and rounded and clipped once. Before clipping, a normalised image has the mean
-`to_mean` and the standard deviation `to_std`: with the usual 128 and 64, the range -1 to 1 of networks is 64
-to 192, with room for two standard deviations. An image without contrast becomes `to_mean` everywhere.
+`to_mean` and the standard deviation `to_std`: with the defaults 128 and 64, one standard deviation from the
+mean is at 64 and 192, and clipping begins at two. An image without contrast becomes `to_mean` everywhere.
 
 Noise is the sum of four random bytes, nearly normal and never beyond 3.5 standard deviations.
 """
@@ -60,7 +60,7 @@ class Levels(ImagePass):
         return self._levelled(planes, gains, offsets).reshape(images.shape)
 
     def _line(self, images: Pixels, words: Words) -> tuple[Floats, Floats]:
-        """Gain and offset of each channel: (n, C) or (n, 1)."""
+        """Return gain and offset of each channel: (n, C) or (n, 1)."""
         options = self._step.options
         if self._step.kind == "brightness":
             added = signed(words) * options["by"] * 255.0
@@ -172,14 +172,14 @@ class UserFunction(ImagePass):
 
 
 def _mean(images: Pixels) -> Floats:
-    """Mean of all pixels of each image; shape (n, 1)."""
+    """Return the mean of all pixels of each image; shape (n, 1)."""
     values = _flat(images)
     mean: Floats = values.sum(axis=1, dtype=np.int64)[:, np.newaxis] / values.shape[1]
     return mean
 
 
 def _std(images: Pixels) -> Floats:
-    """Standard deviation of all pixels of each image, from whole sums; shape (n, 1)."""
+    """Return the standard deviation of all pixels of each image, from whole sums; shape (n, 1)."""
     values = _flat(images).astype(np.int64)
     count, total, squares = values.shape[1], values.sum(axis=1), (values * values).sum(axis=1)
     std: Floats = np.sqrt((squares * count - total * total)[:, np.newaxis] / float(count * count))

@@ -164,7 +164,7 @@ class Recipe:
         return made if self._passes else made.copy()
 
     def _draw(self, numbers: NDArray[np.uint64], dice: Dice, epoch: int) -> list[NDArray[np.uint64]]:
-        """Random words of each step, one row for each image; one call draws all."""
+        """Draw the random words of each step, one row for each image, in one call."""
         places = numbers[:, np.newaxis] * self._per_image + self._within
         drawn = self._kernels.philox(_keys(dice.seed, epoch, self._blocks), places)
         words = drawn.reshape(len(numbers), drawn.shape[1] * _WORDS_PER_BLOCK)
@@ -177,7 +177,7 @@ class Recipe:
 
 @lru_cache(maxsize=16)
 def _keys(seed: int, epoch: int, blocks: tuple[int, ...]) -> NDArray[np.uint64]:
-    """The key of every block that an image draws. Cached, because hashing takes as long as drawing."""
+    """Return the key of every block that an image draws. Cached: hashing takes as long as drawing."""
     keys = [Dice(seed).key(PURPOSE, (epoch, at)) for at in range(len(blocks))]
     return np.repeat(np.array(keys, np.uint64).reshape(-1, 2), blocks, axis=0)
 
@@ -208,7 +208,7 @@ def read_steps(text: str, origin: str) -> list[dict[str, Any]]:
 
 
 def default_steps(image_shape: tuple[int, int, int]) -> list[dict[str, Any]]:
-    """Default steps for images of a shape.
+    """Return the default steps for images of a shape.
 
     Grey images are assumed to be drawings and letters, which the steps move a little; colour images to be
     photographs, which the steps mirror and light differently.
@@ -234,7 +234,7 @@ def default_steps(image_shape: tuple[int, int, int]) -> list[dict[str, Any]]:
 
 
 def _joined(steps: Sequence[Step]) -> list[list[Step]]:
-    """Steps grouped by the pass that applies them."""
+    """Group steps by the pass that applies them."""
     joined: list[list[Step]] = []
     for step in steps:
         last = joined[-1] if joined else []

@@ -84,7 +84,7 @@ def _positions(
 
 
 def _field(controls: NDArray[np.int64], down: Spline, across: Spline) -> NDArray[np.int64]:
-    """Displacement of each pixel: (n, 2, H', W'). First along the rows, then along the columns."""
+    """Return the displacement of each pixel: (n, 2, H', W'). First along the rows, then along the columns."""
     near = np.arange(4)
     points = controls[:, :, :, across.at[:, np.newaxis] + near]
     lines = np.einsum("ck,nagck->nagc", across.weights, points) >> _WEIGHT_BITS
@@ -109,7 +109,7 @@ def _mixed(
 def _values(
     images: NDArray[np.uint8], row: NDArray[np.int64], column: NDArray[np.int64], repeat: bool
 ) -> NDArray[np.int64]:
-    """Pixels at whole positions (n, H', W'), of all channels: (n, C, H', W')."""
+    """Return the pixels at whole positions (n, H', W'), of all channels: (n, C, H', W')."""
     n, channels, rows, columns = images.shape
     near_row, near_column = np.clip(row, 0, rows - 1), np.clip(column, 0, columns - 1)
     image = np.arange(n)[:, np.newaxis, np.newaxis, np.newaxis]

@@ -42,7 +42,7 @@ class Option:
     per_channel: bool = False
 
     def expected(self) -> str:
-        """Description of a valid value."""
+        """Return the description of a valid value."""
         if self.flag:
             return "true or false"
         if self.choices:
@@ -51,7 +51,7 @@ class Option:
         return f"a {number}, or a list of one for each channel" if self.per_channel else f"a {number}"
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value is valid."""
+        """Return whether a value is valid."""
         if self.flag:
             return isinstance(value, bool)
         if self.choices:
@@ -111,7 +111,7 @@ class Step:
     options: Mapping[str, Any]
 
     def error(self, key: str, trouble: str) -> ConfigError:
-        """Error for the value of an option."""
+        """Return the error for the value of an option."""
         return ConfigError(f"{self.where} ({self.kind}): {key} = {self.options[key]!r}, {trouble}")
 
 

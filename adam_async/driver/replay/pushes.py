@@ -23,7 +23,7 @@ class ShardPush:
     version: int
     """Oldest version of the shard that the step's groups read."""
     own_applied: int
-    """Number of the worker's own later pushes that were in that copy by local steps."""
+    """Number of the worker's own pushes since that version that local steps had applied to the copy read."""
 
 
 class Pushes:

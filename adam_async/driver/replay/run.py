@@ -214,7 +214,7 @@ class Replay:
         self._shards.drop(shard, version)
 
     def _images(self, epoch: int, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Images and labels of a group."""
+        """Return images and labels of a group."""
         order = self._orders.get(epoch)
         if order is None:
             skipped = [before.skipped_groups for before in self.header.epochs[: epoch - 1]]

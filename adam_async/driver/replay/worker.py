@@ -27,7 +27,7 @@ from adam_async.worker.weights import Snapshot, TensorCopy, WorkerWeights
 from transport import BufferPool
 
 NEVER = 1 << 62
-"""Steps between two pulls: none, because the record gives the values."""
+"""Number of steps between two pulls: never reached, because the record gives the values."""
 
 Images = Callable[[int, int], tuple[NDArray[Any], NDArray[Any]]]
 """Images and labels of a group, by epoch and number."""
