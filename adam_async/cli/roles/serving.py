@@ -178,7 +178,7 @@ async def _stay(
 ) -> None:
     """Open the role, print its line when it has joined, and serve until cancelled.
 
-    One of several controllers does not wait for the others: after a restart they may work without it.
+    A controller of a group does not wait for the others: after a restart they may work without it.
     """
     buffers = BufferPool()
     node = options.id or f"{role}-{platform.node()[:40]}-{os.getpid()}"
