@@ -55,27 +55,27 @@ class EngineStatistics:
     """Counts since the engine was entered, and its current state."""
 
     admitted: int
-    """Admitted tags."""
+    """Number of admitted tags."""
     finished: int
-    """Tags whose nodes have all fired."""
+    """Number of tags whose nodes have all fired."""
     abandoned: int
-    """Tags abandoned after admission, with failed ones."""
+    """Number of tags abandoned after their admission, failed tags included."""
     failed: int
-    """Tags abandoned because a node raised."""
+    """Number of tags abandoned because a node raised."""
     firings: int
-    """Completed firings of live tags."""
+    """Number of completed firings of live tags."""
     dropped_tokens: int
-    """Tokens that arrived for settled tags."""
+    """Number of tokens that arrived for settled tags."""
     live: int
-    """Live tags."""
+    """Number of live tags."""
     still_running: int
-    """Abandoned tags whose context a thread may use."""
+    """Number of abandoned tags whose context a thread may still use."""
     waiting: int
-    """Callers that wait in `admit`."""
+    """Number of callers that wait in `admit`."""
     early_tokens: int
-    """Tokens kept for tags not yet admitted."""
+    """Number of tokens kept for tags not yet admitted."""
     backlog: int
-    """Ready calls for which the pool has no room."""
+    """Number of ready calls for which the pool has no room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class EngineSettings:
         early_limit: Maximum number of tokens kept for tags not admitted yet.
         keep_epochs: Number of epochs whose tags are kept one by one; tags of older epochs count as settled.
         wait_timeout_s: Default time limit of `admit`, `wait_room`, `wait_finished` and `drain`, in seconds.
-        close_timeout_s: Seconds that leaving waits for running jobs.
+        close_timeout_s: Maximum wait for running jobs at the end of the block, in seconds.
     """
 
     on_failure: Literal["stop", "drop"] = "stop"
@@ -102,7 +102,7 @@ class EngineSettings:
 
 
 SETTINGS = EngineSettings()
-"""Settings of an engine by default."""
+"""Default settings of an engine."""
 
 
 class Engine:
@@ -110,16 +110,16 @@ class Engine:
 
     Leaving the block abandons all live tags, waits until no thread runs a call of them, and raises the error
     that stopped the engine: a `NodeFailed`, or the error of a callback. Call `drain` first to finish all
-    admitted tags. Cancelling does not shorten that wait, because the caller may reuse the contexts
-    afterwards; a job that takes longer than `EngineSettings.close_timeout_s` raises WaitTimedOut.
+    admitted tags. Cancelling does not shorten the wait for threads, because the caller may reuse the contexts
+    afterwards. A job that takes longer than `EngineSettings.close_timeout_s` raises WaitTimedOut.
 
     Args:
         pool: Pool of the heavy nodes. The pool must stay open as long as the engine.
         contexts: Training contexts, at least `in_flight`; see `Scheduler`.
         on_output: Callback on the loop, ``on_output(port, tag, value)``, for each value of a graph output.
-        on_room: Callback on the loop, within a turn that leaves room, for calls of `admit_nowait`: cheaper
-            than a task that waits in `admit` for every tag.
-        trace: Callback on the loop with the record of every ended firing. None measures nothing.
+        on_room: Callback on the loop, within a turn that leaves room. The callback may call `admit_nowait`,
+            which costs less than a task that waits in `admit` for every tag.
+        trace: Callback on the loop with the record of every ended firing. None leaves out the measurements.
         settings: Limits of the engine, and the effect of a failure.
     """
 
@@ -222,7 +222,7 @@ class Engine:
             self._turn()  # runs the early tokens, or passes the reserved slot on
 
     def admit_nowait(self, tag: Tag) -> Any:
-        """Like `admit`, but raise NoRoom instead of waiting."""
+        """Admit `tag` as `admit` does, but raise NoRoom instead of waiting."""
         self._check_running()
         self._check_admissible(tag)
         waiters = self._waiters
@@ -237,7 +237,7 @@ class Engine:
         return not waiters.admissions and self._scheduler.room > waiters.reserved
 
     async def wait_room(self, *, timeout_s: float | None = None) -> None:
-        """Wait until a turn, with its `on_room`, leaves room. Another caller may take the room first.
+        """Wait until a turn leaves room after its call of `on_room`. Another caller may take the room first.
 
         Cancelling is harmless.
 
@@ -253,8 +253,8 @@ class Engine:
     def abandon(self, tag: Tag) -> bool:
         """Abandon `tag`; return False if it was settled.
 
-        The tag's slot is free at once, and its context when no thread runs a call of the tag. Calls that have
-        not started never start. A tag that was not admitted can no longer be admitted.
+        The tag's slot is free at once. Its context is free once no thread runs a call of the tag. Calls that
+        have not started never start. A tag that was not admitted can no longer be admitted.
         """
         self._check_running()
         known = self._scheduler.abandon(tag)
@@ -307,10 +307,11 @@ class Engine:
             self._turn()
 
     def deliver_all(self, tokens: Iterable[tuple[str, Tag, Any]]) -> None:
-        """Like `deliver` for several ``(port, tag, value)``, in one turn: nodes start after the last of them.
+        """Deliver several ``(port, tag, value)`` in one turn: nodes start after the last token.
 
         Raises:
-            UnknownPort, DuplicateToken, TooManyEarlyTokens, EngineClosed: As `deliver`; earlier tokens count.
+            UnknownPort, DuplicateToken, TooManyEarlyTokens, EngineClosed: See `deliver`; the tokens before
+                the error are delivered.
         """
         self._check_running()
         try:
@@ -320,7 +321,7 @@ class Engine:
             self._turn()
 
     def deliver_threadsafe(self, port: str, tag: Tag, value: Any) -> None:
-        """Like `deliver`, from any thread; the loop delivers the token soon.
+        """Deliver a token from any thread: the loop calls `deliver` in a later iteration.
 
         The caller has returned by then, so an error of `deliver` stops the engine. A stopped engine drops
         tokens without an error. Raises EngineClosed if the engine was never entered.

@@ -182,7 +182,7 @@ class Graph:
         """Check that each port that is read is written, and each input is read.
 
         Raises:
-            GraphError: One is not; names it.
+            GraphError: A port or an input is not; the message names it.
         """
         ports = set(self.ports)
         for node in self.nodes:

@@ -27,8 +27,8 @@ class Job:
         queued: Time of acceptance, in seconds of the pool's clock.
         started: Time at which a thread took the job.
         finished: Time at which the job ended.
-        thread: Name of that thread.
-        paced: Whether a thread with a pace counts the job; preparation for the work need not be slow.
+        thread: Name of the thread that took the job.
+        paced: Whether the pace of a thread applies to the job; False for preparation, which need not be slow.
     """
 
     __slots__ = ("cost", "error", "finished", "queued", "result", "sink", "started", "thread")

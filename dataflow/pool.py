@@ -34,8 +34,8 @@ from dataflow.mailbox import Mailbox
 R = TypeVar("R")
 
 CREDIT_S = 0.005
-"""Maximum excess of a sleep that counts towards the next ones, in seconds: a thread that slept a second too
-long must not run at full speed for a second."""
+"""Maximum excess of a sleep that shortens the next sleeps, in seconds: a thread that slept a second too long
+must not run at full speed for a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,30 +44,30 @@ class PoolStatistics:
 
     threads: int
     accepted: int
-    """Accepted jobs."""
+    """Number of accepted jobs."""
     finished: int
-    """Jobs whose sink has been called."""
+    """Number of jobs whose sink has been called."""
     outstanding: int
-    """Accepted jobs that have not finished: queued, running, or in transit back."""
+    """Number of accepted jobs that have not finished: queued, running, or on the way back to the loop."""
     wakes: int
-    """Wake-ups of the loop by threads; finished / wakes is the mean batch of completions."""
+    """Number of wake-ups of the loop by threads; finished / wakes is the mean number of jobs per wake-up."""
     elapsed_s: float
     """Seconds since the pool was entered."""
     busy_s: float
     """Seconds in jobs that have ended, summed over threads."""
     busy_share: float
-    """busy_s / (elapsed_s * threads)."""
+    """Share of the threads' time spent in jobs: busy_s / (elapsed_s * threads)."""
     paced_s: float
     """Seconds of rest to keep to the pace, summed over threads."""
     queue_wait_s: float
-    """Mean seconds from acceptance to start, over jobs that have ended; 0 before the first."""
+    """Mean seconds from acceptance to start, over jobs that have ended; 0 before the end of the first job."""
 
 
 class Pace:
     """The pace of one thread: computes its rests from its jobs.
 
     A job with c seconds of the thread's CPU time must take c / share seconds. The thread rests for the
-    difference; the missing part of a rest that was cut short is added to the next one. Time that a job spent
+    difference; the missing part of a rest that was cut short is added to the next rest. Time that a job spent
     waiting counts only towards its own length, and does not shorten later sleeps.
 
     Args:
@@ -202,7 +202,7 @@ class _Worker:
         self.thread: Thread | None = None
 
     def work(self, take: Callable[[], Job | None], post: Callable[[Job], None]) -> None:
-        """Run jobs until None comes."""
+        """Run jobs until `take` returns None."""
         if self.cpus is not None:
             os.sched_setaffinity(0, self.cpus)  # 0 is the calling thread
         clock = time.monotonic
@@ -232,7 +232,7 @@ class _Worker:
             del job  # an idle thread keeps no arrays alive
 
     def _rest(self, pace: Pace, *, cpu_s: float, wall_s: float) -> None:
-        """Sleep until the job has taken as long as at this pace, or the pool closes."""
+        """Sleep until the job has taken as long as the pace requires, or until the pool closes."""
         rest_s = pace.worked(cpu_s=cpu_s, wall_s=wall_s)
         if rest_s and not self.hurry.is_set():
             begin = time.monotonic()
@@ -250,8 +250,8 @@ class ComputePool:
     """Threads for heavy work, shared by any number of engines and other users of one loop.
 
     An asynchronous context manager. The end of the block accepts no new jobs, runs all accepted ones,
-    delivers their results, then ends the threads. Cancelling that wait ends the threads as soon as the
-    accepted jobs are done, without waiting for them.
+    delivers their results, then ends the threads. Cancelling this wait returns at once, and the threads end
+    as soon as the accepted jobs are done.
 
     Args:
         threads: Number of threads.
@@ -260,7 +260,7 @@ class ComputePool:
             calls at its start for its own object, whose memory is then near the thread. None gives None.
         affinity: CPUs that each thread may run on; None leaves the choice to the system.
         intake: Maximum number of accepted jobs that have not finished.
-        close_timeout_s: Seconds that leaving waits for accepted jobs.
+        close_timeout_s: Maximum wait for accepted jobs at the end of the block, in seconds.
         pace: Share of a core's time that each thread may use, for an intentionally slow pool: a job of c
             seconds of CPU time takes c / pace. A closing pool no longer rests.
 
@@ -411,7 +411,7 @@ class ComputePool:
         return len(jobs)
 
     def call_when_room(self, callback: Callable[[], None]) -> None:
-        """Call back once, on the loop, after jobs have returned; callbacks in order of their calls."""
+        """Call back once, on the loop, after jobs have returned; callbacks run in the order of requests."""
         self._wants_room.append(callback)
 
     def submit(
@@ -421,7 +421,7 @@ class ComputePool:
         on_done: Callable[[Job], None],
         cost: str | None = None,
     ) -> bool:
-        """Run `fn(*args)` in a thread; then `on_done(job)` on the loop.
+        """Run `fn(*args)` in a thread, then call `on_done(job)` on the loop.
 
         Returns False, and does nothing, if the pool has no room. `job.error` is the error of `fn`, or None;
         `job.result` is its result. `cost` defaults to the function's name. Raises PoolClosed.
@@ -440,8 +440,8 @@ class ComputePool:
         """Run `fn(*args)`, or `fn(context, *args)`, in a thread and return its result or raise its error.
 
         Waits for room first. Cancelling the wait for room submits nothing; a later cancellation does not stop
-        the function, and only drops its result. Limit the wait with `asyncio.timeout`. Raises PoolClosed. No
-        sleep follows a job without `paced`, at any pace of the pool.
+        the function, and only drops its result. Limit the wait with `asyncio.timeout`. Raises PoolClosed.
+        After a job with `paced=False` the thread does not sleep, at any pace of the pool.
         """
         loop = asyncio.get_running_loop()
         result: asyncio.Future[R] = loop.create_future()
@@ -455,7 +455,7 @@ class ComputePool:
         return await result
 
     def _completed(self, jobs: list[Job]) -> None:
-        """Report completed jobs to their users, one call for each, then call those that wait for room."""
+        """Pass completed jobs to their sinks, one call per sink, then call the callbacks that wait."""
         self._finished += len(jobs)
         by_sink: dict[Callable[[list[Job]], None], list[Job]] = {}
         for job in jobs:

@@ -65,8 +65,8 @@ class Scheduler:
     Args:
         graph: Graph to run.
         in_flight: Maximum number of live tags.
-        contexts: One object per live tag, lent at admission; at least `in_flight` of them. More allow further
-            admissions while abandoned tags still run. None if tags need no context.
+        contexts: One object per live tag, lent at admission; at least `in_flight` of them. More contexts
+            allow further admissions while abandoned tags still run. None if tags need no context.
         early_limit: Maximum number of tokens kept for tags that are not admitted yet.
         keep_epochs: Number of epochs whose tags are kept one by one; see `SettledTags`.
 

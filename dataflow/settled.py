@@ -15,7 +15,7 @@ from dataflow.tags import Tag
 
 
 class _Run:
-    """Numbers start <= n < watermark, and `others`."""
+    """The set of the numbers n with start <= n < watermark, and of the numbers in `others`."""
 
     __slots__ = ("others", "start", "watermark")
 
@@ -25,7 +25,7 @@ class _Run:
         self.others: set[int] = set()
 
     def add(self, number: int) -> None:
-        """Add a number, and extend the range over all of `others` that now join it."""
+        """Add a number, and extend the range over all numbers in `others` that now adjoin it."""
         if self.start <= number < self.watermark:
             return
         others = self.others

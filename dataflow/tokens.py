@@ -55,7 +55,7 @@ class Flight:
         self.unfired = num_nodes
         """Number of nodes that have not completed."""
         self.running = 0
-        """Number of calls handed out and not reported back. Above zero a thread may use the context."""
+        """Number of calls handed out and not reported back. Above 0 a thread may use the context."""
 
 
 class Firing(Job):

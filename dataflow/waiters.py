@@ -43,7 +43,7 @@ class Waiters:
         self._describe = describe
 
     async def wait_admission(self, tag: Tag, *, timeout_s: float | None) -> None:
-        """Wait for a slot; on return it is free, and the caller must take it at once.
+        """Wait for a slot; on return a slot is free, and the caller must take it at once.
 
         Raises:
             EngineClosed: The engine stopped during the wait, as in all waits here.

@@ -46,7 +46,7 @@ class _Source(Generic[Connection]):
         return len(self.silent) + len(self.proving)
 
     def take_victim(self) -> Connection:
-        """Remove and return the connection to close: the oldest of the larger kind, in a tie a silent one."""
+        """Remove and return the connection to close: the oldest of the larger kind (of a tie: silent)."""
         # Proving connections yield only above half: else every new silent one would be the victim.
         victims = self.silent if len(self.silent) >= len(self.proving) else self.proving
         victim = next(iter(victims))
@@ -58,7 +58,7 @@ class Admission(Generic[Connection]):
     """The unauthenticated connections of one listener.
 
     Args:
-        limit: Connections that may stay; at least 1.
+        limit: Maximum number of connections that may stay; at least 1.
     """
 
     def __init__(self, limit: int) -> None:

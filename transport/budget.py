@@ -6,10 +6,10 @@ from the call of `charge` until the peer has taken their bytes. All accounts of 
 `Budget`.
 
 Half of the limit is reserved: a new link gets a fixed part of the unreserved rest, and always has room within
-its part, so links that hold much cannot block others. The parts are fixed. A part that shrank with each new
-link could already be full at that moment, and the parts would exceed the half. The other half is shared:
-beyond its part a link may hold as many bytes as remain free in this half (dynamic thresholds, as in switches
-with shared buffers).
+its part, so links that hold much cannot block others. The parts are fixed. If parts shrank with each new
+link, a part could already be full at that moment, and the parts would exceed the reserved half. The other
+half is shared: beyond its part a link may hold as many bytes as remain free in this half (dynamic thresholds,
+as in switches with shared buffers).
 
 A link that does not fit waits in a queue. The first in the queue may exceed the limit by one answer or one
 message. All links together therefore exceed the budget by at most one largest message, and links that each
@@ -19,7 +19,7 @@ hold a part of a message cannot deadlock.
 from collections.abc import Callable
 
 RESERVED = 2
-"""Divisor of the limit, whose quotient is reserved for the parts of links."""
+"""Divisor of the limit; the quotient is reserved for the parts of links."""
 
 PART = 64
 """Divisor of the unreserved rest; the quotient is the part of a new link. Of 512 MiB the first link gets
@@ -178,7 +178,7 @@ class Account:
         return True
 
     def wait(self, on_room: Callable[[], None], *, in_line: bool) -> None:
-        """Have ``on_room`` called whenever the account may have room, until `leave`.
+        """Call ``on_room`` whenever the account may have room, until `leave`.
 
         ``on_room`` must not raise, charge or release. With ``in_line`` the account waits for one answer or
         message, which it gets in its turn even without room. A repeated call keeps its position.

@@ -54,7 +54,7 @@ class _Block:
         self.reference: weakref.ref[Tensor] | None = None
 
     def returned(self, reference: object) -> None:
-        """Take the memory back when its last view is gone; a full free list lets it go."""
+        """Take the memory back when its last view is freed; free it if the free list is full."""
         # May run on any thread: each line is atomic, and the block is free only after the last one.
         self.reference = None
         self.lent.discard(self)
@@ -89,7 +89,7 @@ class BufferPool:
     def lend(
         self, size_bytes: int, dtype: np.dtype[Any], shape: tuple[int, ...]
     ) -> tuple[Tensor, memoryview]:
-        """Like `acquire`, but with a dtype and shape; also return a view of its bytes, to fill it.
+        """Lend an array of a dtype and shape as `acquire` does, with a view of its bytes to fill it.
 
         Use the view only while the array exists, because it does not keep the memory lent. The view may be
         longer than requested.
@@ -115,7 +115,7 @@ class BufferPool:
         return _Block(size, free, keep, self._lent)
 
     def statistics(self) -> PoolStatistics:
-        """Count buffers and bytes, lent and free."""
+        """Return the numbers of buffers and bytes, lent and free."""
         lent = list(self._lent)
         free = [block for blocks in self._free for block in list(blocks)]
         return PoolStatistics(

@@ -1,7 +1,7 @@
 """Pure: the requests of one side that wait for an answer.
 
 Replies match by id and may come in any order. `next_deadline` is a lower bound that is exact only after
-`expire`, so that an answer costs no timer and no heap. With a few different time-outs, as usual, the table is
+`expire`, so an answer changes no timer and no heap. With the usual few different time-outs, the table is
 scanned about once per time-out.
 """
 
@@ -46,7 +46,7 @@ class CallTable(Generic[W]):
             self._deadline = call.deadline
 
     def pop(self, request_id: int) -> Call[W] | None:
-        """Remove and return an answered request; None if it does not wait (any longer)."""
+        """Remove and return an answered request; None if it no longer waits, or never did."""
         return self.waiting.pop(request_id, None)
 
     def expire(self, *, now: float) -> list[tuple[int, Call[W]]]:

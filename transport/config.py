@@ -26,27 +26,27 @@ class LinkConfig:
     the receiver closes the link."""
 
     max_meta_bytes: int = 16 * KIB
-    """Maximum packed meta, in bytes, which limits the memory for its decoding to about 72 times its size."""
+    """Maximum packed meta, in bytes. Decoding a meta needs at most about 72 times its size in memory."""
 
     chunk_bytes: int = 512 * KIB
-    """Payload of a frame of a large message, in bytes; frames of other messages pass between two. In
-    measurements 512 to 768 KiB are best, and 1 MiB is 1.3 times slower."""
+    """Payload of a frame of a large message, in bytes; frames of other messages pass between two such frames.
+    In measurements 512 to 768 KiB are best, and 1 MiB is 1.3 times slower."""
 
     gather_bytes: int = 16 * KIB
     """Maximum payload copied into one write, in bytes; the link writes larger payloads from the
     caller's arrays."""
 
     scratch_bytes: int = 8 * KIB
-    """Buffer for a header, in bytes; payload bytes that arrive in it are moved once."""
+    """Size of the buffer for a header, in bytes; payload bytes that arrive in the buffer are moved once."""
 
     high_water_bytes: int = 4 * MIB
-    """Unsent bytes from which `send` waits and `send_nowait` raises `WouldBlock`."""
+    """Number of unsent bytes from which `send` waits and `send_nowait` raises `WouldBlock`."""
 
     low_water_bytes: int = 1 * MIB
-    """Unsent bytes at which waiting senders proceed."""
+    """Number of unsent bytes at which waiting senders proceed."""
 
     inbox_bytes: int = 4 * MIB
-    """Bytes of messages waiting for `receive` from which the link stops reading."""
+    """Number of bytes of messages waiting for `receive` from which the link stops reading."""
 
     inbox_messages: int = 1024
     """Number of messages waiting for `receive` from which the link stops reading."""
@@ -59,10 +59,11 @@ class LinkConfig:
     """Maximum number of unanswered requests of the peer; the next gets the error code ``busy``."""
 
     handshake_s: float = 5.0
-    """Seconds from connection to the end of the handshake."""
+    """Maximum time from connection to the end of the handshake, in seconds."""
 
     first_record_s: float = 1.0
-    """Seconds from connection to the end of the client's first record; `handshake_s` limits this too."""
+    """Maximum time from connection to the end of the client's first record, in seconds; `handshake_s` limits
+    this time too."""
 
     max_unauthenticated: int = 256
     """Maximum number of connections of one listener in their handshake; `admission` closes excess ones."""

@@ -108,7 +108,7 @@ class _Scatter:
         return self.piece if len(self.piece) <= limit else self.piece[:limit]
 
     def advance(self, count: int) -> None:
-        """Go on behind `count` bytes that were written to `room`."""
+        """Advance past `count` bytes that were written to `room`."""
         if count < len(self.piece):
             self.piece = self.piece[count:]
         elif self._pieces:  # after the last byte no piece is needed
@@ -173,7 +173,7 @@ class _Arrival:
         self.total = 0
 
     def discard(self) -> None:
-        """Let the tensors go, and drop all coming bytes."""
+        """Release the tensors, and drop all coming bytes."""
         # The rest of the payload still has to be read, to find the next frame behind it.
         self.scatter = _Discard()
         self.tensors = ()
@@ -424,10 +424,10 @@ class FrameDecoder:
             )
 
     def _chunk(self, flags: int, payload_length: int, head_bytes: int) -> _Arrival:
-        """Take a chunk into the large message in progress; returns that message.
+        """Add a chunk to the large message in progress, and return that message.
 
         Raises:
-            RemoteProtocolError: There is none, or the chunk is empty or too long for it.
+            RemoteProtocolError: No large message is in progress, or the chunk is empty or too long for it.
         """
         arrival = self._large
         if arrival is None:

@@ -43,7 +43,7 @@ MAX_ERROR_TEXT = 200
 
 
 class Endpoint(AnsweringLink):
-    """Shared half of all links. Belongs to one event loop."""
+    """Common part of all links. A link belongs to one event loop."""
 
     # Slots: beyond 30 attributes an instance's dictionary is no longer shared, and every access slower.
     __slots__ = (
@@ -122,7 +122,7 @@ class Endpoint(AnsweringLink):
 
     @abstractmethod
     def _over_water(self, message: Message | None, ordered: bool) -> bool:
-        """Whether the unsent bytes before a message, or all of them for None, reach the high water mark."""
+        """Whether the unsent bytes before a message (for None: all) reach the high water mark."""
 
     @abstractmethod
     def _unsent_bytes(self) -> int:
@@ -501,7 +501,7 @@ class Endpoint(AnsweringLink):
         self._timer = self._loop.call_at(deadline, self._on_timer)
 
     def _on_timer(self) -> None:
-        """Time out calls, do what is due, and set the timer for the next deadline."""
+        """Time out calls, check the time-outs of the link, and set the timer for the next deadline."""
         self._timer = None
         # Not before the timer's own time: a loop with a coarse clock may still show an earlier one, and the
         # timer would be set for the same time again and again.

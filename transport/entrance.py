@@ -94,7 +94,7 @@ class Entrance:
             greeter.abandon()
 
     def _make_room(self) -> None:
-        """Close connections over the limit, and warn at most once per `NEWS_EVERY_S`."""
+        """Close the connections above the limit, and warn at most once per `NEWS_EVERY_S`."""
         self._round = None
         victims = self._admission.take_excess()
         for greeter in victims:

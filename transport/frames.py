@@ -112,7 +112,7 @@ def _is_too_deep(meta: dict[str, Any]) -> bool:
 
 
 class FrameEncoder:
-    """Encodes the heads of frames. One per conversation."""
+    """Encodes the heads of the frames of one conversation."""
 
     def __init__(self, config: LinkConfig) -> None:
         self._max_meta_bytes = config.max_meta_bytes

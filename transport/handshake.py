@@ -9,10 +9,10 @@
 The key belongs to the pair of roles (`keys`). A root token gives the key; a party with the keys of only one
 role can prove no other role to other roles.
 
-Both proofs cover both records, and so both identities and both nonces; the label prevents a replay of one as
-the other. The client proves first, so a client without the key receives nothing to guess the token from. A
-side without a token uses an empty key and flags this in its record, so the refusal can name the side that
-lacks the token. Magic and version keep their place in every later version.
+Both proofs cover the first two records, and so both identities and both nonces; the label prevents the replay
+of one proof as the other. The client proves first, so a client without the key receives nothing to guess the
+token from. A side without a token uses an empty key and flags this in its record, so the refusal can name the
+side that lacks the token. Magic and version keep their place in every later version.
 
 The proof shows that the peer knew the pair's key when the conversation began. The handshake encrypts nothing,
 and the CRCs of the frames authenticate nothing: use it on networks that you trust.

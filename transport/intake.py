@@ -81,7 +81,7 @@ class Taker(Protocol):
 
 
 class Intake:
-    """Decides when a link reads and when it answers: see the module. One per link; `close` it with the link.
+    """Decides when one link reads and when it answers: see the module. `close` it with the link.
 
     Attributes:
         account: Account of the link.

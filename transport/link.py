@@ -49,7 +49,7 @@ def traffic_by_type(out: Mapping[str, list[int]], into: Mapping[str, list[int]])
 class LinkStatistics:
     """Traffic of a link by message type, and its current state.
 
-    ``bytes_moved`` counts bytes copied after receipt; 0 on local links.
+    ``bytes_moved`` is the number of bytes copied after receipt; 0 on local links.
     """
 
     by_type: dict[str, TypeTraffic]
@@ -94,7 +94,7 @@ class Request(ABC):
 
     @abstractmethod
     def fail(self, code: str, text: str) -> None:
-        """Answer with an error; `RemoteError` at the caller. 200 characters pass."""
+        """Answer with an error, a `RemoteError` at the caller; ``text`` is cut to 200 characters."""
 
 
 OnAnswer = Callable[[Message | TransportError], None]
@@ -146,7 +146,7 @@ class Link(ABC):
 
     @abstractmethod
     def send_nowait(self, message: Message, release: Release | None = None, *, ordered: bool = False) -> None:
-        """Like `send`, but raises `WouldBlock` instead of waiting."""
+        """Send a message as `send` does, but raise `WouldBlock` instead of waiting."""
 
     @abstractmethod
     async def wait_writable(self) -> None:
@@ -159,7 +159,7 @@ class Link(ABC):
     def hold_large(self, is_held: bool) -> None:
         """Stop sending large messages after their present chunks, or go on. Other messages leave as before.
 
-        Held bytes are no progress: a link that is held for ``stalled_after_s`` ends.
+        A hold is no progress: a link that is held for ``stalled_after_s`` ends.
         """
 
     @abstractmethod
@@ -185,9 +185,9 @@ class Link(ABC):
         """Send a request and return its reply.
 
         ``into`` registers arrays that receive the reply's tensors and must match them in dtype and shape; the
-        reply then has these same arrays. The link does not write to them after the call returns or raises,
-        nor for a reply without tensors, which is returned as received. Cancelling drops the reply; the
-        request may take effect.
+        reply then has these same arrays. The link does not write to the arrays after the call returns or
+        raises. A reply without tensors leaves the arrays unchanged, and is returned as received. Cancelling
+        drops the reply; the request may take effect.
 
         Raises:
             CallTimeout: No reply within ``timeout_s``.
@@ -224,7 +224,7 @@ class Link(ABC):
         into: Sequence[Tensor] | None = None,
         ordered: bool = False,
     ) -> None:
-        """Like `call_nowait`, with a callback in place of a future, which saves an iteration of the loop.
+        """Send a request as `call_nowait` does, but with a callback, which saves an iteration of the loop.
 
         The link calls ``on_answer`` once, during the delivery of the reply, with the reply or with the error
         that `call` would raise. An error of ``on_answer`` goes to the loop's exception handler.

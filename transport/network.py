@@ -55,7 +55,7 @@ attempt."""
 class RetrySchedule:
     """Waits between attempts to dial: ``first_s``, then ``factor`` times longer each, at most ``longest_s``.
 
-    Attempts end with the dial's ``timeout_s``. ``attempts`` limits them as well; 1 never tries again.
+    Attempts end with the dial's ``timeout_s``, or after ``attempts`` attempts; 1 never tries again.
     """
 
     first_s: float = 0.05
@@ -209,7 +209,7 @@ class Network(ABC):
         retry: RetrySchedule | None = None,
         peer_role: str | None = None,
     ) -> AsyncIterator[Link]:
-        """Like `dial`, but as a block that closes the link at its end."""
+        """Dial as `dial` does, in a block that closes the link at its end."""
         link = await self.dial(address, identity, timeout_s=timeout_s, retry=retry, peer_role=peer_role)
         try:
             yield link
@@ -227,7 +227,7 @@ class Network(ABC):
         """Attempt a dial until one succeeds, is refused, or the schedule or the time is over.
 
         Raises:
-            DialFailed: No attempt succeeded; has the number of attempts and the last reason.
+            DialFailed: No attempt succeeded; the error has the number of attempts and the last reason.
             HandshakeRejected: A refusal is final.
         """
         waits = (retry or RetrySchedule()).waits()

@@ -97,7 +97,7 @@ class Conversation:
     def encode_small(self, kind: int, request_id: int, message: Message) -> tuple[bytes, int] | None:
         """Encode a message that fits one write; return its frame and its number of tensor bytes.
 
-        None for a payload over ``gather_bytes``; use `encode`.
+        Returns None for a payload over ``gather_bytes``, which only `encode` can encode.
 
         Raises:
             LocalProtocolError: No frame can hold the message.

@@ -3,11 +3,11 @@
     async with SlowNetwork(network, delay_s=0.005, dice=Random(7), between=("worker-0", "ps-0")) as slow:
         ...                                                 # listen and dial with `slow`
 
-The slow layer replaces the layer below a link: the asyncio transport of a TCP link, the other end of a local
-link. The link itself is therefore unchanged and keeps all its promises. All items that the link sends
+The slow layer replaces the layer below a link: the asyncio transport of a TCP link, or the other end of a
+local link. The link itself is therefore unchanged and keeps all its promises. All items that the link sends
 (messages, requests, replies, signals, pings, CLOSE) are delayed in order, and only a closing side waits for
-them. Each side delays the bytes that it sends: one `SlowNetwork` with both ends slows both directions; with
-one per process, both processes need one. Dialling and the handshake are not delayed.
+them. Each side delays the bytes that it sends: a `SlowNetwork` with both ends slows both directions; if the
+ends are in two processes, each process needs a `SlowNetwork`. Dialling and the handshake are not delayed.
 """
 
 import asyncio
@@ -221,7 +221,7 @@ def _window(conditions: PathConditions, config: LinkConfig) -> int:
 
 
 class _SlowTransport(asyncio.Transport, asyncio.BufferedProtocol):
-    """A layer between a TCP link and its transport: transport of the one and protocol of the other."""
+    """A layer between a TCP link and its transport: transport of the link, protocol of the transport."""
 
     def __init__(self, link: TcpLink, path: Path, timekeeper: Timekeeper, conditions: PathConditions) -> None:
         super().__init__()

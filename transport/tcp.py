@@ -288,10 +288,10 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         self._transport.close()
 
     def _read_to_the_end(self, nbytes: int) -> None:
-        """Read on after this side's CLOSE until the peer's, then close the connection.
+        """Read after this side's CLOSE until the peer's CLOSE, then close the connection.
 
-        Closing first, with the peer's bytes unread, would make the kernel reset the connection and lose the
-        bytes that the peer has not read yet.
+        If this side closed the connection with bytes of the peer unread, the kernel would reset it, and the
+        peer would lose the bytes that it has not read yet.
         """
         try:
             peer_closed = any(frame.kind == CLOSE for frame in self._decoder.updated(nbytes))
@@ -336,7 +336,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         return self._decoder.bytes_moved
 
     def _tick(self, now: float) -> float:
-        """Do what the conversation has due, and return the time of its next deadline, by the loop's clock."""
+        """Carry out the due effects of the conversation, and return its next deadline on the loop's clock."""
         if self._owed:
             self._note_owed()
         unsent = self._unsent_bytes()

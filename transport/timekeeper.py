@@ -105,12 +105,12 @@ class Timekeeper:
 
 
 MOST_SLEEP_S = 3600.0
-"""Sleep of the thread without a timer, in seconds."""
+"""Sleep of the thread without a timer, and maximum of any sleep, in seconds."""
 
 WAKE_UP_S = 0.00015
 """Time for waking the loop, in seconds: the thread wakes the loop this much earlier. A loop that wakes too
 early iterates until the timer is due."""
 
 NAP_S = 0.0005
-"""Length of the last part of a sleep, in seconds; separate, because a core that slept longer wakes up more
-slowly."""
+"""Length of the last part of a sleep, in seconds. A long sleep has two parts, because a core that slept
+longer wakes up more slowly."""

@@ -1,4 +1,4 @@
-"""The commands of `checkpoint`: checkpoints listed, verified, and their model written as a file."""
+"""The commands of `checkpoint`: list and verify checkpoints, and write the model of one as a file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +25,7 @@ from adam_async.runtime.disk import Disk
 
 
 async def list_checkpoints(path: Path, options: CheckpointOptions, terminal: Terminal) -> int:
-    """Print a row for each checkpoint, the one that a resumed run reads first on top.
+    """Print a row for each checkpoint; the first row is the checkpoint that a resumed run reads first.
 
     Raises:
         CheckpointError: The folder cannot be read, or has no checkpoint.
@@ -113,7 +113,7 @@ async def export_checkpoint(
 
 
 async def _is_there(folder: Path, disk: Disk) -> bool:
-    """Whether a checkpoint is still there: a run removes old ones, by a rename first."""
+    """Whether a checkpoint still has its name: a run renames an old checkpoint before it removes it."""
     try:
         await disk.names(folder)
     except OSError:
@@ -122,7 +122,7 @@ async def _is_there(folder: Path, disk: Disk) -> bool:
 
 
 def _check_outside(file: Path, folder: Path) -> None:
-    """Check that a file does not become part of a checkpoint. Raises ConfigError: it would."""
+    """Raise ConfigError if a file would be in the folder of the checkpoints."""
     if file.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{file} is in the folder of the checkpoints: name a file elsewhere")
 

@@ -1,6 +1,6 @@
 """The commands of `adam-async checkpoint`.
 
-Like `commands.py`, this file imports only modules for `--help`.
+Like `commands.py`, this file imports only the modules that `--help` needs.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """The commands of `adam-async`, with the exit code of each call.
 
-This file imports only modules for `--help`; each command imports its own.
+This file imports only the modules that `--help` needs; each command imports its other modules when it runs.
 """
 
 import difflib

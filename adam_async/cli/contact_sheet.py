@@ -62,7 +62,7 @@ def sheet_rows(
 
     Args:
         samples: Variants of an image, or without a recipe further images of its class.
-        classes: Maximum number of rows; the classes with training images of the lowest numbers.
+        classes: Maximum number of rows, for the classes with the lowest numbers that have training images.
     """
     of_class = [
         np.flatnonzero(dataset.train_labels == number)[: samples + 1]
@@ -81,8 +81,8 @@ def contact_sheet(rows: Sequence[Sequence[Image]], captions: Sequence[Sequence[S
     """Draw images in rows, enlarged by whole pixels to tiles of one size, with thin gaps.
 
     Args:
-        rows: Images of one shape. Of at least three channels the first three are red, green and blue; of two
-            channels the first is grey.
+        rows: Images of one shape. With three channels or more, the first three are red, green and blue; with
+            one or two channels, the first one is grey.
         captions: Lines of text under each image, as many under each; empty for none. A letter that the
             built-in font lacks becomes a question mark; a line too long for its image is cut.
 

@@ -80,10 +80,10 @@ def is_import_path(source: str) -> bool:
 
 
 def check_data_named(source: str, origin: str, *, allowed: bool) -> None:
-    """Check that the user names or allows a data set of a checkpoint or record that would be imported.
+    """Check that the user allows the import of the data set that a checkpoint or record names.
 
     Raises:
-        ConfigError: The source is an import path that only the file names; the text has the options.
+        ConfigError: The source is an import path, and not allowed; the text has the options that allow it.
     """
     if is_import_path(source) and not allowed:
         raise ConfigError(

@@ -33,7 +33,7 @@ from adam_async.runtime.network_namespaces import NamespaceNetwork, namespace_ne
 logger = logging.getLogger(__name__)
 
 DEFAULT_COUNT = 4
-"""Number of faults without `--count`, `--every` and `--for`."""
+"""Default number of faults, without `--count`, `--every` and `--for`."""
 
 LEAST_COPIES = 3
 """Minimum number of copies of a drill: pushes need two in sync, also while one is lost."""

@@ -1,4 +1,4 @@
-"""Files and folders that options name: checked before the work that makes their content, read and written."""
+"""Files and folders that options name: checks before the work that makes their content, reads and writes."""
 
 import os
 from collections.abc import Iterable

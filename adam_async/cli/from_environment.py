@@ -126,7 +126,7 @@ async def find_roles(options: FromEnvironmentOptions, environment: Mapping[str, 
 
 
 async def _function_words(options: FromEnvironmentOptions, config: Config, disk: Disk) -> tuple[str, ...]:
-    """Return the words by which a data server allows the functions of the user's options and transforms."""
+    """Return the options that allow a data server the functions of the user's options and transforms."""
     steps = None
     if config.augment and config.transforms:
         folder = options.config.parent if options.config is not None else Path()

@@ -36,7 +36,7 @@ async def with_serving(address: str | None, work: Callable[[], Awaitable[int]]) 
     """Run a command that is ready as long as it runs. See `with_health`."""
 
     async def ready(health: Health) -> int:
-        """Run the command with a health that is ready, and draining at the end."""
+        """Run the command; its health is ready until the command ends, and then draining."""
         health.follow(lambda: "")
         try:
             return await work()

@@ -1,4 +1,7 @@
-"""The commands of `adam-async launch`. Like `commands.py`, this file imports only modules for `--help`."""
+"""The commands of `adam-async launch`.
+
+Like `commands.py`, this file imports only the modules that `--help` needs.
+"""
 
 import os
 from pathlib import Path

@@ -55,8 +55,8 @@ class SlurmOptions:
     cpus: int = 0
     """CPUs of each node; by default whole nodes."""
     time: str = ""
-    """Time limit, such as 8:00:00; the job ends in order 60 s before, and returns into the queue
-    if it has a new checkpoint."""
+    """Time limit, such as 8:00:00; the job ends in order 120 s before, and returns into the queue if it has a
+    new checkpoint."""
     partition: str = ""
     """Partition of the nodes."""
     job_name: str = "adam-async"

@@ -30,10 +30,10 @@ WAITING_SHOWN = 2
 """Maximum numbers of waiting roles, and of roles without an answer, that the table names."""
 
 PATIENCE_S = 5.0
-"""Wait for roles after which the display reports it in a line, if it has no table, in seconds."""
+"""Length of a wait for roles after which a display without a table reports the wait in a line, in seconds."""
 
 QUIET_S = 10.0
-"""Time without a line after which the display reports the progress, if it has no table, in seconds."""
+"""Time without a line after which a display without a table reports the progress, in seconds."""
 
 
 class LiveTable:
@@ -152,7 +152,7 @@ class LiveTable:
             self.refresh()
 
     def introduce(self, data: Mapping[str, Any], model: RunModel) -> None:
-        """Print data and model once. `refresh` calls this method as soon as the driver knows them."""
+        """Print data and model once. `refresh` calls this method as soon as the driver has both."""
         if not self._introduced:
             self._introduced = True
             for line in introduction(data, model):

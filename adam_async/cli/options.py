@@ -24,10 +24,10 @@ WAIT = timedelta(seconds=60)
 Wait = Annotated[timedelta, Parameter(show_default=lambda _: "60s")]
 
 WAITING = "waiting"
-"""Value of `--attach` without a run: the run that waits for a driver."""
+"""Value of `--attach` without RUN: it stands for the run that waits for a driver."""
 
 ONLY_ON = Parameter(negative="")
-"""Parameter of a flag without an opposite."""
+"""Parameter of a flag without a `--no-` form."""
 
 _Options = TypeVar("_Options")
 

@@ -40,7 +40,7 @@ class ImageReport(msgspec.Struct, frozen=True, kw_only=True, rename={"name": "cl
     name: str
     """Likeliest class."""
     number: int
-    """Number of that class."""
+    """Number of the likeliest class."""
     best: list[ClassShare]
     """Likeliest classes, in order."""
 

@@ -2,8 +2,9 @@
 
 Before a loop runs, the process just ends. In a loop, the first signal cancels the command's task, and every
 block then closes its resources. The second signal ends the process, and with it its children (see
-`cluster/parent_pipe.py`). SIGTERM ends `train --attach` at once, because the next such driver continues. In a
-training with checkpoints a first SIGTERM stops the run with a checkpoint; the next signal cancels the task.
+`cluster/parent_pipe.py`). SIGTERM ends `train --attach` at once, because the next driver continues the run.
+In a training with checkpoints a first SIGTERM stops the run with a checkpoint; the next signal cancels the
+task.
 
 The handlers are those of `signal`, not of the loop: they also run while the loop is busy.
 """
@@ -22,7 +23,7 @@ from adam_async.runtime.callbacks import ending_on_errors
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 SHOW_CURSOR = "\x1b[?25h"
-"""Escape sequence that shows the cursor again, which a table hides."""
+"""Escape sequence that shows the cursor again, because a table hides it."""
 
 
 class Signals:
@@ -35,7 +36,7 @@ class Signals:
         self._stop: Callable[[], None] | None = None
 
     def install(self) -> None:
-        """Install the handlers. Only the main thread may."""
+        """Install the handlers. Only the main thread may call this method."""
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
 
@@ -90,7 +91,8 @@ class Signals:
         """Run a command's coroutine in its own loop until it returns or a signal ends it.
 
         Raises:
-            Exception: The error of `main` or of a callback of its loop. After a signal, that is the outcome.
+            Exception: The error of `main` or of a callback of its loop. After a signal no error leaves: the
+                method returns the exit code of the signal.
         """
         try:
             with asyncio.Runner(loop_factory=loop_factory) as runner:

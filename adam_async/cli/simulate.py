@@ -1,7 +1,7 @@
 """The command `simulate`: shipped code in simulated clusters, seed by seed, in child processes.
 
-The command prints one line per scenario. The command shrinks the plan of a failed seed, and then prints it
-with the options that repeat it.
+The command prints one line per scenario. It shrinks the plan of a failed seed, and then prints the plan with
+the options that repeat the run.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ MOST_JOBS_PER_CORE = 4
 RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 
 Save = Callable[[str, Sequence[SeedResult]], Awaitable[None]]
-"""Called with the name of a scenario and new results."""
+"""Callback with the name of a scenario and new results."""
 
 
 async def run_simulation(options: SimulateOptions, terminal: Terminal) -> int:

@@ -24,7 +24,7 @@ WIDE = 1000
 """Maximum width of a table in a file or pipe, in characters."""
 
 Aside = Callable[[], AbstractContextManager[None]]
-"""Makes room on the terminal within a block; see `LiveTable.aside`."""
+"""Function that returns a block with room on the terminal; see `LiveTable.aside`."""
 
 
 class Terminal:
@@ -43,7 +43,7 @@ class Terminal:
         self._aside: Aside = nullcontext
 
     def give_way(self, aside: Aside) -> None:
-        """Write from now on in blocks of `aside`, log lines too, because the terminal shows a table."""
+        """Write all further text, log lines too, in blocks of `aside`, because the terminal shows a table."""
         self._aside = aside
         for handler in logging.getLogger().handlers:
             if isinstance(handler, _LogLines):

@@ -79,7 +79,7 @@ LEFT = "adam-async: ended by SIGTERM; a run in progress goes on, and waits for t
 """Last line of a driver that leaves its run to the next one."""
 
 Train = Callable[[OnEpoch], Awaitable[RunResult]]
-"""Runs all epochs."""
+"""Function that runs all epochs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""The agent of one node of a batch job: it starts roles as its children, as the driver orders.
+"""The agent of one node of a batch job: it starts roles as its children on the orders of the driver.
 
-The agent dials the driver, and lasts as long as that link. It forwards the lines and the ends of its roles.
-At the end of the link, for any reason, it kills the remaining roles: the driver ends its roles in order
-before it ends its agents, so only a lost driver leaves roles.
+The agent dials the driver, and runs until the link to the driver ends. It forwards the lines and the ends of
+its roles. When the link ends, for any reason, the agent kills the remaining roles. A driver ends all roles in
+order before it ends its agents, so roles remain only if the driver is lost.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class Agent:
         self._left_out = 0
 
     async def run(self) -> int:
-        """Run roles until the driver ends the run; returns the exit code of the run.
+        """Run roles until the driver ends the run, and return the exit code of the run.
 
         Raises:
             ConfigError: The driver refuses this agent.
@@ -214,6 +214,6 @@ class Agent:
 
 
 async def _send(link: Link, body: Body) -> None:
-    """Send a message, unless the link has ended: the agent then ends."""
+    """Send a message, unless the link has ended: the agent ends after its link."""
     with suppress(LinkClosed, LinkBroken, RemoteProtocolError):
         await link.send(pack(body))

@@ -19,7 +19,8 @@ AGENT, DRIVER = "agent", "driver"
 """Roles of the two sides of a link."""
 
 LINE_CHARACTERS = 4000
-"""Maximum length of a line in one message; in UTF-8 it fits into the meta of a frame."""
+"""Maximum length of a line in one message, in characters: a line of this length in UTF-8 fits into the meta
+of a frame."""
 
 Line = Annotated[str, Meta(max_length=LINE_CHARACTERS)]
 """One line of output, or the reason of an end."""

@@ -58,10 +58,11 @@ HELLO_S = 10.0
 """Deadline of the first message of an agent, in seconds."""
 
 LOST = 255
-"""Exit code of a role whose node is lost, as of `ssh`."""
+"""Exit code of a role whose node is lost; `ssh` has the same code for a lost connection."""
 
 STATE = "@state"
-"""Folder for the state of controllers in the words of a role; each agent puts its own folder in its place."""
+"""Placeholder for the folder of a controller's state in the words of a role; each agent replaces it by its
+own folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ class Gathering:
         names: Their names, in the order in which roles are spread; the first is on the driver's machine.
         wait_s: Deadline of their arrival, in seconds.
         remedy: Advice in the error of a missing agent.
-        folder: Working folder of all agents; empty: any.
+        folder: Working folder that all agents must have; empty: any folder.
         port_remedy: Advice in the error of a port in use.
     """
 
@@ -92,7 +93,7 @@ class _Agent:
         self.roles: dict[int, AgentRole] = {}
 
     def send(self, body: Body) -> None:
-        """Send a message, unless the link has ended. A full link ends: its agent reads nothing."""
+        """Send a message, unless the link has ended. End a full link, because its agent does not read."""
         try:
             self.link.send_nowait(pack(body))
         except TransportError as error:
@@ -186,7 +187,7 @@ class AgentLauncher:
             self._all_arrived.exception()  # mark it retrieved: nothing may wait
 
     async def _place(self) -> None:
-        """Note the address of each node, as the other nodes dial it."""
+        """Note the address at which other nodes dial each node."""
         agents = self._agents
         hosts = {name: agents[name].hello.host for name in self._gathering.names if name in agents}
         remote = next((host for host in hosts.values() if not is_loopback(host)), "")
@@ -200,7 +201,7 @@ class AgentLauncher:
     # --- the launcher ------------------------------------------------------------------------
 
     def start(self, spec: RoleSpec, group: asyncio.TaskGroup, on_line: Callable[[str], None]) -> "AgentRole":
-        """Start a role on its node, or on another node if that one is lost. See `Launcher.start`."""
+        """Start a role on its node, or on another node if its node is lost. See `Launcher.start`."""
         host = self._placement.place(spec.role, spec.node, moves=not has_peers(spec))
         agent = self._agents.get(host.name)
         self._started += 1
@@ -232,12 +233,12 @@ class AgentLauncher:
     async def controller_addresses(
         self, nodes: Sequence[str], network: Network, driver: Identity
     ) -> list[str]:
-        """Return addresses on the controllers' nodes, with ports drawn at random for several."""
+        """Return addresses on the controllers' nodes; several controllers get ports drawn at random."""
         return self._placement.controller_addresses(nodes, self._entropy)
 
     @asynccontextmanager
     async def state_folder(self, name: str) -> AsyncIterator[str]:
-        """The folder that each agent has for the state of controllers, and removes at its end."""
+        """Yield the placeholder for the state folder; each agent removes its folder at its own end."""
         yield STATE
 
     # --- the agents --------------------------------------------------------------------------
@@ -270,7 +271,7 @@ class AgentLauncher:
                 role.lose()
 
     def _refusal_of(self, name: str, hello: Hello) -> str:
-        """Return the reason to refuse an agent; a reason that lies in its node also ends the gathering."""
+        """Return the reason to refuse an agent; a reason in the setup of its node also ends the gathering."""
         if name not in self._gathering.names or name in self._agents or self._hosts:
             return f"the driver expects no further agent {name}"
         ours, folder, reason = version("adam-async"), self._gathering.folder, ""

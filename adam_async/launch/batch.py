@@ -15,7 +15,8 @@ PORTS = range(20000, 30000)
 """Ports of the driver of a torchrun job."""
 
 SIGNAL_S = 120
-"""Seconds before its time limit at which a job stops with a checkpoint, which has to be written by then."""
+"""Seconds between the signal that stops a job with a checkpoint and the time limit of the job; the checkpoint
+has to be written within this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,8 @@ class Rank:
         """Read the variables of torchrun.
 
         Args:
-            port: Port of the driver; 0: one of `PORTS` by MASTER_PORT, such as 29501 for 29500.
+            port: Port of the driver; 0: the port of `PORTS` that follows from MASTER_PORT, such as 29501 from
+                29500.
 
         Raises:
             ConfigError: A variable is missing or wrong.
@@ -67,7 +69,7 @@ class Rank:
         return f"rank-{self.number}"
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of all agents; neighbours are on different nodes, so that roles are spread."""
+        """Return the names of all agents; successive agents are on different nodes, which spreads roles."""
         order = sorted(range(self.ranks), key=lambda rank: (rank % self.local_ranks, rank))
         return tuple(f"rank-{rank}" for rank in order)
 
@@ -80,7 +82,7 @@ class Rank:
 
 
 def restarts_in(environment: Mapping[str, str], variable: str) -> int:
-    """Return the number of restarts of a job; without the variable 0.
+    """Return the number of restarts of a job; 0 if the variable is absent.
 
     Raises:
         ConfigError: The variable has another value.

@@ -106,7 +106,7 @@ def assigned_roles(environment: Mapping[str, str], layout: Layout) -> Assignment
 
 
 def _roles(environment: Mapping[str, str], layout: Layout) -> tuple[tuple[tuple[str, str], ...], str]:
-    """Return the roles of this process, and the variable that decided."""
+    """Return the roles of this process, and the variable that names them."""
     if role := environment.get("ADAM_ROLE", ""):
         return (_named(role, environment.get("ADAM_NODE", ""), layout),), "ADAM_ROLE"
     for variable, size in RANKS:
@@ -159,7 +159,7 @@ def _role_of_pod(pod: str, layout: Layout) -> tuple[str, str]:
 
 
 def _controllers(environment: Mapping[str, str], engine: str) -> tuple[str, ...]:
-    """Return the addresses of the controllers; without ADAM_CONTROLLER, of one on the host of rank 0."""
+    """Return the addresses of the controllers: those of ADAM_CONTROLLER, or one on the host of rank 0."""
     if named := environment.get("ADAM_CONTROLLER", ""):
         return tuple(check_addresses(named, "ADAM_CONTROLLER").split(","))
     if engine == "RANK" and environment.get("MASTER_ADDR"):

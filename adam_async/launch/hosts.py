@@ -43,7 +43,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: str
     """Name or address that the launching machine dials, as in ``ssh NAME``."""
     address: str = ""
-    """Address on which the roles of the host listen, and that others dial; empty: the name."""
+    """Address on which the roles of the host listen, and which other roles dial; empty: the name."""
     copies: str = ""
     """Address on which its parameter servers listen for each other; empty: `address`."""
     control: str = ""
@@ -51,9 +51,11 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     roles: tuple[str, ...] = ROLES
     """Roles that the host may have."""
     port: int = 0
-    """Port of its SSH server; 0 and no default: that of the user's SSH configuration, or 22."""
+    """Port of its SSH server. Without a value here and in `Hosts`, the port in the user's SSH configuration,
+    or 22."""
     user: str = ""
-    """Login name; empty and no default: that of the user's SSH configuration, or the user's own."""
+    """Login name. Without a value here and in `Hosts`, the name in the user's SSH configuration, or the
+    user's own name."""
     command: tuple[str, ...] = ()
     """Words that run `adam-async` on the host."""
 
@@ -150,7 +152,7 @@ class Placement:
         self._of: dict[str, tuple[str, Host]] = {}
 
     def place(self, role: str, node: str, *, moves: bool = True) -> Host:
-        """Return the host of a role: its last host unless that is silent, else the one with the fewest roles.
+        """Return the last host of a role, unless that host is silent, else the host with the fewest roles.
 
         Args:
             role: Kind of the role.
@@ -169,7 +171,7 @@ class Placement:
         return host
 
     def controller_addresses(self, nodes: Sequence[str], entropy: Callable[[int], bytes]) -> list[str]:
-        """Return an address for each controller: with port 0 for one, with ports drawn for several.
+        """Return an address for each controller: port 0 for the only one, random ports for several.
 
         Args:
             nodes: Node ids of the controllers.
@@ -199,8 +201,8 @@ class Placement:
     def _load(self, role: str) -> Callable[[Host], tuple[int, int]]:
         """Return a function that counts the roles of a host: first those of this kind, then all.
 
-        Controllers and data servers need little of a host, and a run may have only one. Their number of all
-        roles is 0, so the first one is on the first host.
+        Controllers and data servers need few resources, and a run may have only one of each. For these kinds
+        the number of all roles counts as 0, so the first role is on the first host.
         """
         placed = list(self._of.values())
 

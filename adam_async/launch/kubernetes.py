@@ -21,10 +21,11 @@ ROLES = ("controller", "ps", "data", "worker", "driver")
 """Roles with a manifest of their own; `driver` is `train`."""
 
 MOST_CONFIG_BYTES = 1_000_000
-"""Maximum size of adam.toml and the files that it names; a ConfigMap holds 1 MiB."""
+"""Maximum size of adam.toml and the files that it names, in bytes; a ConfigMap holds 1 MiB."""
 
 LONGEST_NAME = 30
-"""Maximum length of the name of a run. Names of pods add a role and a suffix, and have 63 letters at most."""
+"""Maximum length of the name of a run, in letters. The name of a pod adds a role and a suffix, and has 63
+letters at most."""
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
@@ -164,7 +165,7 @@ def read_resources(words: Sequence[str], memory: Mapping[str, int]) -> dict[str,
     """Read ``--resources ROLE=CPU,MEMORY``, such as ``worker=4,8Gi``, over the defaults.
 
     Args:
-        memory: Memory of roles that the options of the run name, in bytes, in place of the defaults.
+        memory: Memory of each role in the options of the run, in bytes; it replaces the default of the role.
 
     Raises:
         ConfigError: A word has another form, an unknown role, or an invalid or zero quantity.

@@ -27,13 +27,14 @@ HEALTH_PORT = 8080
 """Port of the probes."""
 
 END_S = 60
-"""Time of a role to end in good order, in seconds; most need two. A data server may wait for its disk."""
+"""Time in which a role must end in good order, in seconds. Most roles need two; a data server may wait for
+its disk."""
 
 SERVER_READY_S = 30
 """Time that a parameter server must be ready before the next one is updated, in seconds."""
 
 RETRIES = 20
-"""Maximum number of failed drivers. Evicted ones do not count."""
+"""Maximum number of failed drivers. Evicted drivers do not count."""
 
 FINAL_CODES = (2, 3, 6, 9)
 """Exit codes of a driver that another attempt would repeat: options, data, keys, and a run that diverges."""
@@ -152,7 +153,7 @@ def _service(run: KubernetesRun, role: str) -> Manifest:
 
 
 def _budget(run: KubernetesRun, role: str) -> Manifest:
-    """Return the number of pods that a drained node may take away; 0 if the run would end with one."""
+    """Return the PodDisruptionBudget of a role; it permits no eviction if the run would end with one."""
     config = run.config
     spare: int | str = {
         "controller": (config.controllers - 1) // 2,
@@ -287,7 +288,7 @@ def _environment(run: KubernetesRun, role: str) -> list[Manifest]:
 
 
 def _volumes(run: KubernetesRun, role: str) -> dict[str, tuple[Manifest | None, str, bool]]:
-    """Return for each volume its source, its folder, and whether it is read-only; None: a claim template."""
+    """Return for each volume its source (None: a claim template), its folder, and whether it is read-only."""
     items = [{"key": f"file-{number}", "path": path} for number, path in enumerate(sorted(run.files))]
     volumes: dict[str, tuple[Manifest | None, str, bool]] = {
         "config": ({"configMap": {"name": _name(run, "config"), "items": items}}, CONFIG_FOLDER, True),

@@ -151,7 +151,7 @@ class RayLauncher:
     async def controller_addresses(
         self, nodes: Sequence[str], network: Network, driver: Identity
     ) -> list[str]:
-        """Return addresses on the nodes of Ray in turn, with ports drawn at random for several."""
+        """Return addresses on the nodes of Ray in turn; several controllers get ports drawn at random."""
         several = len(nodes) > 1
         addresses: list[str] = []
         for number, name in enumerate(nodes):
@@ -164,7 +164,7 @@ class RayLauncher:
 
     @asynccontextmanager
     async def state_folder(self, name: str) -> AsyncIterator[str]:
-        """The folder with the state of the controllers on their nodes; removed from nodes that answer."""
+        """Yield the folder of the controllers' state, and remove it at the end from nodes that answer."""
         folder = f"{STATE}/{name}"
         try:
             yield folder

@@ -48,8 +48,8 @@ class RayCluster(ProcessCluster):
 
     Args:
         config: The run.
-        ray: The Ray cluster, and the resources of the roles. `Config.data` is read on the nodes, unless
-            `dataset` is given, such as one of `from_ray`.
+        ray: The Ray cluster, and the resources of the roles. The nodes read `Config.data`, unless `dataset`
+            is given, such as a data set of `from_ray`.
         options: Further arguments of `ProcessCluster`, except `launcher` and `environment`.
 
     Raises:
@@ -77,7 +77,7 @@ class RayCluster(ProcessCluster):
             return await super().__aexit__(kind, error, trace)
 
     async def fit(self, on_epoch: OnEpoch | None = None) -> RayResult:
-        """Run all epochs; returns the result of a failed training too, with its error. See `train`."""
+        """Run all epochs, and return the result, which has the error of a failed training. See `train`."""
         history: list[Mapping[str, Any]] = []
         failure: AdamError | None = None
 

@@ -22,13 +22,14 @@ CONNECT_S = 20.0
 """Deadline of an attempt to join a Ray cluster, in seconds."""
 
 START_S = 60.0
-"""Deadline of the start or the end of a Ray of this process, in seconds."""
+"""Deadline of the start or the end of a Ray cluster of this process, in seconds."""
 
 CALL_S = 30.0
 """Deadline of a call to the head node of Ray, in seconds."""
 
 STORE_BYTES = 80 << 20
-"""Memory for objects of a Ray of this process, near Ray's minimum; the roles put no objects there."""
+"""Memory for objects of a Ray cluster of this process, in bytes: near Ray's minimum, because the roles put no
+objects there."""
 
 
 class RayConnection:
@@ -114,7 +115,7 @@ class RayConnection:
             raise
 
     def _variables(self) -> dict[str, str]:
-        """Return settings of Ray for a program that does not use it otherwise."""
+        """Return settings of Ray for a program that uses Ray only for this launch."""
         # Ray would print the losses of nodes, which this launch reports by their roles.
         quiet = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
         if self.address != "local":

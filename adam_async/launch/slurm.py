@@ -1,6 +1,6 @@
-"""The commands of Slurm: `sbatch` for a job, `srun` for its agents, `scontrol` for its nodes and its return.
+"""The commands of Slurm: `sbatch` for a job, `srun` for its agents, `scontrol` for its nodes and its requeue.
 
-The orders of the agents are the first line on the stdin of `srun`, which passes it to each of them. So no
+The orders of the agents are the first line on the stdin of `srun`, which passes the line to each agent. So no
 file, argument or variable has the token.
 """
 
@@ -26,10 +26,10 @@ POLL_S = 10.0
 """Seconds between two queries of the second node about a job without a driver; others query less often."""
 
 LOST_S = 900.0
-"""Seconds in which Slurm notices the loss of a node; its default is 300."""
+"""Maximum wait until Slurm notices the loss of a node, in seconds; the default of Slurm is 300."""
 
 END_S = 15.0
-"""Seconds in which `srun` ends after its agents, and then after SIGTERM."""
+"""Maximum wait for the end of `srun` after its agents, and then after SIGTERM, in seconds."""
 
 
 class StepOrders(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ async def job_of(environment: Mapping[str, str]) -> SlurmJob:
 
 
 async def submit(script: str, environment: Mapping[str, str]) -> str:
-    """Submit a job; returns its number.
+    """Submit a job, and return its number.
 
     Raises:
         ConfigError: Slurm has no `sbatch` here, or refuses the job.
@@ -96,9 +96,9 @@ async def submit(script: str, environment: Mapping[str, str]) -> str:
 
 
 async def requeue(job: SlurmJob, environment: Mapping[str, str]) -> str:
-    """Put a running job back into the queue; returns a line about it.
+    """Put a running job back into the queue, and return a line about it.
 
-    A cancelled job, or one that Slurm itself returns, no longer runs.
+    A job that is cancelled, or that Slurm itself requeues, no longer runs, and is left alone.
     """
     try:
         state = await _output(("squeue", "--noheader", "--format=%T", f"--jobs={job.id}"), environment)
@@ -111,7 +111,7 @@ async def requeue(job: SlurmJob, environment: Mapping[str, str]) -> str:
 
 
 async def requeue_if_driver_lost(job: SlurmJob, own: str, environment: Mapping[str, str]) -> None:
-    """Put a job back into the queue if its first node is lost, which had the driver.
+    """Put a job back into the queue if its first node, the node of the driver, is lost.
 
     Slurm leaves a job with `--no-kill` running without its script. It removes the lost node after its
     `SlurmdTimeout`; a job is over as soon as its script ends.
@@ -144,9 +144,9 @@ async def requeue_if_driver_lost(job: SlurmJob, own: str, environment: Mapping[s
 async def run_step(
     job: SlurmJob, orders: StepOrders, environment: Mapping[str, str], on_line: Callable[[str], None]
 ) -> str:
-    """Run an agent on each node of a job until all have ended; returns the end of `srun` in words.
+    """Run an agent on each node of a job until all have ended, and return the end of `srun` in words.
 
-    Cancelling ends them.
+    Cancelling ends the agents.
 
     Args:
         job: The job.
@@ -184,7 +184,7 @@ async def run_step(
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a process that has not ended: first in order, which ends its step too."""
+    """End a process, unless it has ended: first in good order, so that its step ends too."""
     for signal_it in (process.terminate, process.kill):
         if process.returncode is not None:
             return
@@ -196,7 +196,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 async def _output(words: Sequence[str], environment: Mapping[str, str], given: str = "") -> str:
-    """Run a command of Slurm; returns its output.
+    """Run a command of Slurm, and return its output.
 
     Raises:
         ConfigError: There is no such command.

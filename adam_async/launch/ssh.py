@@ -2,8 +2,8 @@
 
 Each role is a command in a session of its own connection. Its orders, with its keys, are the first line on
 its stdin, which then stays open. The role ends when its stdin closes (see `cluster/parent_pipe.py`). The SSH
-server closes it when the connection ends, however the launching process ends. The end of the connection also
-ends the session's process on the host, and on Linux the kernel then kills the role.
+server closes the stdin at the end of the connection, and so after any end of the launching process. The end
+of the connection also ends the session's process on the host, and on Linux the kernel then kills the role.
 
 A role whose connection breaks comes back on another host that may have it (see `launch/hosts.py`). asyncssh,
 of the extra `ssh`, checks the key of each host.
@@ -56,10 +56,11 @@ SILENCE_S = 30.0
 """Seconds without a byte on its stdin after which a role ends: the launching machine is lost."""
 
 CONNECTING = 4
-"""Maximum number of concurrent logins; an SSH server may refuse some of ten."""
+"""Maximum number of concurrent logins; of ten concurrent logins an SSH server may refuse some."""
 
 SIZES = "getconf _NPROCESSORS_ONLN && (getconf _PHYS_PAGES || echo 0) && getconf PAGE_SIZE"
-"""Shell command that prints the number of cores, of pages of memory if known, and the bytes of a page."""
+"""Shell command that prints the number of cores, the number of memory pages (0 if unknown), and the page size
+in bytes."""
 
 STATE = ".cache/adam-async/launch"
 """Folder for the state of controllers, in the home folder of the login."""
@@ -89,7 +90,7 @@ class SshLauncher:
         self.placement = Placement(hosts.hosts)
         self.cores: dict[str, int] = {}
         self.memory: dict[str, int] = {}
-        """Memory of each host in bytes; 0 if its system has no figure."""
+        """Memory of each host in bytes; 0 if its system does not report the memory."""
         self._entropy = entropy
         self._logins = asyncio.Semaphore(CONNECTING)
 
@@ -106,7 +107,7 @@ class SshLauncher:
         """Do nothing: each role ends with its task."""
 
     def start(self, spec: RoleSpec, group: asyncio.TaskGroup, on_line: Callable[[str], None]) -> "SshRole":
-        """Start a role on its host, or on another host if that one is lost. See `Launcher.start`."""
+        """Start a role on its host, or on another host if its host is lost. See `Launcher.start`."""
         host = self.placement.place(spec.role, spec.node, moves=not has_peers(spec))
         role = SshRole(self, host, spec, on_line)
         group.create_task(role.run(), name=f"launch/{spec.node}")
@@ -123,7 +124,7 @@ class SshLauncher:
     async def controller_addresses(
         self, nodes: Sequence[str], network: Network, driver: Identity
     ) -> list[str]:
-        """Return addresses on the controllers' hosts, with ports drawn at random for several."""
+        """Return addresses on the controllers' hosts; several controllers get ports drawn at random."""
         return self.placement.controller_addresses(nodes, self._entropy)
 
     @asynccontextmanager
@@ -332,7 +333,7 @@ def has_peers(spec: RoleSpec) -> bool:
 
 
 def require_asyncssh() -> Any:
-    """Import asyncssh. Raises ConfigError: it is not installed."""
+    """Import asyncssh. Raises ConfigError: asyncssh is not installed."""
     try:
         import asyncssh
     except ModuleNotFoundError:

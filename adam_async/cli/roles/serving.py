@@ -86,7 +86,7 @@ async def serve_member(
     health: Health,
     open_role: Open[_R],
 ) -> int:
-    """Run a member of a cluster until it is ended; returns the exit code."""
+    """Run a member of a cluster until it is ended, and return the exit code."""
     assert options.controller is not None, "a member has a controller"
     controllers = check_addresses(options.controller, "--join" if role == "worker" else "--controller")
     bind = options.bind or await address_towards(controllers)
@@ -104,17 +104,18 @@ async def serve(
     *,
     is_cut_off: Callable[[_R], bool] = lambda _: False,
 ) -> int:
-    """Run a role until it is ended; returns the exit code.
+    """Run a role until it is ended, and return the exit code.
 
     Args:
         role: Name of the role: controller, ps, data, data-host or worker.
         options: Options of its command.
         controllers: Addresses of the controllers, joined by commas; empty without a controller.
         bind: Address to listen on.
-        environment: May have the token.
+        environment: Environment variables, which may have the token.
         health: Answers the probes of the role.
         open_role: Opens the role at its place.
-        is_cut_off: Whether a role that joined this one would wait: the line then has no next command.
+        is_cut_off: Returns whether a role that joins this one would have to wait: the line then has no next
+            command.
     """
     if options.advertise is not None:
         check_address(options.advertise, "--advertise")
@@ -177,7 +178,7 @@ async def _stay(
 ) -> None:
     """Open the role, print its line when it has joined, and serve until cancelled.
 
-    A controller of several does not wait for the others: after a restart they may not need it.
+    A controller of a group does not wait for the others: after a restart they may work without it.
     """
     buffers = BufferPool()
     node = options.id or f"{role}-{platform.node()[:40]}-{os.getpid()}"
