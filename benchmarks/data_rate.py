@@ -5,8 +5,9 @@
 
 All options at their defaults, one process for training. Three ways in turn, for `--rounds` rounds:
 
-    plain the data server is in the process, and images are unchanged inside the same with --augment outside
-    --augment, by `adam-async data` in another process (`train --data tcp://HOST:PORT`)
+    plain     the data server is in the process, and images are unchanged
+    inside    the same with --augment
+    outside   --augment, by `adam-async data` in another process (`train --data tcp://HOST:PORT`)
 
 Images per second of the epochs after the first one (medians), and the number of waits for input in these (the
 maximum of any round). Both processes share the machine's cores. Wanted: outside at least 0.75 of plain, and

@@ -8,8 +8,8 @@
 one process, and a pool of two threads. Messages between the two workers take `d` longer in each direction.
 With `n` groups in flight the prediction is the smaller of two rates, in groups per second:
 
-    B(n) measured over the same links at d = 0, with the same n n / (c d + t1) each slot is occupied until its
-    group has taken the longest path
+    B(n)               measured over the same links at d = 0, with the same n
+    n / (c d + t1)     each slot is occupied until its group has taken the longest path
 
 - `c`: crossings in sequence from a group's beginning to the end of its slot, see `slot_chain`: 10 with halos
   sent. The crossing of weight gradients at the end counts: the worker that adds them up keeps the slot until

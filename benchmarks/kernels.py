@@ -1,9 +1,9 @@
 """The bare kernel loop: forward, backward, all gradients and the rule, on its own weights.
 
-    OPENBLAS_NUM_THREADS=1 python -m benchmarks.kernels --json kernels.json [--peer earlier.json] ...
-    --kernels numpy numba --torch PYTHON both sets, and PyTorch of that interpreter, in turn ... --busy
-    together with a thread as busy as an event loop ... --layers layer by layer instead: microseconds per
-    group
+    OPENBLAS_NUM_THREADS=1 python -m benchmarks.kernels --json kernels.json [--peer earlier.json]
+    ... --kernels numpy numba --torch PYTHON     both sets, and PyTorch of that interpreter, in turn
+    ... --busy                                   together with a thread as busy as an event loop
+    ... --layers                                 layer by layer instead: microseconds per group
 
 Rows: case, ours (images per second, all threads together), peer, ratio, unit, share. A peer is the same row
 of an earlier run's file, or of any file with such rows; without a peer, its column and the ratio are null.

@@ -4,11 +4,12 @@
 
 Three questions, with compiled kernels, plain SGD and two threads:
 
-    networks images per second of `cifar-conv` and of an MLP 784-2048-2048-10, all threads sharing one set of
-    weights; the peer is PyTorch's Hogwild: processes of one thread each with shared weights variants the same
-    of `mnist-adam`, with PyTorch plain, channels_last and torch.compile shapes multiply-adds per second
-    (forward, of all trained images) of the MNIST network under another name, from TOML, and with 12 and 24
-    maps, each thread with its own weights; the peer is `mnist-adam` itself
+    networks   images per second of `cifar-conv` and of an MLP 784-2048-2048-10, all threads sharing one set
+               of weights; the peer is PyTorch's Hogwild: processes of one thread each with shared weights
+    variants   the same of `mnist-adam`, with PyTorch plain, channels_last and torch.compile
+    shapes     multiply-adds per second (forward, of all trained images) of the MNIST network under another
+               name, from TOML, and with 12 and 24 maps, each thread with its own weights; the peer is
+               `mnist-adam` itself
 
 Rows: case, ours, peer, ratio, unit, spread. Both sides of a row run in turn, several times over; ours and
 peer are medians, and the ratio is the median of the rounds' ratios, because the speed of shared machines

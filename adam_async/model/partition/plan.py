@@ -5,9 +5,9 @@ Theory of operation
 A `PartitionPlan` names for each layer the *block* of its output that each worker owns: image rows, or
 features. `Layout` derives everything else, from the loss back to the images:
 
-    needs the range of an output that a worker's later layers read: the hull of their needs computes the range
-    that the worker computes: its block, or its whole need if the layer is *recomputed* pieces the ranges that
-    it needs and does not compute: the owners send them, each value once
+    needs       the range of an output that a worker's later layers read: the hull of their needs
+    computes    the range that the worker computes: its block, or its whole need if the layer is *recomputed*
+    pieces      the ranges that it needs and does not compute: the owners send them, each value once
 
 No worker sends the output of a layer that only *moves* values (flatten): each reader computes it. A value
 therefore crosses between two workers at most once forward. Its error gradient crosses at most once backward,
