@@ -52,7 +52,7 @@ class Progress:
     clock: int = 0
     """Clock up to which all pushes of live replicas are applied, in steps."""
     waiting_for: tuple[str, ...] = ()
-    """Workers that wait for clocks, each with the replicas of these clocks."""
+    """Workers that wait for clocks, each with the replicas that it waits for."""
     staleness_mean: float = 0.0
     staleness_max: int = 0
     waited_s: float = 0.0

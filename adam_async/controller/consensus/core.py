@@ -50,7 +50,7 @@ class Core:
 
     Args:
         saved: The durable state: the result of `records.recover` or `records.bootstrapped`, or for a joining
-            node `Saved` with a new identity alone. The latter two are on disk already.
+            node `Saved` with a new identity alone. The caller writes the latter two to disk first.
         draw: Returns a new random number from 0 to 1 at each call, which spreads the election time-outs.
         now: The time, in seconds of the caller's clock.
         contents: Checks that the state machine can read commands and states of other nodes.
