@@ -6,14 +6,15 @@ The import of this package sets up and loads nothing; the first use of a name be
         values = await store.pull()
         await store.push({"w": gradient(values["w"])}, read=values)
 
-A store is named arrays with update rules on parameter servers. The training of networks is one user of them:
+A store is a set of named arrays with update rules on parameter servers. The training of networks uses a
+store:
 
     async with Disk() as disk:
         digits = await load_dataset("digits", disk)
     async with LocalCluster(Config(epochs=3), dataset=digits) as cluster:
         result = await cluster.train(print)
 
-`adam_async.sync` has the same for programs without a loop.
+`adam_async.sync` has the same interface for programs without an event loop.
 """
 
 from importlib import import_module

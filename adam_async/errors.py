@@ -6,10 +6,11 @@
         StoreError         2    a call on a store does not fit it: names the array, the value and the remedy
       DataError            3    a data source is missing, damaged or of the wrong kind
         TransformFailed    3    a user's function on images raised, or returned a wrong image
-        DiskFailed         3    a write to a server's folder of states failed, and its fate is unknown
+        DiskFailed         3    a write to a server's folder of states failed, and its outcome is unknown
       RoleDied             4    a needed role ended; names the role and the cause
         RoleUnreachable    4    a needed role was absent from the beginning
-        Leaderless         4    none of several controllers led for too long
+        RoleFailed         4    a role that may be running does not do its work for the run
+        Leaderless         4    a group of controllers had no leader for too long
       DeadlineExceeded     5    a named wait took longer than its deadline
       ShardUnavailable     5    the primary of a shard was unreachable for too long
       BindFailed           7    an address is taken, or belongs to another machine
@@ -46,7 +47,7 @@ def lost_copies_text(homes: Sequence[str], store: str, *, is_of_run: bool) -> st
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return at least one name, with commas and a last ``and``."""
+    """Return one or more names as text, with commas and a final ``and``."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
@@ -85,8 +86,8 @@ class TransformFailed(DataError):
 
 
 class DiskFailed(DataError):
-    """A write or sync of a server's states failed: it must acknowledge nothing more. The message has the file
-    and the remedy."""
+    """A write or sync of a server's states failed; the server must acknowledge nothing more. The message has
+    the file and the remedy."""
 
 
 class RoleDied(AdamError):
@@ -120,7 +121,7 @@ class RoleUnreachable(RoleDied):
 
 
 class Leaderless(RoleDied):
-    """None of several controllers led for too long."""
+    """A group of controllers had no leader for too long."""
 
     def __init__(self, addresses: Sequence[str], waited_s: float, why: str) -> None:
         AdamError.__init__(
@@ -203,7 +204,7 @@ class GradientMismatchError(ModelError):
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Return the first error of a group that is no cancellation, or the error itself.
+    """Return the first error of a group that is no cancellation; an error without a group stays as it is.
 
     Raise the result `from` its own `__cause__`, such as the error of a user's layer, because `from None`
     would remove the cause.

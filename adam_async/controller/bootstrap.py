@@ -4,14 +4,15 @@ Theory of operation
 -------------------
 All controllers get the same names. Each draws an identity (its name, and a number of its disk) and makes it
 durable before it sends it. The first controller by name decides: it asks all others for their identities, and
-begins the group with them once each has answered that it belongs to none. One node decides, durably, so there
-is one answer. The others begin without a state, and the leader sends it to them, whether they are voters
-already or have yet to be added. They may count as voters before that: only a node that knows the members asks
-for votes, and at first that is the deciding node alone.
+begins the group with these identities once each controller has answered that it belongs to no group. Only
+this controller decides the first members, and its decision is durable, so all controllers get the same group.
+The other controllers begin without a state, and the leader sends the state to them, both to first voters and
+to controllers that it adds later. A first voter may count as a voter before it has the state: only a node
+with the list of members asks for votes, and at first only the deciding controller has this list.
 
-A deciding controller that lost its disk asks again. After the first committed entry a majority has the state,
-and another controller answers that it belongs to a group. The controller then joins that group with its new
-identity, like any other controller.
+A deciding controller that lost its disk asks the others again. After the first committed entry a majority has
+the state, and another controller answers that it belongs to a group. The controller then joins that group
+with its new identity, like any other controller.
 """
 
 from collections.abc import Iterable

@@ -9,7 +9,7 @@
 A change has two checks. `may_change` compares the caller of a link with the record of the expected version;
 the leader calls it before it proposes the command (`permissions`). `set_bundle` needs no caller, and runs in
 the replicated state machine. A command for another version than the present one changes nothing, so both
-checks see the same record, whatever changes between them.
+checks see the same record, even if the map changes between them.
 
 All results depend on the map alone, so all controllers and servers compute the same ones.
 """
@@ -95,7 +95,7 @@ def fault_of_change(store: StoreRecord, old: BundleRecord, new: BundleRecord) ->
 def is_outdated(cluster: ClusterMap, key: str, new: BundleRecord) -> bool:
     """Return whether a change is for a failed store, or adds a lost member.
 
-    Its writer did not know the newest map, so the change is a conflict and not a fault.
+    The writer of such a change did not have the newest map, so the change is a conflict and not a fault.
     """
     added = set(new.members).difference(cluster.bundles[key].members)
     is_over = cluster.stores[_store_of(key)].phase == "failed"
@@ -172,7 +172,7 @@ class LostBundles(NamedTuple):
 
     homes: tuple[str, ...]
     servers: tuple[str, ...]
-    """The last servers that had their copies, in the order of their loss for each bundle."""
+    """Servers that had the last copies of these bundles, for each bundle in the order of their loss."""
 
 
 def lost_bundles(cluster: ClusterMap) -> dict[str, LostBundles]:
@@ -220,7 +220,7 @@ def used_bytes(cluster: ClusterMap, *, without: str = "") -> Counter[str]:
 
 
 def free_bytes(cluster: ClusterMap, used: Counter[str]) -> dict[str, int]:
-    """Return the free bytes of each live server, from its used bytes; negative if it has too many."""
+    """Return the free bytes of each live server, from its used bytes; negative if these exceed its memory."""
     return {
         server: int(cluster.nodes[server].info.get("memory_bytes", UNKNOWN_BYTES)) - used[server]
         for server in cluster.live("ps")
@@ -268,9 +268,9 @@ def next_member(
 
 
 def unready_copy(cluster: ClusterMap, member: Member) -> str:
-    """Return the home of a bundle that this server is to have, and has not in sync; empty if there is none.
+    """Return the home of a bundle that this server should have in sync, but has not; empty for none.
 
-    A server that restarts is invited by the primaries of its bundles, and joins them one by one.
+    The primaries of its bundles invite a restarted server, and the server joins the bundles one by one.
     """
     for key, bundle in cluster.bundles.items():
         home = key.rpartition("/")[2]

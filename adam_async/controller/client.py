@@ -1,9 +1,9 @@
-"""The other roles' client of the controllers: membership of the cluster, and the map as it changes.
+"""Client of the controllers for all other roles: membership in the cluster, and changes of the map.
 
-A `Membership` watches the map, whichever controller leads, and keeps its own node record in it under one
-incarnation. The map advances version by version; a slow reader misses intermediate maps, but never the last.
-A new group of controllers counts versions anew: its members discard the old group's map and join again. A
-leader change within the group needs no action.
+A `Membership` watches the map, regardless of which controller leads, and keeps the record of its node in the
+map under one incarnation. The map advances version by version; a slow reader misses intermediate maps, but
+never the last. A new group of controllers counts versions anew: its members discard the old group's map and
+join again. A leader change within the group needs no action.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class Membership:
         self._group = ""
         self.map = ClusterMap()
         self._unready: tuple[ClusterMap, str] | None = None
-        """The last map for which `unready_copy` was asked, and the answer."""
+        """Last map for which `unready_copy` was computed, and its result."""
         self._changed = asyncio.Condition()
 
     @property
@@ -129,7 +129,7 @@ class Membership:
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """Addresses of all controllers: the given ones, or if that was one, the leader's list."""
+        """Addresses of all controllers: the given addresses, or the leader's list if only one was given."""
         return self._client.controllers
 
     async def run(self) -> None:
@@ -155,7 +155,7 @@ class Membership:
                     await self._join()
 
     async def _join(self) -> None:
-        """Set this node's record. A controller may still see the link of the last incarnation as open."""
+        """Set this node's record; repeat while a controller sees the last incarnation's link as open."""
         key, loop = f"nodes/{self.node}", asyncio.get_running_loop()
         begin, patience_s = loop.time(), self._waits.dial_s + self._waits.call_s
         pauses, warned = TAKEN_PAUSES.waits(), False
@@ -263,16 +263,16 @@ class Membership:
     async def report_death(self, node: str) -> None:
         """Report that the process of another node has ended, for `GOODBYE_S` at most.
 
-        The parent of the process knows of its end; after the report no node waits for its return.
+        The parent of the process reports its end, so that no node waits for the process to return.
         """
         known = self.map.nodes.get(node)
         if known is None:
             return
 
         def gone(newest: ClusterMap) -> NodeRecord | None:
-            """Return the node as dead, if the map still has this incarnation of it alive."""
+            """Return the node's record as dead; None unless this incarnation of the node is live."""
             record = newest.nodes.get(node)
-            # A new incarnation is alive: the death of the old one is no longer of interest.
+            # A new incarnation is live, so the end of the old one no longer matters.
             if record is None or not record.live or record.incarnation != known.incarnation:
                 return None
             return msgspec.structs.replace(record, live=False)
@@ -294,7 +294,7 @@ class Membership:
         key, id = store_key(name), record.id
 
         def absent(cluster: ClusterMap) -> bool:
-            """Return whether the name is free, or that of another store which has failed."""
+            """Return whether the name is free, or belongs to another store, which has failed."""
             there = cluster.stores.get(name)
             return there is None or (there.phase == "failed" and there.id != id)
 
@@ -311,7 +311,7 @@ class Membership:
         """Delete the store of a name, if it still has this id; for errors see `create_store`."""
 
         def deleted(cluster: ClusterMap) -> StoreRecord | None:
-            """Return the store as deleted, if the name still has it."""
+            """Return the store's record as deleted; None if the name no longer belongs to the store."""
             store = cluster.stores.get(name)
             if store is None or store.id != id:
                 return None
@@ -320,13 +320,13 @@ class Membership:
         await self.update(store_key(name), deleted)
 
     def next_member(self, store: str, home: str, may_join: Callable[[Member], bool]) -> Member | None:
-        """Return the server that the primary of a bundle should invite, or None; see the function."""
+        """Return the server that a bundle's primary should invite, or None; see `bundle_rules`."""
         return next_member(self.map, store, home, may_join)
 
     def unready_copy(self) -> str:
         """Return the home of a bundle if this server lacks its copy; empty if there is none."""
         if self._unready is None or self._unready[0] is not self.map:
-            # Kept for the map, because any client of a health endpoint may ask, and as often as it likes.
+            # Kept for each map, because clients of a health endpoint may ask at any rate.
             self._unready = self.map, unready_copy(self.map, self.member)
         return self._unready[1]
 
@@ -335,8 +335,8 @@ class Membership:
     ) -> Confirmation:
         """Change a bundle, as a member of it, if its record still has version `expected`.
 
-        The map of this member has the outcome before this returns, unless it is unknown. After an unknown
-        outcome, a later version of the bundle in the map shows whether the change was made.
+        Unless the outcome is unknown, the map of this member has it before this method returns. After an
+        unknown outcome, a later version of the bundle in the map shows whether the change was made.
 
         Args:
             home: Home of the bundle.
@@ -367,10 +367,10 @@ class Membership:
     async def update(self, key: str, change: Callable[[ClusterMap], msgspec.Struct | None]) -> None:
         """Compare-and-set a key with a record made from the newest map, until that succeeds.
 
-        After another node's write, `change` runs again on the newer map; its None ends the attempt.
+        After another node's write, `change` runs again on the newer map; a result of None ends the attempt.
 
         Raises:
-            DeadlineExceeded: No controller led, or answered, in `patience_s`; in `call_s` if that is longer.
+            DeadlineExceeded: No controller led, or answered, within the longer of `patience_s` and `call_s`.
             RunFailed: The controller refused the value.
         """
         # Without a leader `run` fails after `patience_s`, with the better error; this wait must not end
@@ -387,7 +387,7 @@ class Membership:
             raise DeadlineExceeded(f"the controller to set {key}", timeout_s) from None
 
     async def _try_set(self, key: str, value: msgspec.Struct, timeout_s: float) -> bool:
-        """Set a key if its record is the known one; if the outcome is unknown, the newest map shows it."""
+        """Set a key if its record is that of `map`; an unknown outcome shows in the newest map."""
         outcome = await self._client.compare_and_set(
             key,
             self.map.version_of(key),

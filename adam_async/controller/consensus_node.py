@@ -3,11 +3,11 @@
 Theory of operation
 -------------------
 The core (`consensus.core`) decides the effects, and this shell carries them out. `_take` handles the events
-one after the other, also events that an effect causes at once. Records wait in `_unwritten` while the disk is
-busy; one sync then writes all of them (group commit). Without a file no record survives the process, and
-records count as durable at once: a restarted controller then has a new identity, and the group adds it again.
-`peer_controllers` has the links to the others and their identities, `stall_aware_clock` the core's time,
-`status_log` the log lines about the group.
+one after the other, including events that an effect causes at once. Records wait in `_unwritten` while the
+disk is busy; one sync then writes all of them (group commit). Without a file no record survives the process,
+and records count as durable at once: a restarted controller then has a new identity, and the group adds it
+again. `peer_controllers` has the links to the others and their identities, `stall_aware_clock` the core's
+time, `status_log` the log lines about the group.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class Answer:
 
     outcome: Outcome = DONE
     refused: str = ""
-    """Reason of a refusal; the request then has no effect, now or later. Else empty."""
+    """Reason for a refusal, after which the request has no effect, now or later; empty without a refusal."""
     unknown: bool = False
     """Whether the request may take effect, now or later."""
 
@@ -122,7 +122,7 @@ class ConsensusSetup:
 
     Attributes:
         entropy: Random bytes, for the identity in the group and the election time-outs.
-        file: File of the durable records; without one, a group without a running majority is lost.
+        file: File of the durable records; without a file, the group's state is lost once no majority runs.
         settings: Times and sizes, the same for all of the group.
         snapshot_entries: Number of applied entries after which a snapshot replaces them.
         observe: Called after each event and all its effects.
@@ -198,7 +198,7 @@ class ConsensusNode:
 
     @property
     def leads(self) -> bool:
-        """Whether this controller leads; a newer leader may exist that it has not heard from."""
+        """Whether this controller leads; a newer leader may exist whose messages it has not received."""
         return self._core is not None and self._core.role is Role.LEADER
 
     @property
@@ -371,7 +371,7 @@ class ConsensusNode:
         return sorted(name_of(voter) for voter in voters if not self._peers.address(voter))
 
     def _warn_of_unknown(self) -> None:
-        """Warn if the addresses lack a majority, for which this controller would wait unnoticed."""
+        """Warn if the known addresses lack a majority, because this controller then only waits."""
         if self.is_cut_off:
             logger.warning(
                 "%s was one of a group with %s, whose addresses were not given: without a majority it waits; "
@@ -495,7 +495,7 @@ class ConsensusNode:
     # --- members -----------------------------------------------------------------------------
 
     def _is_counted(self) -> bool:
-        """Return whether this identity is a voter, which every controller knows."""
+        """Return whether this identity is a voter, so that no controller needs to receive it."""
         return self._core is not None and self._core.me in self._core.members.voters
 
     async def _admit(self) -> None:

@@ -1,8 +1,8 @@
 """Pure: checks that the state machine can read a command, a state or a log that it did not write itself.
 
 Other controllers send commands and states, and an earlier process has written those of a file. Unreadable
-bytes would end this controller when it applies them, and again at every start. So it checks them before they
-enter the log, and when it reads a file.
+bytes would end this controller when it applies them, and again at every start. The controller therefore
+checks commands and states before they enter the log, and when it reads a file.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ MOST_VERSION = 1 << 53
 """Largest version of a cluster map."""
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
-"""Errors that reading bytes of a peer or a file, or writing them again as text, may raise."""
+"""Errors that may occur when bytes of a peer or a file are read, or are written again as text."""
 
 
 def command_problem(command: bytes) -> str:

@@ -1,6 +1,6 @@
 """Pure: suspicion of nodes whose link to the leader broke, or which have not found a new leader yet.
 
-The detector only keeps time. An entry of the log (`replicated_state.Lost`) decides that a node is lost. Only
+The detector only tracks deadlines; a node is lost only by an entry of the log (`replicated_state.Lost`). Only
 the leader suspects nodes. Times are absolute seconds on the caller's clock.
 """
 
@@ -45,8 +45,8 @@ class FailureDetector:
     def link_lost(self, node: str, incarnation: int, *, now: float) -> None:
         """Suspect a node whose last link broke.
 
-        A node linked before this leader's election may have left to search for the leader, so it has the
-        search's deadline at least.
+        A node linked before this leader's election may have left to search for the leader, so its deadline is
+        not before that of the search.
         """
         self._until[node, incarnation] = max(now + self._grace_s, self._found_by)
 

@@ -49,13 +49,14 @@ NEXT_S = 0.2
 """Delay after which the next address is tried in parallel, in seconds."""
 
 SILENT_S = 1.5
-"""Silence beyond a request's own time that ends a leader's link, in seconds, if it is one of several."""
+"""Silence beyond a request's own time after which the link to a leader ends, in seconds, if there are several
+controllers."""
 
 PARTS = 3
-"""Number of parts of `SILENT_S`; only parts during which this loop ran count."""
+"""Number of equal parts of `SILENT_S`; a part counts as silence only if this process's loop ran on time."""
 
 LATE_S = 0.2
-"""Lateness of a part that shows that this loop stood still, in seconds."""
+"""Lateness of a wake-up that shows that this process's loop stood still, in seconds."""
 
 PAUSES = RetrySchedule(first_s=0.05, longest_s=0.5)
 """Pauses between rounds without a leader, in seconds."""
@@ -66,10 +67,10 @@ WARN_S = 2.0
 ONCE = RetrySchedule(attempts=1)
 
 BUSY = "busy"
-"""Code of a leader's refusal of a request for now; the request had no effect."""
+"""Code of a temporary refusal by a leader; the request had no effect."""
 
 LOST = (LinkClosed, LinkBroken, RemoteProtocolError, CallTimeout)
-"""Errors that leave the fate of a request unknown."""
+"""Errors after which the outcome of a request is unknown."""
 
 
 def parse_controllers(text: str) -> tuple[str, ...]:
@@ -130,13 +131,14 @@ class LeaderConnection:
         self._waits = waits
         self._endpoint = Endpoint(network, identity, traffic)
         self._order = list(self._addresses)
-        """Addresses in the order of attempts, with those named by controllers; unreachable ones are last."""
+        """Addresses in the order of attempts, including addresses named by controllers; unreachable ones are
+        last."""
         self._named_all: tuple[str, ...] = ()
         """All controllers' addresses as a leader named them."""
         self._hint = ""
         """Likely address of the leader."""
         self._ahead: list[str] = []
-        """Addresses of this round, those already tried among them."""
+        """Addresses of this round, including those already tried."""
         self._channels: dict[str, Channel] = {}
         """Channels by address."""
         self._attempts: dict[str, asyncio.Task[None]] = {}
@@ -167,7 +169,7 @@ class LeaderConnection:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Addresses of all controllers: the given ones, or if that was one, the leader's list."""
+        """Addresses of all controllers: the given addresses, or the leader's list if only one was given."""
         return self._addresses if len(self._addresses) > 1 else self._named_all or self._addresses
 
     @property
@@ -184,7 +186,7 @@ class LeaderConnection:
     # --- one request -------------------------------------------------------------------------
 
     async def call(self, link: Link, message: Message, wait_s: float) -> Message:
-        """Send a request and wait for its answer: `wait_s`, and the allowed silence beyond that.
+        """Send a request and wait for its answer, for `wait_s` and the permitted silence.
 
         Raises:
             CallTimeout: There was no answer.
@@ -215,7 +217,7 @@ class LeaderConnection:
             answer.cancel()
 
     async def refused(self, link: Link, error: RemoteError) -> None:
-        """Search again after a refusal by a follower, pause after one by a busy leader, else raise it."""
+        """Search again after a follower's refusal, pause after a busy leader's, raise any other."""
         if error.code == BUSY:
             await asyncio.sleep(PAUSES.first_s)
         elif error.code in (NOT_LEADER, UNKNOWN):
@@ -340,7 +342,8 @@ class LeaderConnection:
     async def _round(self, task_group: asyncio.TaskGroup, after: int, group: str) -> None:
         """Try the likely leader, then every other controller, each once, until one leads.
 
-        A controller silent for `NEXT_S` may answer in a later round; it has one attempt at a time.
+        A controller that is silent for `NEXT_S` may still answer in a later round; each controller has at
+        most one attempt at a time.
         """
         self._ahead, tried = [self._hint, *self._order], {""}
         while self.link is None:

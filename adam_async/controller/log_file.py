@@ -4,7 +4,7 @@ The log appends records to its one file, and syncs it. After the core's snapshot
 state replaces it. A file exists with its whole first record or not at all, because the log writes the first
 record in the same way. A crash can tear only the last append; a file that does not begin with a whole record
 is no log, and stays untouched. A lock beside the file keeps a second process out. Each error ends the
-controller: it makes no promise after a write with an unknown fate.
+controller: it must acknowledge nothing after a write with an unknown outcome.
 """
 
 import asyncio
@@ -125,7 +125,7 @@ class LogFile:
         """Append records, each batch in a frame of its own; they are durable on return.
 
         Raises:
-            ConfigError: Their fate is unknown: the file must not be used again.
+            ConfigError: The outcome of the write is unknown; do not use the file again.
         """
         position = self._writer.position
         data = b"".join([self._writer.frame(records) for records in batches])

@@ -47,7 +47,7 @@ WATCH_S = 1.0
 controllers."""
 
 LONG_WATCH_S = 60.0
-"""Maximum wait of a watch on a single controller, in seconds; its silent link shows that it is gone."""
+"""Maximum wait of a watch on a single controller, in seconds; the end of its link shows that it has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class MapUpdate:
 class Outcome:
     """The outcome of a compare-and-set.
 
-    `done` is None if the outcome is unknown: the change is made, or never will be.
+    `done` is None if the outcome is unknown: the change was made, or will never be made.
     """
 
     done: bool | None
@@ -107,7 +107,7 @@ class MapClient:
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """Addresses of all controllers: the given ones, or if that was one, the leader's list."""
+        """Addresses of all controllers: the given addresses, or the leader's list if only one was given."""
         return self._leader.addresses
 
     def close(self) -> None:

@@ -11,7 +11,8 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.map_changes import Change, changed_records, difference
 
 GROWTH_BYTES = 1 << 20
-"""Bytes by which present records may grow in a full map: members continue, and no node joins."""
+"""Number of bytes by which existing records may still grow in a full map, so that members continue; no node
+can join."""
 
 STORES_BYTES = MOST_MAP_BYTES // 2
 """Maximum size of all stores with lists of arrays and bundles, in bytes: nodes must have room to join."""

@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 Each controller dials each other one, and sends only over its own link. The node drops a message that it
-cannot send at once: the core repeats all important messages. Both sides of a new link exchange their
-identities, again every `ASK_S` until the group has this controller as a voter.
+cannot send at once: the core repeats all important messages. The two controllers of a new link exchange their
+identities, and repeat this every `ASK_S` until the group has this controller as a voter.
 
 *Names and identities.* All controllers get the same names and addresses once (`set_addresses`); the node
 ignores messages under other names. A name gets a new identity after each loss of its disk (`bootstrap`); the
@@ -51,7 +51,7 @@ ASK_S = 0.2
 """Interval between two requests for the other controllers' identities, in seconds."""
 
 DIAL_S = 2.0
-"""Deadline of one dial, in seconds; another one follows."""
+"""Deadline of one dial, in seconds; another dial follows."""
 
 REFUSED_S = 1.0
 """Pause after a refusal, or after another controller answered at the address, in seconds."""
@@ -66,7 +66,8 @@ WARN_S = 5.0
 """Wait for the first members of a group above which a warning names the missing ones, in seconds."""
 
 SMALL_BYTES = 4096
-"""Maximum size of a core's message inside a link's message, in bytes; a tensor takes twice the time."""
+"""Maximum size of a core's message in the fields of a link's message, in bytes; as a tensor, a small message
+would take twice the time."""
 
 
 def packed_agree(message: Message, *, group: str) -> LinkMessage:

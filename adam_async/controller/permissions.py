@@ -21,8 +21,8 @@ that a driver may give to a program. It deletes its own stores, and those whose 
 unless their program is in progress.
 
 The leader asks the table before it proposes a command. If the refusal depends on the present record, the
-command names the version of that record: a command for an older version changes nothing, and the client of
-one for a newer version tries again.
+command names the version of that record: a command for an older version changes nothing, and after a command
+for a newer version the client tries again.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -42,7 +42,7 @@ FORBIDDEN = "forbidden"
 """Code of a refusal by the table; the controller then closes the link."""
 
 BEHIND = "busy"
-"""Code of a refusal by a leader that does not know the named version yet; the client tries again."""
+"""Code of a refusal by a leader that has not reached the named version yet; the client tries again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def _store_of_clients(attempt: Attempt, cluster: ClusterMap) -> str:
 
 
 def _is_of_a_program(text: str, cluster: ClusterMap) -> bool:
-    """Return whether a text is the id of the program of the map, or one that a live driver may give out."""
+    """Return whether a text is the id of the map's program, or an id that a live driver may give to one."""
     prefixes = tuple(
         program_prefix(name, node.incarnation)
         for name, node in cluster.nodes.items()
@@ -216,7 +216,7 @@ def _is_of_a_program(text: str, cluster: ClusterMap) -> bool:
 
 
 def _deletion(attempt: Attempt, old: StoreRecord | None, cluster: ClusterMap) -> str:
-    """Return whether a client may delete a store: its own one, or one whose creator is no longer live."""
+    """Return whether a client may delete a store: its own store, or that of a creator that is not live."""
     if old is None:
         return RIGHT if attempt.expected <= cluster.version else LATER
     if attempt.expected != old.changed:

@@ -1,8 +1,8 @@
 """Pure: the rules of programs that all kinds have, and the table of kinds.
 
 A driver sets the pieces of a program's blob (``run/<n>``), then its record (``run``). The map has one program
-at a time; its stores leave the map with it. The `Rules` of its kind do the rest: they check its terms, begin
-it, and apply its standing rules. No rule reads the blob.
+at a time; its stores leave the map with it. The `Rules` of the program's kind check its terms, begin the
+program, and apply the standing rules. No rule reads the blob.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,9 +26,9 @@ class Rules(Protocol):
     """The rules of a kind of program. All are pure: the same map gives the same map on every controller."""
 
     permissions: Mapping[tuple[str, str], PermissionRule]
-    """Permission rules of its keys, by key and role of the link."""
+    """Permission rules of the kind's keys, by key and role of the link."""
     meant: Mapping[str, str]
-    """Permission for each of its keys, as text for refusals."""
+    """Permission for each of the kind's keys, as text for refusals."""
 
     def version(self, cluster: ClusterMap, key: str) -> int | None:
         """Return the version of a key's record, 0 if there is none; None if the kind has no such key."""
@@ -82,7 +82,7 @@ class ProgramRules:
         self._kinds = kinds
         names = [key for rules in kinds.values() for key in rules.meant]
         self.keys = ", ".join(["run", "run/<n>", *names])
-        """Its keys, as text for a refusal."""
+        """Keys of all programs, as text for a refusal."""
 
     def _of(self, cluster: ClusterMap) -> Rules | None:
         """Return the rules of the program of the map; None without a program of a known kind."""

@@ -35,7 +35,7 @@ _IRRELEVANT = bytes(set(range(256)).difference(b'"[]{}'))
 
 
 def nests_too_deep(text: bytes, most: int = MAX_DEPTH) -> bool:
-    """Return whether a record nests more than `most` deep. A deeper record must not enter the log.
+    """Return whether a record is nested deeper than `most`. A deeper record must not enter the log.
 
     Args:
         text: Valid JSON. A count of its brackets takes as little as a twentieth of the time of a walk through

@@ -4,11 +4,11 @@ The log holds commands as bytes; `apply` takes them in the order of the log and 
 commands give equal states, byte for byte, and `snapshot` encodes the whole state. The map's own rules are in
 `state`.
 
-*Sessions.* A client repeats a request with a lost answer, perhaps to another controller. A session numbers
-its requests and sends them one at a time, and the state keeps each session's last number and outcome. The
-same number again gets the same outcome. A lower number is late: the client needs no answer, and the state
-does not apply it. A command opens a session, and its index in the log names the session. So a delayed request
-never creates a session anew: the controllers know its session, or it has ended. The state drops the least
+*Sessions.* A client that gets no answer repeats its request, perhaps to another controller. A session numbers
+its requests and sends them one at a time, and the state keeps each session's last number and outcome. A
+repeated number gets the same outcome. A request with a lower number is late: the client needs no answer, and
+the state does not apply the request. A command opens a session, and its index in the log names the session.
+So a delayed request never creates a session anew: its session exists, or has ended. The state drops the least
 recently used sessions beyond `MAX_SESSIONS`, or the group's own limit.
 """
 
@@ -121,7 +121,7 @@ def read_command(command: bytes) -> Command:
     """Read a command of the log.
 
     Raises:
-        DecodeError: This release does not know the command.
+        DecodeError: This release cannot read the command.
     """
     return _DECODER.decode(command)
 

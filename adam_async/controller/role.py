@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-A role is a block. Its start opens a task group, a listener whose links are counted and, for every role but
-the controller, the membership, then starts the role's own tasks. Its end cancels the tasks, closes the
-listener and waits for the remaining links. An error in any task ends the block, and so does an error in a
-callback of the role (`callbacks.py`).
+A role is an `async with` block. The start of the block opens a task group, a listener whose links are counted
+and, for every role but the controller, the membership, then starts the role's own tasks. Its end cancels the
+tasks, closes the listener and waits for the remaining links. An error in any task ends the block, and so does
+an error in a callback of the role (`callbacks.py`).
 
 This module decodes requests. It answers those that every role answers, and passes the others to the role. It
 refuses a request for another role, and one that it cannot decode; the link stays open.
@@ -32,7 +32,7 @@ from transport import Identity, Link, LocalProtocolError, Message, Network, Prot
 _Counts = TypeVar("_Counts", bound=CommonStatistics)
 
 STATISTICS_BYTES = 1 << 20
-"""Bytes of an answer with statistics, which the role reserves in advance."""
+"""Size of an answer with statistics, which the role reserves in advance, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -133,7 +133,8 @@ class Role:
     async def _goodbye(self) -> None:
         """Leave the cluster before the tasks end, so that no role waits for this one.
 
-        During a run the role does not leave: the controllers report its loss, unless the run is ending, too.
+        During a run the role reports no departure; the controllers then report its loss, unless the run ends
+        first.
         """
         if self._controller:
             if not self._membership.map.in_progress:
@@ -168,7 +169,7 @@ class Role:
         return self._info
 
     def changes(self) -> AsyncIterator[ClusterMap]:
-        """The cluster map now and after every change, always the newest; for members only."""
+        """Yield the cluster map now and after every change, always the newest; for members only."""
         return self._membership.changes()
 
     async def listen_also(self, address: str) -> str:
@@ -232,7 +233,7 @@ def reply_when_room(request: Request, nbytes: int, make: Callable[[], Message]) 
 
 
 def reply_or_fail(request: Request, message: Message) -> None:
-    """Answer a request; it fails if its answer cannot be sent, for instance because of its size."""
+    """Answer a request, or refuse it if the answer cannot be sent, such as one that is too large."""
     try:
         request.reply(message)
     except LocalProtocolError as error:

@@ -3,14 +3,15 @@
 Theory of operation
 -------------------
 The leader answers requests about the map; the others name the leader. A change becomes a command of the log,
-and its answer waits until it is applied here; a majority has it on disk by then (`consensus_node`). A read
-waits for a proof that no other controller leads (`ConsensusNode.read`). The history of the map answers
-watches, each version once. A new leader answers watches only once it has all versions that earlier leaders
-sent, and a controller behind a watcher's version lets it wait, so versions never go back for a watcher.
+and its answer waits until the command is applied here; by then a majority has the command on disk
+(`consensus_node`). A read waits for a proof that no other controller leads (`ConsensusNode.read`). The
+history of the map answers watches, each version once. A new leader answers watches only once it has all
+versions that earlier leaders sent, and a controller behind a watcher's version lets the watcher wait, so
+versions never go back for a watcher.
 
-Members keep a link to the leader. When the last link of an incarnation breaks, or it does not find a new
-leader, the leader suspects it (`failure_detector`), and after the grace period proposes its loss like any
-other change.
+Members keep a link to the leader. If the last link of an incarnation breaks, or the incarnation does not find
+a new leader, the leader suspects it (`failure_detector`), and after the grace period proposes its loss like
+any other change.
 
 A single controller is a group of one, and runs the same code.
 """
@@ -82,7 +83,7 @@ WARN_EVERY_S = 10.0
 """Minimum interval between two warnings about invalid messages of one controller, in seconds."""
 
 MOST_WARNED = 64
-"""Maximum number of controllers with a warning in one such interval; a peer chooses its own name."""
+"""Maximum number of controllers with a warning in `WARN_EVERY_S`, because a peer may use many names."""
 
 
 @dataclass(slots=True)
@@ -149,7 +150,7 @@ class Controller(Role):
         self._warn_again: dict[str, float] = {}
         """Earliest time of the next warning about each controller that sent an invalid message."""
         self._leaving: set[Link] = set()
-        """Links in closing after a forbidden attempt."""
+        """Links that are being closed after a forbidden attempt."""
         self._failure_detector = FailureDetector(grace_s=self._waits.grace_s, find_s=FIND_S)
         self._timer = Timer(self._next_deadline, self._due)
 
@@ -282,7 +283,7 @@ class Controller(Role):
         )
 
     def _refuse(self, request: Request, refusal: Refusal) -> None:
-        """Refuse an attempt; after the refusal of a forbidden one, close its link."""
+        """Refuse an attempt; if the attempt is forbidden, close its link after the refusal."""
         request.fail(refusal.code, refusal.text)
         link = request.link
         if refusal.code == FORBIDDEN and link not in self._leaving:

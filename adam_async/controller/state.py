@@ -1,7 +1,7 @@
-"""Pure: the rules of the cluster map: members, stores and their placement; programs have their own.
+"""Pure: the rules of the cluster map: members, stores and their placement; programs have rules of their own.
 
 A state machine: `apply` takes one command and returns the events that it caused. After each command the
-standing rules run, each of which reads the map and may change it:
+standing rules run; each rule reads the map and may change it:
 
     strike    a lost server is no member of bundles; the next member in sync follows a lost primary
     fail      a store has failed if all members in sync of one of its bundles are lost

@@ -3,13 +3,13 @@
 Theory of operation
 -------------------
 The consensus node passes its core to the log after every event; the log keeps only the last reported state.
-It has no timer: a core has a tick at least once in two election time-outs, and a leader one with each
-heartbeat, so a line is at most that late.
+The log has no timer: a core has a tick at least once in two election time-outs, and a leader has one with
+each heartbeat, so a line is late by at most this time.
 
-*Leader.* A line follows an election; a request for votes has none. *Lost and returned controllers.* The
-leader reports them, because it measures each voter's silence; it reports none in its first `LOST_S`. *No
-majority.* A warning follows `LEADERLESS_S` without a leader. It names the controllers that were silent for
-that time, in which every running controller asks for votes.
+*Leader.* The log has a line for each election, and none for a request for votes. *Lost and returned
+controllers.* The leader reports them, because it measures each voter's silence; it reports none in its first
+`LOST_S`. *No majority.* A warning follows `LEADERLESS_S` without a leader. The warning names the controllers
+that sent nothing during this time, in which every running controller asks for votes.
 
 The leading controller also logs each important change of the map (`report_changes`).
 
@@ -50,7 +50,7 @@ class StatusLog:
         names: Names of all known controllers, this one among them.
         linked: Returns the names of the controllers with an open link.
         kept: Whether the controller started with durable records of a group.
-        is_cut_off: Whether a warning about unreachable majorities was logged already.
+        is_cut_off: Whether a warning about a majority without known addresses was logged already.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class StatusLog:
         """Last term with this controller as leader."""
         self._check_at = math.inf
         self._lost: set[str] = set()
-        """Names of the controllers logged as lost and not as back, in the terms of one leader."""
+        """Names of the controllers logged as lost and not yet as back, since the last change of the
+        leader."""
         self._other_groups: set[tuple[str, str]] = set()
         """Pairs of a controller and its other group that were logged."""
 
@@ -168,7 +169,7 @@ class StatusLog:
     # --- the other controllers, on the leader ------------------------------------------------
 
     def _check_others(self, core: Core, now: float) -> None:
-        # A new leader has heard no controller yet: it reports none lost for a while.
+        # A new leader has no controller's answer yet, so it reports none as lost for a while.
         if self._leads_in != core.term:
             self._leads_in, self._check_at = core.term, now + LOST_S
         if now < self._check_at:

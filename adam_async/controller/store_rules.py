@@ -70,9 +70,10 @@ class _Placing:
 
     buckets: tuple[str, ...] = ()
     copies: tuple[tuple[str, ...], ...] = ()
-    """Servers of each bundle, its home first."""
+    """Servers of each bundle; the home comes first."""
     problem: str = ""
-    """Reason why the live servers cannot hold it; empty if they can, or too few are live to know."""
+    """Reason why the live servers cannot hold the store; empty if they can, or if too few servers are
+    live."""
 
 
 # --- records -------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ def _arrays_of(cluster: ClusterMap, name: str, store: StoreRecord) -> tuple[Arra
 
 
 def _placing_of(cluster: ClusterMap, name: str, store: StoreRecord) -> _Placing:
-    """Choose the servers of a store: the least used, or if it does not fit, those with the most room."""
+    """Choose the servers of a store: the least used, or if these lack memory, those with the most free."""
     servers = cluster.live("ps")
     wanted = store.servers or len(servers)
     if len(servers) < max(wanted, store.copies):
@@ -202,7 +203,7 @@ def _placing_of(cluster: ClusterMap, name: str, store: StoreRecord) -> _Placing:
 
 
 def _from(ring: Sequence[str], start: int, count: int) -> tuple[str, ...]:
-    """Return some servers of a ring, so that all servers are secondaries of equally many bundles."""
+    """Return consecutive servers of a ring, so that each is a secondary of equally many bundles."""
     return tuple(ring[(start + step) % len(ring)] for step in range(count))
 
 
@@ -307,7 +308,7 @@ def memory_of(store: StoreRecord) -> int:
 
 
 def _pieces_of(cluster: ClusterMap, name: str, store: str) -> dict[str, ArraysPiece]:
-    """Return the pieces of the map without those of an earlier store with a name."""
+    """Return the pieces of the map without those of earlier stores of this name."""
     return {
         key: piece
         for key, piece in cluster.arrays.items()

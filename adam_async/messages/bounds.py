@@ -1,7 +1,7 @@
 """Pure: the types of all message fields, with the largest number and the longest text of each.
 
-A field has one of these types or is a `bool`, an enumeration of them or another record; a test walks all
-messages and finds any other field. The bounds lie far beyond every correct value. The bounds keep extreme
+A field has one of these types, or is a `bool`, an enumeration of such values, or another record; a test walks
+all messages and finds any other field. The bounds lie far beyond every correct value. The bounds keep extreme
 values of a peer out of memory, arithmetic and waits; the receiving role compares a value with its present
 state.
 
@@ -73,7 +73,7 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 """Duration of a wait or of work, in seconds."""
 
 Instant = Annotated[float, Meta(ge=-1e15, le=1e15)]
-"""Seconds on another process' clock."""
+"""Time on the clock of another process, in seconds."""
 
 Rate = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Learning rate."""
@@ -82,7 +82,7 @@ Progress = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Number of epochs, or a fraction."""
 
 Loss = Annotated[float, Meta(extra={"diverges": True})]
-"""Loss; NaN or infinite if training diverged. Loss, which roles only add up and show."""
+"""Loss; NaN or infinite if training diverged, because roles only add up and show losses."""
 
 # --- texts -------------------------------------------------------------------------------------
 
@@ -142,8 +142,8 @@ MOST_MAP_BYTES = 8 << 20
 it."""
 
 MOST_MAP_TEXT_BYTES = 2 * MOST_MAP_BYTES
-"""Maximum size of a cluster map or its changes in one answer, in bytes. The map also has names, and shares
-and places that the controllers add."""
+"""Maximum size of a cluster map or its changes in one answer, in bytes. The limit exceeds `MOST_MAP_BYTES`,
+because the text also has names, and shares and places that the controllers add."""
 
 MOST_INFO_BYTES = 32 << 10
 """Maximum size of the `info` field of a node in the cluster map, such as a data server's description of its

@@ -1,7 +1,7 @@
 """Pure: requests of any role that read and change the cluster map; and messages between controllers.
 
 The leading controller answers a request about the map. Other controllers answer with the leader's address, or
-with none if they know no leader.
+with an empty one if they know no leader.
 """
 
 from typing import Annotated
@@ -25,7 +25,7 @@ with the same number."""
 
 
 class GetMap(Body, frozen=True, kw_only=True):
-    """Request for the cluster map, with all changes that were answered before."""
+    """Request for the cluster map, with all changes that were acknowledged before the request."""
 
 
 class OpenSession(Body, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class WatchMap(Body, frozen=True, kw_only=True):
     after: After
     """Version that the client has; -1 requests the whole map."""
     group: Name
-    """Group of controllers of that version; the map of another group begins anew."""
+    """Group of controllers with version `after`; the controllers of another group send their whole map."""
     wait_s: Seconds
 
 
@@ -76,9 +76,9 @@ class MapState(Body, frozen=True, kw_only=True):
     group: Name
     """Group of the controllers; a newly founded group has another name, and counts versions anew."""
     done: bool = True
-    """Answer to `CompareAndSet`: whether it took effect."""
+    """Whether the `CompareAndSet` that the message answers took effect."""
     at: Version = 0
-    """For an answer to `CompareAndSet`: current version of the key's record."""
+    """Current version of the key's record, in an answer to `CompareAndSet`."""
     controllers: Annotated[tuple[Addresses, ...], msgspec.Meta(max_length=64)] = ()
     """Addresses of all controllers of the group, in the order of their names; empty for a group of one."""
 
@@ -86,7 +86,7 @@ class MapState(Body, frozen=True, kw_only=True):
 class MapChanges(Body, frozen=True, kw_only=True):
     """The changes of the map since the requested version, version by version without a gap.
 
-    Tensor: the changes (`controller.changes.Change`) as JSON text.
+    Tensor: the changes (`run.map_changes.Change`) as JSON text.
     """
 
     version: Version

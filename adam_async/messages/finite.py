@@ -1,7 +1,7 @@
-"""Pure: finds NaN or an infinity in a received value, guided by its declared type.
+"""Pure: the search for NaN and infinities in a received value, by its declared type.
 
-`finder` reads a type once and returns a function that checks only the fields that can have such a number, or
-None for a type without such a field.
+`finder` reads a type once. It returns a function that checks only fields that must be finite, or None for a
+type without such fields.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,12 +14,12 @@ import msgspec
 from msgspec import inspect
 
 Finder = Callable[[Any], str]
-"""Function from a value to the path of its first number that is not finite, or an empty text."""
+"""Function that returns the path of the first number in a value that is not finite, or an empty text."""
 
 
 @cache
 def finder(type_: Any) -> Finder | None:
-    """Make the function that finds NaN or an infinity in a value of a type; None if the type has no float."""
+    """Return a function that finds NaN or an infinity in a value of a type; None if nothing is to check."""
     return _of(inspect.type_info(type_))
 
 

@@ -55,7 +55,8 @@ class LeaseGroups(Body, frozen=True, kw_only=True):
     count: Count
     wait_s: Seconds
     heard: After = -1
-    """Sync clock that this worker received with `last` after those groups; -1: none."""
+    """Sync clock that this worker received, together with `last`, after the first `position` groups; -1:
+    none."""
     rows: tuple[Row, Row] | None = None
     """Requested rows of the images; ``(0, 0)``: no images; None: whole images."""
 
@@ -85,7 +86,7 @@ class Groups(Body, frozen=True, kw_only=True):
     clock: Clock = 0
     """Minimum clock of the first of these groups, up to which the replica ticks; 0 in asp."""
     end: Clock = 0
-    """Sync clock, with `last`: after the push of these groups the replica ticks up to it."""
+    """Sync clock if `last` is set: after the push of these groups the replica ticks up to this clock."""
 
 
 class ReportGroups(Body, frozen=True, kw_only=True):

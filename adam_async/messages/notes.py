@@ -52,7 +52,7 @@ class GetStatistics(Body, frozen=True, kw_only=True):
     ranges: bool = False
     """Whether a data server also lists the finished groups of an epoch in progress."""
     clock: Clock = 0
-    """With ssp and bsp: last clock of the steps whose groups it lists; 0: of all steps."""
+    """Last clock of the steps whose groups the data server lists, with ssp and bsp; 0: all steps."""
 
 
 class Statistics(Body, frozen=True, kw_only=True):

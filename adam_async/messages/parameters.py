@@ -33,8 +33,9 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """Form of the gradient of some shards in a push."""
 
     factors: bool
-    """False: one flat tensor with the concatenated deltas of the shards. True: two tensors, activations
-    (I, K) and error gradients (R, K) for the R rows of all these shards, which belong to one tensor."""
+    """Whether the part is two tensors, activations (I, K) and error gradients (R, K) for the R rows of all
+    these shards, which belong to one array. Otherwise the part is one flat tensor with the concatenated
+    deltas of the shards."""
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_IN_A_META)]
     """Number of shards that this part covers."""
 
@@ -62,7 +63,8 @@ class Push(Body, frozen=True, kw_only=True):
     versions: Versions
     """Oldest version of each shard that the step's groups read."""
     own_applied: PushNumbers
-    """Number of the worker's own pushes since that version that local steps had applied to the copy read."""
+    """Number of the worker's own pushes since the version in `versions` that local steps had already applied
+    to the copy that the groups read."""
     pull: bool = False
     """Whether the answer has the values of these shards after this push."""
     epoch: Epoch = 0
@@ -74,7 +76,7 @@ class Push(Body, frozen=True, kw_only=True):
 
 APPLIED, DUPLICATE, REFUSED, GAP, NOT_PRIMARY = range(5)
 """Outcomes of a push on one shard. REFUSED: the gradient is not finite, or in bsp too late for the sum of its
-clock; the push consumed its number and ticked."""
+clock; the push still consumed its number and counted as a tick."""
 
 
 class Problem(msgspec.Struct, frozen=True, array_like=True):
@@ -84,7 +86,7 @@ class Problem(msgspec.Struct, frozen=True, array_like=True):
     """Position of the shard in the push."""
     status: Index
     expected: PushNumber = 0
-    """For GAP: the next number that the server expects."""
+    """Next number that the server expects, if the outcome is GAP."""
 
 
 class Pushed(Body, frozen=True, kw_only=True):
@@ -170,7 +172,7 @@ class Values(Body, frozen=True, kw_only=True):
     """Versions of the shards; empty, and without a tensor, if the requested clock was not reached in time."""
     clock: Clock
     """Slowest clock of these shards: the values include all pushes of live replicas up to it, and a joining
-    replica starts there."""
+    replica starts at this clock."""
     behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()
     """Replicas that the server waits for, if the answer has no values."""
 

@@ -27,9 +27,10 @@ class Greet(Body, frozen=True, kw_only=True):
     partition: Partition
     """Partition of the sender."""
     received: Count
-    """Number of blocks that the sender has received from the other side, which continues after them."""
+    """Number of blocks that the sender has received from the other side; the other side continues after
+    these."""
     begun: Count
-    """As in `Blocks`."""
+    """Number of groups that the sender has begun in this replica generation; see `Blocks`."""
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
@@ -49,7 +50,8 @@ class Blocks(Body, frozen=True, kw_only=True):
     """Number of the first block, from 1 without gaps, per direction and replica generation."""
     blocks: Annotated[tuple[Block, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
     received: Count
-    """Number of blocks that the sender has received from the receiver, which may drop them."""
+    """Number of blocks that the sender has received from the receiver; the receiver may drop its copies of
+    these."""
     begun: Count
     """Number of groups that the sender has begun in this replica generation; it limits its peers' lead."""
 

@@ -22,11 +22,13 @@ class Begin(_OfSession, frozen=True, kw_only=True):
     """A new session, from the primary. The answer is `Begun`; entries follow it."""
 
     version: Version
-    """Version of the bundle's record that the primary knows: a member without it waits for it."""
+    """Version of the bundle's record that the primary has; a member with an older record waits for this
+    version."""
     start: Count
     """Position before the first entry that the primary still has."""
     anew: bool = False
-    """Whether the member drops its copy: the primary sends all entries after `start`, and all pieces."""
+    """Whether the member must drop its copy; the primary then sends all entries after `start`, and all
+    pieces."""
 
 
 class Begun(_OfSession, frozen=True, kw_only=True):
@@ -49,7 +51,7 @@ class Copy(_OfSession, frozen=True, kw_only=True):
     committed: Count
     """Position of the last entry that the member may apply."""
     applied_by_all: Count
-    """Position of the last entry that all members have applied: entries up to it may go."""
+    """Position of the last entry that all members have applied: entries up to it may be dropped."""
     part: Index = 0
     parts: Index = 1
 

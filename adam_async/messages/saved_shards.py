@@ -22,10 +22,11 @@ MOST_SAVED_STORES = 64
 """Maximum number of saved stores of one name on a server."""
 
 MOST_FAULTY_PIECES = 1_000
-"""Maximum number of invalid pieces in a list: each one costs its reader an exception."""
+"""Maximum number of invalid pieces in a list, because each invalid piece raises an exception in the
+reader."""
 
 SAVED_PIECE_BYTES = 128
-"""Maximum size of a packed `SavedPiece` in bytes; its home has most of them."""
+"""Maximum size of a packed `SavedPiece`, in bytes; the name of the home may take most of these."""
 
 
 class SavedPiece(msgspec.Struct, frozen=True, array_like=True):
@@ -34,12 +35,13 @@ class SavedPiece(msgspec.Struct, frozen=True, array_like=True):
     home: NodeId
     piece: Count
     generation: Version
-    """Generation of the last entry in it: of two servers the larger one is newer, whatever their positions,
-    because a primary begins with all committed entries."""
+    """Generation of the last entry in the piece. If two servers have the piece, the larger generation is
+    newer, regardless of the positions, because a primary begins with all committed entries."""
     position: Count
-    """Position of this entry: of two servers with equal generations the larger one is newer."""
+    """Position of the last entry in the piece. If two servers have the piece with equal generations, the
+    larger position is newer."""
     clock: Clock
-    """Highest clock of a replica in its tables, in steps."""
+    """Highest clock of a replica in the tables of the piece, in steps."""
 
 
 class SavedStore(msgspec.Struct, frozen=True):
@@ -50,10 +52,11 @@ class SavedStore(msgspec.Struct, frozen=True):
     record: Annotated[bytes, msgspec.Meta(max_length=64 << 10)]
     """The record of the store, as JSON text."""
     arrays: Annotated[bytes, msgspec.Meta(max_length=4 << 20)]
-    """Its list of arrays, as JSON text."""
+    """The list of arrays of the store, as JSON text."""
     pieces: Annotated[tuple[SavedPiece, ...], msgspec.Meta(max_length=MOST_SAVED_PIECES)]
     began_ms: Version
-    """Time at which the server took the store up, in milliseconds since 1970: the larger one is newer."""
+    """Time at which the server began to keep the store, in milliseconds since 1970; of two saved stores of a
+    name, the one with the later time is newer."""
 
 
 class _ListedStore(SavedStore, frozen=True):
@@ -94,10 +97,10 @@ _LISTED: msgspec.msgpack.Decoder[_ListedStore] = msgspec.msgpack.Decoder(_Listed
 def read_saved_list(message: Message) -> tuple[tuple[SavedStore, ...], tuple[str, ...]]:
     """Return the stores beside a `SavedList`, and the faults of others.
 
-    A server has files from elsewhere on its disk, so an invalid store or piece costs no other one.
+    The disk of a server may have files of other origin, so an invalid store or piece does not affect others.
 
     Raises:
-        RemoteProtocolError: The list is too long, has too many invalid pieces, or is none.
+        RemoteProtocolError: The list is too long, has too many invalid pieces, or is no list.
     """
     stores: list[SavedStore] = []
     faults: list[str] = []

@@ -59,16 +59,17 @@ class ReadShards(Body, frozen=True, kw_only=True):
     generation: Version
     shards: Shards
     clock: Clock = 0
-    """0: the values as they are."""
+    """Clock for which the answer waits; 0 requests the values as they are."""
 
 
 class ShardStates(Body, frozen=True, kw_only=True):
-    """Tensors: the two tables, then for each shard its values (flat) and its rule's arrays."""
+    """The whole state of shards. Tensors: two tables, then each shard's values (flat) and rule arrays."""
 
     arrays: Names
     """Names of the rule's arrays: elementwise ones, then arrays of one number per shard."""
     passed: Clock = 0
-    """In bsp the clock of a shard that has passed the one of the request; the answer then has no shards."""
+    """In bsp: clock of a shard that has passed the requested clock, so that the answer has no shards; else
+    0."""
 
 
 class LoadShards(Body, frozen=True, kw_only=True):

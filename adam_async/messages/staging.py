@@ -44,7 +44,7 @@ class FilePart(Body, frozen=True, kw_only=True):
     checksum: Name
     """Checksum of the whole file; empty, and without a tensor, if the sender does not have the file yet."""
     progress: Count = 0
-    """Bytes that the sender has staged: the receiver waits for a slow sender whose progress grows."""
+    """Number of bytes that the sender has staged; the receiver keeps waiting while this number grows."""
 
 
 ROWS: Rows = {

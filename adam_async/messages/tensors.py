@@ -14,7 +14,8 @@ from adam_async.messages.finite import finder
 from transport import Message, RemoteProtocolError
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Errors of decoding a peer's bytes: the decoder has its own error for most faults, but not for all."""
+"""Errors that the decoding of a peer's bytes may raise; the decoder's own error covers most faults, not
+all."""
 
 
 @cache

@@ -104,7 +104,7 @@ def own_peer(peers: dict[str, str], given: str | None) -> str:
 
 
 def peer_name(number: str) -> str:
-    """Return the node id of a controller of several."""
+    """Return the node id of one of several controllers."""
     return f"controller-{int(number)}"
 
 

@@ -33,13 +33,13 @@ class BundleRecord(msgspec.Struct, frozen=True, kw_only=True):
     joining: tuple[Member, ...] = ()
     """Invited members, which lack some entries or values."""
     lost: tuple[str, ...] = ()
-    """Servers of members in sync that were lost since the bundle last had all copies, the last one last. The
-    controllers set it."""
+    """Servers of members in sync that were lost since the bundle last had all copies, in the order of their
+    loss. The controllers set it."""
     changed: int = 0
 
     @property
     def primary(self) -> Member | None:
-        """The member that orders and answers; None if all members are lost."""
+        """Member that orders pushes and answers clients; None if no member is in sync."""
         return self.in_sync[0] if self.in_sync else None
 
     @property

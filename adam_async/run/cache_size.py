@@ -11,10 +11,10 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 AUTO = "auto"
 
 SHARE_OF_AVAILABLE = 2
-"""Divisor of the available memory: by default, the data servers of a machine take one part of it."""
+"""Divisor of the available memory; by default, the data servers of a machine use one such part."""
 
 LEAST_BUDGET_BYTES = 1 << 20
-"""Minimum memory budget of a process, in bytes; below it links wait for each other."""
+"""Minimum memory budget of a process, in bytes; with less memory links would wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def read_budget(name: str, text: str) -> int:
 
 
 def room_for_whole(cache: CacheLimits | None, *, available_bytes: int) -> int:
-    """Return the memory of a source that decodes as a whole, in bytes, regardless of the cache.
+    """Return the memory for a source that has to be decoded as a whole, in bytes.
 
     Args:
         cache: Limits from the options. A requested size may raise this memory, but does not lower it.

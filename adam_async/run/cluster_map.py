@@ -41,36 +41,37 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     role: str
     address: str
-    """Address of its listener."""
+    """Address of the node's listener."""
     incarnation: int
     before: tuple[int, ...] = ()
     """Earlier incarnations of the node, set by the controller; none of them may join again."""
     live: bool = True
     ready: str = ""
-    """Id of the run that it is ready for; for workers with their replica's generation, see `ready_word`."""
+    """Id of the run for which the node is ready; for a worker together with its replica's generation, see
+    `ready_word`."""
     left: bool = False
-    """Whether it left by itself; false for a lost one."""
+    """Whether the node left by itself; false for a lost node."""
     failed: str = ""
-    """Run in which it cannot take part, and the error, as `failed_word` writes them."""
+    """Run in which the node cannot take part, and the error, as `failed_word` writes them."""
     replica: int = -1
-    """For workers: replica that it trains; for clients: place in their store's clocks. The controller sets
-    it; -1 for none."""
+    """For workers: replica that the worker trains; for clients: place in the clocks of the client's store.
+    The controller sets it; -1 for none."""
     partition: int = 0
-    """For workers: part of the replica's model that it trains, from 0; set with the replica."""
+    """For workers: part of the replica's model that the worker trains, from 0; set with the replica."""
     placed: int = 0
     """For workers and clients: map version at which the controller assigned replica and part."""
     serves: tuple[str, ...] = ()
-    """For parameter servers: the stores of which it holds values for all its shards, as `served_word` writes
-    them."""
+    """For parameter servers: stores for which the server holds the values of all its shards, as `served_word`
+    writes them."""
     store: str = ""
-    """For clients: id of the store that they push to; empty for a reader."""
+    """For clients: id of the store to which the client pushes; empty for a reader."""
     info: dict[str, Any] = {}
     """Facts for other nodes: of data servers the shape and size of the data."""
     changed: int = 0
 
 
 NO_SLOT = {"replica": -1, "partition": 0, "placed": 0}
-"""Fields of a node without a slot."""
+"""Values of the fields of a node that has no replica and no part."""
 
 
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"round_groups": "turn"}):
@@ -80,27 +81,28 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"round_grou
     number: int
     groups: int
     shares: dict[str, tuple[int, int]]
-    """Replica (as text, for msgpack) to its range of groups; or with `round_groups`, to its place and the
-    number of places: of the rounds 0, 1, 2, ... it has those whose number, modulo places, is its place.
-    Rounds count the groups left after `finished` and the warm start."""
+    """Range of groups of each replica (as text, for msgpack). With `round_groups` instead the replica's place
+    and the number of places: the replica has each round whose number, from 0 and modulo the number of places,
+    is its place. Rounds contain only the groups left after `finished` and the warm start."""
     round_groups: int = 0
-    """With ssp and bsp: groups of a round, which are those of one step. 0: shares are ranges."""
+    """Number of groups of a round, which are those of one step, with ssp and bsp; 0 if shares are ranges."""
     first_clock: int = 0
-    """Clock of every replica at the begin of the epoch, in steps. 0 in asp."""
+    """Clock of every replica at the beginning of the epoch, in steps; 0 in asp."""
     finished: tuple[tuple[int, int], ...] = ()
     """Ranges of groups that the run trained before it was resumed."""
     carried: int = 0
-    """Number of groups, from the first, of images skipped by the epoch before; replicas always train them."""
+    """Number of groups at the beginning of the epoch, with images that the epoch before skipped; replicas
+    always train these groups."""
     behind: tuple[int, ...] = ()
-    """Replicas with skipped groups in their shares."""
+    """Replicas whose shares of the epoch before have skipped groups."""
     drain: bool = False
     """Whether the driver stops the run with a checkpoint: the data servers lease no more groups. In ssp and
     bsp all replicas then train up to one clock, the `clock` of the data server's statistics."""
     ended: bool = False
     result: dict[str, Any] = {}
-    """Values that the data server sets with `ended`: images, loss, seconds, and the common clock, in asp the
-    highest of any replica; images skipped and trained again, ranges of the skipped groups, and the replicas
-    with these in their shares."""
+    """Values that the data server sets with `ended`: images, loss and seconds; the common clock, or in asp
+    the highest clock of any replica; numbers of images skipped and trained again; ranges of the skipped
+    groups, and the replicas with these groups in their shares."""
     changed: int = 0
 
 
@@ -128,7 +130,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
     bundles: dict[str, BundleRecord] = {}
     """Bundles of the placed stores, by key."""
     placements: int = 0
-    """Number of stores placed so far, the generation of the newest one."""
+    """Number of stores placed so far, which is the generation of the newest store."""
     run: ProgramRecord | None = None
     """The program in progress, or the last one."""
     epoch: EpochRecord | None = None
@@ -237,7 +239,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
         return store.generation if store is not None else 0
 
     def serving(self, store: StoreRecord) -> bool:
-        """Whether the primaries of all bundles of a store hold values for all their shards."""
+        """Return whether the primaries of all bundles of a store hold values for all their shards."""
         name = next((name for name, record in self.stores.items() if record.id == store.id), "")
         for home in set(store.buckets):
             bundle = self.bundles.get(bundle_key(name, home))
@@ -366,6 +368,6 @@ def failed_word(run: str, why: str) -> str:
 
 
 def failure_of(node: NodeRecord, run: str) -> str:
-    """Return why a node cannot take part in a run; empty if it reports nothing of this run."""
+    """Return why a node cannot take part in a run; empty if the node has not reported this."""
     before, _, why = node.failed.partition(": ")
     return why if before == run else ""

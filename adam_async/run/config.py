@@ -31,7 +31,7 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Deadlines of all waits above the transport, in seconds; errors use these names."""
 
     dial_s: float = 10.0
-    """First connection to a peer."""
+    """Deadline of the first connection to a peer."""
     meet_s: float = 0.0
     """Maximum wait of a starting role or driver for a controller; 0 is `dial_s`."""
     call_s: float = 10.0
@@ -39,22 +39,22 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     answer_s: float = 5.0
     """Deadline of one push or pull, after which the worker reconnects and sends its open requests again."""
     patience_s: float = 30.0
-    """All attempts of a worker to reach the primary of a shard."""
+    """Deadline of all attempts of a worker to reach the primary of a shard."""
     copies_s: float = 3600.0
-    """The same in a run, while fewer copies of the shard are in sync than `min_in_sync`: pushes wait for a
-    server."""
+    """Deadline of all attempts of a worker to reach the primary of a shard of a run, while fewer than
+    `min_in_sync` copies are in sync and pushes wait for a server."""
     prepare_s: float = 120.0
-    """Joining and preparation of all roles of a run."""
+    """Deadline for all roles of a run to join and to prepare."""
     grace_s: float = 2.0
     """Deadline for the reconnection of a node with a broken link, after which it counts as lost."""
     clock_s: float = 120.0
     """Deadline for an advance of the slowest clock while a worker waits for it."""
     replica_s: float = 60.0
-    """Deadline for the next replica of a run without a live one."""
+    """Deadline for the next replica of a run without a live replica."""
     checkpoint_s: float = 120.0
     """Deadline for the writing of a checkpoint, before the next one or the end of the run."""
     drain_s: float = 5.0
-    """End of a run in good order: time for groups in flight to finish."""
+    """Deadline for groups in flight to finish at an orderly end of a run."""
 
     def __post_init__(self) -> None:
         check_types(self, "waits.")
@@ -78,7 +78,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """``auto``, the name of a data set, or a folder or file; see `data_server.datasets`. Or
     ``tcp://host:port`` of standalone data servers, separated by commas."""
     damaged: Literal["error", "skip"] = "error"
-    """Policy for damaged images: the first is an error, or the run leaves out up to one in twenty."""
+    """Policy for damaged images: the first one is an error, or the run skips up to one image in twenty."""
     augment: bool = False
     """Whether training changes images at random, differently in each epoch."""
     transforms: str = ""
@@ -99,12 +99,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     partitions: int = 1
     """Number of workers over which the model of a replica is cut."""
     plan: Literal["vertical", "layers"] = "vertical"
-    """Partition plan: each layer over all workers (the paper's), or consecutive layers to each."""
+    """Partition plan: each layer is cut over all workers, as in the paper, or each worker has consecutive
+    layers."""
     halo: Literal["auto", "exchange", "recompute"] = "auto"
-    """With plan ``vertical``: whether image rows that two workers need are sent or computed twice."""
+    """Source of image rows that two workers need, with plan ``vertical``: they are sent, or computed
+    twice."""
     epoch_fraction: float = 0.75
-    """Share of the live replicas, or of the images (`epoch_rule`), whose finish ends an epoch. Skipped images
-    come first in the next epoch. The option has no effect with ``ssp`` and ``bsp``, which skip no images."""
+    """Share of the live replicas, or of the images (`epoch_rule`), that has to be finished for an epoch to
+    end. Skipped images come first in the next epoch. The option has no effect with ``ssp`` and ``bsp``, which
+    skip no images."""
     epoch_rule: Literal["replicas", "images"] = "replicas"
     """Unit of `epoch_fraction`: replicas that have trained their share, or images of one pool. No pool exists
     with ``ssp`` and ``bsp``."""
@@ -217,9 +220,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     checksum: Checksum = "auto"
     """Whether tensors have a CRC-32C between processes; ``auto``: to other hosts."""
     ack: Literal["auto", "single", "replicated", "durable"] = "auto"
-    """When a push is acknowledged: with one copy in the memory of its server (``single``), in the memory of
-    all copies in sync (``replicated``), or on the disks of all of these too (``durable``). ``auto`` is single
-    with one copy, else replicated."""
+    """Time at which a push is acknowledged: with one copy in the memory of its server (``single``), in the
+    memory of all copies in sync (``replicated``), or on the disks of all of these too (``durable``). ``auto``
+    is single with one copy, else replicated."""
     flush_s: float = FLUSH_S
     """Time between two rounds in which each server writes its changed shards to its disk, in seconds, given a
     folder for them."""
@@ -369,7 +372,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def copies_in_force(self) -> int:
-        """Servers with each shard: `copies`, or the default."""
+        """Number of servers with each shard: `copies`, or the default."""
         if self.copies:
             return self.copies
         if self.controllers == 1 or self.record or self.weights == "aliased":
@@ -393,7 +396,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def local_steps(self) -> bool:
-        """Whether workers step on their own copy until the next pull.
+        """Whether workers apply their steps to their own copy until the next pull.
 
         With a pull at every step they take no local steps: the next values contain the push, and arrive
         before a local step would be useful.
@@ -498,13 +501,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def images_per_update(self) -> int:
-        """Images in one update of a rule: those of a group, or in `bsp` of a step of all replicas."""
+        """Number of images in one update of a rule: of one group, or in `bsp` of a step of all replicas."""
         groups = self.replicas * self.push_every if self.synchronous else 1
         return self.images_per_group * groups
 
 
 def replica_in_flight(workers: Sequence[Mapping[str, Any]], partitions: int) -> int:
-    """Return the groups in flight of a replica: as many as every one of its workers can have.
+    """Return the number of groups in flight of a replica: as many as each of its workers can have.
 
     Args:
         workers: Facts of each worker: ``threads``, and ``in_flight`` if it is given.

@@ -7,23 +7,23 @@ class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of the store of a run on the disk of one server."""
 
     updates: int
-    """Applied pushes, each counted on each of its pieces."""
+    """Number of applied pushes; a push counts once for each piece that it changes."""
     writes: int
-    """Pieces written because of them."""
+    """Number of pieces written because of these pushes."""
     bytes: int
-    """Bytes of these pieces."""
+    """Size of the written pieces, in bytes."""
     amplification: float
-    """Bytes written to files, per byte of these pieces."""
+    """Number of bytes written to files for each byte of the written pieces."""
     rounds: int
-    """Complete rounds of writing."""
+    """Number of complete rounds of writing."""
     syncs: int
     disk_bytes: int
-    """Size of the files now."""
+    """Present size of the files, in bytes."""
     age_s: float | None = None
     """Age of the oldest update that is not on the disk, in seconds; None until all pieces were written."""
     period_s: float
-    """Seconds between the begins of two rounds."""
+    """Time between the beginnings of two rounds, in seconds."""
     as_of: float | None
-    """Time whose updates are all on the disk, in seconds since 1970."""
+    """Time up to which all updates are on the disk, in seconds since 1970; None before the first round."""
     full: bool
-    """Whether the last write found no space."""
+    """Whether the last write failed for lack of space."""

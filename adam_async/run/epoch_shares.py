@@ -3,8 +3,8 @@
 The controller gives each replica its share (`share_out`), and a data server makes queues of the shares
 (`assign`). Both use the groups *left* of the epoch, in order: all except those that the run trained before it
 was resumed. The first `warm` of these are only for the lowest replica. The first `carried` groups of the
-epoch have the images that the epoch before skipped. They come before all others, in equal shares, but a
-replica that skipped some gets none. The rest is shared out
+epoch have the images that the epoch before skipped. These groups come before all others, in equal shares, but
+a replica that skipped some of them gets none. The rest is shared out
 
     in a pool   each replica takes the next group
     in ranges   a contiguous range of group numbers per replica; their lengths differ by one group at most
@@ -23,10 +23,10 @@ Ranges = Sequence[tuple[int, int]]
 """Ranges of group numbers, each from its first number to one past its last."""
 
 MOST_LEASES = 256
-"""Maximum number of leases of every group of an epoch in the bound of clocks."""
+"""Maximum number of leases of each group of an epoch that `most_clock` assumes."""
 
 LEAST_STEPS = 4096
-"""Minimum number of steps of an epoch in the bound of clocks."""
+"""Minimum number of steps of an epoch that `most_clock` assumes."""
 
 POOL = Replica(-1)
 """Key of the queue of the common pool."""
@@ -41,8 +41,8 @@ class Assignment:
     queues: Mapping[Replica, Sequence[int]]
     """Groups after the warm start, for each replica in its order."""
     progress: Mapping[int, float]
-    """For each group left, the part of the epoch before the group for the replica of its share; from 0 to
-    less than 1."""
+    """Part of the epoch that lies before each group left, for the replica whose share has the group; from 0
+    to less than 1."""
 
 
 def groups_left(groups: int, finished: Ranges) -> Sequence[int]:
@@ -159,7 +159,7 @@ def _within(numbers: Sequence[int], share: tuple[int, int]) -> Sequence[int]:
 
 
 def covers(shares: Iterable[tuple[int, int]], *, groups: int, round_groups: int) -> bool:
-    """Whether every group is in exactly one share."""
+    """Return whether every group is in exactly one share."""
     wanted = sorted(shares)
     if round_groups:
         return wanted == [(place, len(wanted)) for place in range(len(wanted))]

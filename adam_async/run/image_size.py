@@ -10,7 +10,7 @@ Size = tuple[int, int]
 """Columns and rows."""
 
 LARGE = 256
-"""Maximum length of a side, in pixels, of a size that the images decide; larger images are scaled down."""
+"""Maximum length of a side, in pixels, if the size follows from the images; larger images are scaled down."""
 
 SIDE = 64
 """Longer side of images that are scaled down, in pixels; 256 neurons on three colours then have 3 million
@@ -26,7 +26,7 @@ class ChosenSize:
 
     size: Size
     note: str
-    """Change to images of other sizes, in words; empty if all have this size."""
+    """Text about the change of images of other sizes; empty if all images have this size."""
 
 
 def read_image_size(text: str) -> Size | None:
@@ -47,16 +47,16 @@ def read_image_size(text: str) -> Size | None:
 
 
 def most_frequent(sizes: Counter[Size]) -> Size:
-    """Return the most frequent size; of several, the largest."""
+    """Return the most frequent size; of equally frequent sizes, the largest."""
     return max(sizes, key=lambda size: (sizes[size], size))
 
 
 def choose_size(sizes: Counter[Size], wanted: Size | None) -> ChosenSize:
     """Choose the size of all images.
 
-    The size is the wanted one, or the size of more than half of the images, or the median of their columns
-    and of their rows. Without a wanted size, a size with a side above `LARGE` is scaled to `SIDE` on the
-    longer side.
+    The size is the wanted one; otherwise the size of more than half of the images; otherwise the medians of
+    their columns and of their rows. Without a wanted size, a size with a side above `LARGE` is scaled to
+    `SIDE` on the longer side.
 
     Args:
         sizes: Number of images of each size; at least one image.

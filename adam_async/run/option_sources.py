@@ -33,17 +33,17 @@ TOOLS = ("ADAM_TEST_", "ADAM_BENCH_")
 """Prefixes of the variables of tests and benchmarks, which commands ignore."""
 
 WAITS = "ADAM_WAITS"
-"""Name of the variable that the option `waits` would have; it is a table, so no variable sets it."""
+"""Name that a variable for the option `waits` would have; `waits` is a table, so no variable sets it."""
 
 LIKENESS = 0.75
 """Minimum similarity, from 0 to 1, at which a variable counts as a misspelt option."""
 
 
 ENVIRONMENT, COMMAND_LINE = "the environment", "the command line"
-"""Sources of a layer of options whose spelling `make_config` knows."""
+"""Names of the sources with their own spelling of options, which errors of `make_config` use."""
 
 PLAIN = tuple(name for name in FIELDS if name != "waits")
-"""Options that a variable or a word of the command line can set; waits are a table of a file."""
+"""Options that a variable or a word of the command line can set; `waits` is a table of a file."""
 
 LISTS = ("slow", "memory")
 """Options with several values, which a variable has with commas between them."""
@@ -132,7 +132,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Config:
-    """Merge layers of options, whose later layers override earlier ones, and check the result.
+    """Merge layers of options, in which later layers override earlier ones, and check the result.
 
     Args:
         sources: Source of each layer: a file's name, `ENVIRONMENT` or `COMMAND_LINE`.

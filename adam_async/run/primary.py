@@ -6,12 +6,12 @@ from adam_async.run.cluster_map import ClusterMap
 
 
 class Primary(NamedTuple):
-    """The server that answers for a bundle."""
+    """The server that answers the clients of a bundle."""
 
     node: str
     incarnation: int
     address: str
-    """Address of its listener."""
+    """Address of the server's listener."""
 
 
 def primary_of(cluster: ClusterMap, store: str, home: str) -> Primary | None:
@@ -23,7 +23,7 @@ def primary_of(cluster: ClusterMap, store: str, home: str) -> Primary | None:
 
 
 def lacks_copies(cluster: ClusterMap, store: str, home: str) -> bool:
-    """Whether a bundle has a primary, and too few members in sync for its pushes."""
+    """Return whether a bundle has a primary, but too few members in sync for its pushes."""
     bundle, record = cluster.bundle(store, home), cluster.store(store)
     if bundle is None or record is None:
         return False

@@ -27,7 +27,7 @@ MOST_PROGRAM_ID = 160
 """Maximum length of a program's id, in bytes of UTF-8; its store has the same id."""
 
 OVER = ("finished", "failed")
-"""Last phases of a program."""
+"""Final phases of a program."""
 
 
 class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,25 +35,26 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     driver: str
-    """Node id of the driver. After its loss the program waits for another one or fails, as its kind rules."""
+    """Node id of the driver. After its loss the program waits for another driver or fails, depending on the
+    rules of its kind."""
     incarnation: int = 0
     """Incarnation of the driver; 0 in the logs of earlier releases."""
     kind: str = "training"
-    """Name of its rules."""
+    """Kind of the program, which names its rules."""
     blob: bytes = b""
     """Work of the roles, as MessagePack; opaque to the controllers."""
     pieces: int = 0
-    """In a submission: number of pieces with the blob; 0 if the record has it."""
+    """Number of pieces with the blob, in a submission; 0 if the record has the blob."""
     terms: dict[str, Any] = {}
     """Facts that the rules of the kind read; their types are those of the kind."""
     phase: str = "preparing"
-    """State of the program; the kind names its phases, with `OVER` among them."""
+    """State of the program; each kind has its own phases, which include `OVER`."""
     epoch: int = 0
     """Round in progress, from 1; 0 while preparing."""
     reason: str = ""
-    """Reason for its failure."""
+    """Reason for the failure of the program."""
     lost: str = ""
-    """Lost role that caused its failure, if any."""
+    """Lost role that caused the failure of the program; empty if no lost role did."""
     result: dict[str, Any] = {}
     """Outcome of a finished program, set by its driver."""
     notes: dict[str, Any] = {}
@@ -69,18 +70,18 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **{name: getattr(program, name) for name in FIXED})
 
     def has_fixed_of(self, program: "ProgramRecord") -> bool:
-        """Whether another record belongs to the same program, with the same `FIXED` fields."""
+        """Return whether another record belongs to the same program, with the same `FIXED` fields."""
         pairs = ((getattr(self, name), getattr(program, name)) for name in FIXED)
         return self.id == program.id and all(here is there or here == there for here, there in pairs)
 
     @property
     def driven_by(self) -> Member:
-        """Its driver, with the incarnation."""
+        """Node id and incarnation of the driver."""
         return self.driver, self.incarnation
 
     @property
     def over(self) -> bool:
-        """Whether it has finished or failed."""
+        """Whether the program has finished or failed."""
         return self.phase in OVER
 
 

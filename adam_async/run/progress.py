@@ -52,7 +52,7 @@ class Progress:
     clock: int = 0
     """Clock up to which all pushes of live replicas are applied, in steps."""
     waiting_for: tuple[str, ...] = ()
-    """Workers that wait for clocks, each with the replicas of these."""
+    """Workers that wait for clocks, each with the replicas that it waits for."""
     staleness_mean: float = 0.0
     staleness_max: int = 0
     waited_s: float = 0.0
@@ -64,13 +64,14 @@ class Progress:
     checkpoint: str = ""
     """Name of the newest checkpoint; empty without one."""
     checkpointed_at: float = 0.0
-    """Time of its writing or resumption, in seconds of the loop's clock."""
+    """Time at which the newest checkpoint was written or resumed, in seconds of the loop's clock."""
     disk_age_s: float | None = None
     """Age of the oldest update that is not on the disk of its server, in seconds; None without disks."""
     _series: Series | None = field(default=None, init=False, repr=False)
     _began: float = field(default=0.0, init=False, repr=False)
     _recent: deque[tuple[float, int]] = field(default_factory=deque, init=False, repr=False)
-    """Times of the latest updates of this epoch, and its images at each."""
+    """Times of the latest updates of this epoch, each with the number of images trained in the epoch so
+    far."""
     _added_up: tuple[int, float, int] = field(default=(0, 0.0, 0), init=False, repr=False)
     """Number of `epochs` added up so far, and their seconds and images."""
 
@@ -167,5 +168,5 @@ class Progress:
 
 
 def is_ledger_leader(values: Mapping[str, Any]) -> bool:
-    """Whether statistics come from the data server that leases the run's groups."""
+    """Return whether statistics come from the data server that leases the run's groups."""
     return bool(values.get("lending", {}).get("leads"))

@@ -37,7 +37,7 @@ class EpochResult:
 
     @property
     def accuracies(self) -> str:
-        """The accuracies in words."""
+        """The accuracies as text."""
         validation = self.validation_accuracy
         before = f"validation accuracy {validation:.2%}, " if validation is not None else ""
         return f"{before}test accuracy {self.test_accuracy:.2%}"
@@ -51,8 +51,8 @@ class EpochResult:
 
 
 OnEpoch = Callable[[EpochResult], object]
-"""Called with each epoch after its evaluation. The callback may be async; its answer False ends the run with
-that epoch."""
+"""Function called with each epoch after its evaluation. The function may be async; its result False ends the
+run with that epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +63,14 @@ class CheckpointResult:
     epoch: int
     """Epoch of the checkpoint, taken within the epoch or at its end."""
     read_s: float
-    """Time in which the shards were read, in seconds. Training goes on meanwhile, except at the end of an
-    epoch or of the run."""
+    """Time that the reading of the shards took, in seconds. Training continues meanwhile, except at the end
+    of an epoch or of the run."""
     groups_beyond: int
-    """In asp and ssp: number of groups that were finished in this time. The values have their updates, and a
-    run that continues from the checkpoint trains them again."""
+    """Number of groups that were finished while the shards were read, in asp and ssp. The values of the
+    checkpoint have the updates of these groups, and a run that continues from the checkpoint trains them
+    again."""
     written_s: float
-    """Time of the write, during training, in seconds."""
+    """Time that the writing took, in seconds; training continues meanwhile."""
     bytes: int
 
 

@@ -9,7 +9,7 @@ from adam_async.errors import ConfigError
 from adam_async.run.cache_size import read_size
 
 ROLES = ("controller", "ps", "data", "worker", "driver")
-"""Roles with a process of their own; `driver` is `train`."""
+"""Roles with a process of their own; `driver` is the command `train`."""
 
 LEAST_BYTES = 64 << 20
 """Minimum memory of a process, in bytes; Python with NumPy needs about as much."""

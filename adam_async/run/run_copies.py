@@ -11,7 +11,7 @@ class BundleCopies(msgspec.Struct, frozen=True, kw_only=True):
     home: str
     """Server after which the bundle is named."""
     primary: str
-    """Server that answers; empty once all copies are lost."""
+    """Server that answers the clients of the bundle; empty once all copies are lost."""
     in_sync: tuple[str, ...]
     """Servers with all acknowledged pushes, the primary first."""
     joining: tuple[str, ...]
@@ -22,15 +22,15 @@ class RunCopies(msgspec.Struct, frozen=True, kw_only=True):
     """The copies of all shards of a run."""
 
     copies: int
-    """Servers that should have each shard."""
+    """Number of servers that should have each shard."""
     min_in_sync: int
-    """Copies that must have a push before it is applied."""
+    """Number of copies that must have a push before it is applied."""
     bundles: tuple[BundleCopies, ...]
-    """By home."""
+    """Copies of each bundle, in the order of the homes."""
 
     @property
     def lagging(self) -> tuple[BundleCopies, ...]:
-        """Bundles with fewer copies in sync than the run requires."""
+        """Bundles with fewer copies in sync than the run should have."""
         return tuple(bundle for bundle in self.bundles if len(bundle.in_sync) < self.copies)
 
 

@@ -11,8 +11,8 @@ from adam_async.run.staleness import add_up
 from adam_async.run.waits import waits_of
 
 FEW = 0.25
-"""Share of the pushes of the last mean staleness, below which pushes count with the next ones: the last few
-pushes of an epoch have few concurrent ones, so their staleness is near 0."""
+"""Minimum number of pushes of a mean staleness, as a share of the number in the last mean; fewer pushes count
+with the next ones. The last few pushes of an epoch have few concurrent ones, so their staleness is near 0."""
 
 SAMPLES_KEPT = 1 << 13
 """Maximum number of samples of a run."""
@@ -31,7 +31,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     """Learning rate of the schedule at this moment."""
     staleness_mean: float | None
-    """Mean staleness of the pushes since the last sample with one; None for no push, or few (`FEW`)."""
+    """Mean staleness of the pushes since the last sample with one; None without pushes, or with too few
+    (`FEW`)."""
     bytes: int
     """Bytes sent by data servers, parameter servers and workers."""
     waited_s: float
@@ -47,7 +48,7 @@ class Series:
         self._pushes = 0
         self._staleness = 0.0
         self._taken = 0
-        """Number of pushes of the last mean."""
+        """Number of pushes in the last mean staleness."""
         self.samples: list[Sample] = []
         """Samples of the run; at the limit, the series drops every second sample of its older half."""
 

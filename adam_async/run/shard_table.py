@@ -63,9 +63,9 @@ class ShardSpec:
     id: ShardId
     tensor: str
     start: int
-    """First element of the range in the flattened tensor."""
+    """Index of the first element of the range in the flattened tensor."""
     stop: int
-    """One past the last element."""
+    """Index one past the last element of the range."""
     row_size: int
     """Number of elements of a row of the tensor; 1 for a vector."""
     bucket: BucketId
@@ -258,7 +258,7 @@ def part_table(table: ShardTable, parameters: Iterable[PartOfArray]) -> ShardTab
 
 
 def spread(weights: Sequence[int], bins: int) -> list[int]:
-    """Return a bin for each item of these weights, largest first onto the least loaded bin."""
+    """Return a bin for each item of these weights: in falling order, each into the least loaded bin."""
     loads = [(0, target) for target in range(bins)]
     placed = [0] * len(weights)
     for item in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):

@@ -47,7 +47,7 @@ def add_up(histograms: Iterable[Mapping[str, Any]]) -> Staleness:
 
 
 def add_up_by_name(tables: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, Staleness]:
-    """Add up the histograms of several servers by name; names are in their order, numbers as numbers."""
+    """Add up the histograms of several servers by name; the names are sorted, numbers by value."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for table in tables:
         for name, histogram in table.items():

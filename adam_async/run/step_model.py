@@ -31,8 +31,8 @@ EVALUATE_IMAGES = 256
 """Maximum number of images of a batch that a step evaluates."""
 
 CONSTANTS_TOLERANCE = 1e-3
-"""Maximum difference between fingerprints of equal tensors, as a share of the norm. It is not 0, because
-processors round sines and random numbers differently."""
+"""Maximum difference between fingerprints of equal tensors, as a share of the norm. The tolerance is not 0,
+because processors round sines and random numbers differently."""
 
 _T = TypeVar("_T")
 
@@ -206,7 +206,7 @@ class StepModel:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32 or float64."""
+        """Type of the arrays: float32 or float64."""
         return self._dtype
 
     @property
@@ -226,7 +226,7 @@ class StepModel:
 
     @property
     def frozen(self) -> frozenset[str]:
-        """No array."""
+        """Names of frozen arrays: none."""
         return frozenset()
 
     @property
@@ -241,7 +241,7 @@ class StepModel:
 
     @property
     def multiply_adds(self) -> int:
-        """0, because the arithmetic of a step is unknown."""
+        """Number of multiply-adds: 0, because the arithmetic of a step is unknown."""
         return 0
 
     def parameter(self, name: str) -> ParameterSpec:
@@ -282,7 +282,7 @@ class StepModel:
         return self._loss(outcome.loss, batch, values)
 
     def backward(self, weights: Mapping[str, NDArray[Any]], context: StepContext) -> None:
-        """Has no effect: `forward` has computed the gradients."""
+        """Do nothing: `forward` has computed the gradients."""
 
     def delta(self, context: StepContext, name: str, *, out: NDArray[Any]) -> None:
         """Write the gradient of one array into `out`."""
@@ -434,7 +434,7 @@ RunModel = Network | StepModel
 
 
 def _alike(mine: tuple[float, float], given: tuple[float, float]) -> bool:
-    """Whether two fingerprints belong to equal tensors."""
+    """Return whether two fingerprints belong to equal tensors."""
     limit = CONSTANTS_TOLERANCE * max(abs(mine[0]), abs(given[0]))
     return all(abs(a - b) <= limit for a, b in zip(mine, given, strict=True))
 

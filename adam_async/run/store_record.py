@@ -139,7 +139,7 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Factor in bsp, in which the applied gradient is sum(contributions) * factor / sum(weights); 0 in other
     modes."""
     replicas: int = 1
-    """With clocks: number of clients that the first step waits for."""
+    """Number of clients for which the first step waits, in modes with clocks."""
     most_weight: int = (1 << 32) - 1
     """Maximum weight of one push."""
     scale_by_staleness: bool = False
@@ -153,12 +153,12 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     durable: bool = False
     """Whether a push is acknowledged only when it is on the disks of all members in sync."""
     program: str = ""
-    """Id of the run whose workers are the clients of the store, and which ends with it; empty for a store of
-    a program."""
+    """Id of the run whose workers are the clients of the store; the store ends with the run. Empty for a
+    store that a client created."""
     first_epoch: int = 0
     """Epoch of the checkpoint with the store's values; 0 for a new store."""
     first_clock: int = 0
-    """Clock of these values, in steps."""
+    """Clock of the values of this checkpoint, in steps."""
 
     phase: StorePhase = "placing"
     buckets: tuple[str, ...] = ()
@@ -166,7 +166,8 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     """Version of `buckets`; grows with each placement in the cluster."""
     epoch: int = 0
-    """1 once the store is open and has its `replicas`; until then pushes with a clock wait."""
+    """Number that is 1 once the store is open and has its `replicas`; until then 0, and pushes with a clock
+    wait."""
     reason: str = ""
     """Reason for the store's failure."""
     lost: str = ""
@@ -174,7 +175,7 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     shards: int = 0
     """Number of shards."""
     bucket_bytes: tuple[int, ...] = ()
-    """Bytes of the values of each bucket, by which it is placed."""
+    """Size of the values of each bucket, by which the bucket is placed, in bytes."""
     changed: int = 0
 
     @property
@@ -210,7 +211,7 @@ class ArraysPiece(msgspec.Struct, frozen=True, kw_only=True):
     store: str
     """Id of the store."""
     creator: str = ""
-    """Node that creates it, as in the record."""
+    """Node that creates the store, as in the record."""
     text: bytes
     changed: int = 0
 

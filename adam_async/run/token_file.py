@@ -23,7 +23,7 @@ PREFIX = "adam-async-keys/"
 VERSION = "1"
 
 AGAIN = "write it again with: adam-async token derive --role"
-"""Remedy in errors, before the role."""
+"""Remedy in error messages, followed by the role."""
 
 
 def read_token_text(text: str, *, origin: str = "the token") -> Secret:
@@ -99,12 +99,12 @@ def root_token(token: str, *, origin: str = "the token") -> bytes:
 
 
 def holds_keys(token: str) -> bool:
-    """Whether a text has the keys of one role, and is no root token."""
+    """Return whether a text has the keys of one role, and is no root token."""
     return token.startswith(PREFIX)
 
 
 def holds_keys_of(token: str, role: str) -> bool:
-    """Whether a text has the keys of this role alone. Raises ConfigError: see `read_token_text`."""
+    """Return whether a text has the keys of this role alone. Raises ConfigError: see `read_token_text`."""
     secret = read_token_text(token)
     return isinstance(secret, RoleKeys) and secret.role == role
 

@@ -150,11 +150,11 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
                 )
 
     def dense(self, name: str) -> NDArray[Any]:
-        """The gradient of an array, if it does not travel as factors."""
+        """Return the gradient of an array that was not given as factors."""
         return self._dense[name]
 
     def factors(self, name: str, examples: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Activations and errors with the rows of this number of examples; None for a dense gradient."""
+        """Return activations and errors, with the rows of so many examples; None for a dense gradient."""
         pair = self._factored.get(name)
         if pair is None:
             return None
@@ -249,11 +249,12 @@ class TrainStep(Protocol):
 
     factors: Collection[str] = ()
     """Names of matrices whose gradients `step` can return as `Factors`; or a mapping of these names to the
-    maximum number of rows for each example, which is 1 by default. They travel as factors if that takes fewer
-    bytes, and then `Gradients.factored` names them. The worker multiplies factors of other matrices."""
+    maximum number of rows for each example, which is 1 by default. Messages contain the factors if these have
+    fewer bytes, and `Gradients.factored` then names the matrix. For other matrices the worker multiplies the
+    factors."""
 
     sample: int = 0
-    """Maximum number of training images that `derived` gets; the same images in the whole run."""
+    """Maximum number of training images that `derived` gets; the images are the same in the whole run."""
 
     constants: Mapping[str, tuple[float, float]] = {}
     """Fingerprint of each tensor that is no array, such as a frozen parameter: its norm, and another number
@@ -261,7 +262,7 @@ class TrainStep(Protocol):
     the norm."""
 
     deterministic: bool = False
-    """Whether `step` gives equal bits for equal arguments, which a record needs. Read after `prepare`."""
+    """Whether `step` gives equal bits for equal arguments, which a record requires; read after `prepare`."""
 
     def prepare(self, shape: tuple[int, int, int], classes: int) -> None:
         """Take the shape of an image and the number of classes, before the arrays and factors are read.
@@ -330,7 +331,7 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
     sample: int = 0
     """Maximum number of training images that the driver reads for `TrainStep.derived`."""
     constants: dict[str, tuple[float, float]] = {}
-    """See `TrainStep.constants`."""
+    """Fingerprints of tensors that are no arrays; see `TrainStep.constants`."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the step as the `spec` of a `TrainingProgram`."""

@@ -35,13 +35,13 @@ class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
     clock: int
     """Clock of the fastest replica, in steps."""
     results: tuple[dict[str, Any], ...] = ()
-    """Results of the epochs before, in order; their clocks and counts continue."""
+    """Results of the epochs before, in order; the run continues their clocks and counts."""
     images: int = 0
     """Images of the groups in `finished`."""
     loss: float = 0.0
-    """Mean loss over these images."""
+    """Mean loss over the images of the groups in `finished`."""
     train_s: float = 0.0
-    """Training time of these images, in seconds."""
+    """Training time of the images of the groups in `finished`, in seconds."""
 
 
 class StartTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class StartTerms(msgspec.Struct, frozen=True, kw_only=True):
     skipped: _Number = 0
     """Number of images that the epoch before skipped."""
     behind: Annotated[tuple[_Replica, ...], msgspec.Meta(max_length=MOST_RANGES)] = ()
-    """Replicas with skipped groups in their shares of the epoch before."""
+    """Replicas whose shares of the epoch before have skipped groups."""
 
 
 class TrainingTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -72,7 +72,8 @@ class TrainingTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     validation: _Number = 0
     """Number of training images held back."""
     round_groups: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
-    """With ssp and bsp: groups of one step, dealt out round by round. 0: shares are ranges."""
+    """Number of groups of one step, which are dealt out round by round, with ssp and bsp; 0 if shares are
+    ranges."""
     warm_start: _Number = 0
     """Groups that one replica trains alone at the beginning of the first epoch."""
     concurrent: bool = False
@@ -95,7 +96,7 @@ class TrainingProgram(msgspec.Struct, frozen=True, kw_only=True):
     """Starting point of a run that continues another run: servers then wait for their shards from the driver.
     It has the results of the last epochs only, at least one."""
     carried: bytes = b""
-    """Images at the beginning of the first epoch of these results, skipped by the epoch before, as in
+    """Images at the beginning of the first epoch of `resumed.results` that the epoch before skipped, as in
     `EpochOrder.carried_images`."""
 
     def terms(self, *, together: bool = False) -> TrainingTerms:

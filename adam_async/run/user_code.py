@@ -1,7 +1,7 @@
 """User code by import path: transforms ``package.module:function``, layers and steps.
 
-A message cannot carry a class, but its import path: the receiver imports its module, and so runs it. A layer
-is ``package.module:Class``, and the factory of a step ``package.module:factory``.
+A message has the import path of a class, not the class: the receiver imports its module, and so runs it. A
+layer is ``package.module:Class``, and the factory of a step ``package.module:factory``.
 
 The record of a run names its step and the functions of its transforms, and a party with the token of a
 cluster can submit any record. A worker therefore imports only the modules that its own command line allows,
@@ -66,7 +66,7 @@ class StepSource:
 
     Attributes:
         allowed: Modules from which the worker imports steps.
-        given: Step of this process.
+        given: Step that the program of this process gave as an object.
     """
 
     allowed: frozenset[str] = frozenset()

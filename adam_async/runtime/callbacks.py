@@ -11,7 +11,7 @@ and continues. A role that missed one callback may wait for ever for the next. T
   with its place. An error in a callback cancels the command's task and replaces its result.
 
 A link closes itself after an error in one of its callbacks (`transport/endpoint.py`), and tasks report to
-their groups. The handler only logs both.
+their groups. The handler only logs these two kinds of errors.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from typing import Any, NoReturn
 logger = logging.getLogger(__name__)
 
 REPORTED = frozenset({"task", "future"})
-"""Keys of a loop's complaint about an error that a task group, or the task that awaits, reports."""
+"""Keys of a loop's report about an error that a task group or an awaiting task reports too."""
 
 CONTAINED = frozenset({"protocol", "transport", "socket"})
-"""Keys of a loop's report about an error that costs one connection."""
+"""Keys of a loop's report about an error that ends only one connection."""
 
 
 class Callbacks:

@@ -9,12 +9,12 @@ the channel has three parts for all users:
 within its own deadline, on the schedule of `transport`.
 
 *Patience.* A peer without progress for `patience_s` is lost: `left_s` runs from the last `renew` or
-`progressed`, and is the default deadline of a dial. The user raises the error, because each role has its own;
-the text of the channel names the peer in it.
+`progressed`, and is the default deadline of a dial. The user raises the error, because each role has an error
+of its own; the text of the channel names the peer in the error.
 
 *Pauses.* A peer that accepts a link and answers nothing would be dialled in a busy loop. The user therefore
 pauses after each link without progress. Each pause is longer than the last, up to a limit; `progressed`
-starts again with the shortest. Pauses have no jitter: a peer has few dialling nodes.
+starts again with the shortest. Pauses have no jitter, because a peer has few dialling nodes.
 
 The choice among several peers is the user's. `LeaderConnection` dials the controllers in parallel and pauses
 after each round. A data client sets its channel to the next data server's address, and a client of a bundle
@@ -59,7 +59,7 @@ class Endpoint:
 
     @asynccontextmanager
     async def connected(self, address: str, *, timeout_s: float) -> AsyncIterator[Link]:
-        """A link for one block, which counts in the node's traffic. For errors see `Network.connect`."""
+        """Open a link for one block, and count it in the node's traffic. For errors see `Network.connect`."""
         async with self.network.connect(address, self.identity, timeout_s=timeout_s) as link:
             if self.traffic is None:
                 yield link
@@ -155,11 +155,11 @@ class Channel:
         return self._deadline - self._now()
 
     def renew(self) -> None:
-        """Grant the peer the full time: at the beginning, and after a link without open requests."""
+        """Grant the peer the full `patience_s`, at the beginning and after a link without open requests."""
         self._deadline = self._now() + self.patience_s
 
     def progressed(self) -> None:
-        """Grant the peer the whole patience, and begin again with the shortest pause."""
+        """Grant the peer the full `patience_s`, and begin again with the shortest pause."""
         self.renew()
         self._pauses = self._schedule.waits()
 

@@ -103,7 +103,7 @@ class ChildProcess(RoleHandle):
         self._signal(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Stop the child, unless it has ended, until `wake`: its links stay open, and it answers none."""
+        """Freeze the child until `wake`, unless it has ended: its links stay open, but it answers nothing."""
         self._signal(signal.SIGSTOP)
 
     def wake(self) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 Clock = Callable[[], float]
-"""Returns seconds from an arbitrary start, for differences only. In a loop this is ``loop.time``."""
+"""Function that returns seconds from an arbitrary start, for differences only; in a loop ``loop.time``."""
 
 LAST_S = 253_402_300_799.0
 """End of the year 9999, in seconds since 1970."""
@@ -44,8 +44,8 @@ def time_of_day(wall_s: float) -> str:
 def utc_time(wall_s: float) -> str:
     """Return a time of the wall clock in UTC, such as ``2026-11-27T12:03:04Z``.
 
-    A time before 1970 or after the year 9999 becomes the nearest time between them: files may have
-    any time.
+    A time before 1970 or after the year 9999 becomes the nearest time within these limits, because files may
+    have any time.
     """
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(min(max(wall_s, 0.0), LAST_S)))
 

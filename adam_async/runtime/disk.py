@@ -35,7 +35,7 @@ Arguments = TypeVarTuple("Arguments")
 Part = bytes | bytearray | memoryview
 
 Opener = Callable[[str, int], int]
-"""Opens a file by its path and flags, and returns its descriptor."""
+"""Function that opens a file by its path and flags, and returns its descriptor."""
 
 SECRET_BYTES = 65536
 """Maximum size of a secret, in bytes; a larger file is no secret."""

@@ -5,9 +5,10 @@
     if fault_points.ON:
         fault_points.sometimes("a push came again after its server was asked for values")
 
-`ON` is False in production, so a fault point costs one test of a name. A simulated run enables each fault
-point or not for its whole duration, and an enabled one fires at random, which finds more errors than a few
-faults of every kind in every run. A mark that no run of many sets shows a blind spot of the scenarios.
+`ON` is False in production, so a fault point costs one test of a name. A simulated run enables or disables
+each fault point for its whole duration, and an enabled fault point fires at random. This finds more errors
+than a few faults of every kind in every run. A mark that none of many runs sets shows an event that the
+scenarios do not reach.
 """
 
 from collections import Counter
@@ -31,7 +32,7 @@ _marks: Counter[str] = Counter()
 
 
 def fires(place: str) -> bool:
-    """Whether a fault point fires now. Call the function only if `ON`."""
+    """Return whether a fault point fires now. Call the function only if `ON`."""
     enabled = _enabled.get(place)
     if enabled is None:
         enabled = _enabled[place] = _dice.fork(place).random() < ENABLED

@@ -3,9 +3,10 @@
     GET /healthz      200 while the event loop of the process runs
     GET /readyz       200 while its role serves; else 503
 
-Each answer has one line with the reason. The endpoint needs no key, so an answer has no other content, and a
-client costs little: a short head, one answer, a deadline. Above `MOST_CLIENTS` connections the oldest one of
-the host with the most ends, so slow clients cannot keep a probe out, and a host only its own.
+Each answer has one line with the reason. The endpoint needs no key, so an answer has no other content, and
+each client is limited to a short request head, one answer and a deadline. Above `MOST_CLIENTS` connections
+the endpoint ends the oldest connection of the host with the most connections. Slow clients can therefore
+block only the probes of their own host.
 """
 
 import asyncio
@@ -32,14 +33,14 @@ class Health:
 
     def __init__(self) -> None:
         self.unready: Callable[[], str] = lambda: "starts"
-        """Returns the reason why the role does not serve; empty if it serves."""
+        """Function that returns the reason why the role does not serve; empty if it serves."""
 
     def follow(self, unready: Callable[[], str]) -> None:
-        """Ask a role from now on."""
+        """Report the readiness of a role from now on."""
         self.unready = unready
 
     def drain(self) -> None:
-        """Answer from now on that the role ends."""
+        """Report from now on that the role ends."""
         self.unready = lambda: "ends"
 
     def answer(self, head: bytes) -> tuple[int, str]:

@@ -112,7 +112,7 @@ class KernelCache:
         return True
 
     def has(self, name: str) -> bool:
-        """Whether a process has marked a kernel as compiled."""
+        """Return whether a process has marked a kernel as compiled."""
         return self.is_kept and (self._marks / name).exists()
 
     def note(self, name: str) -> None:

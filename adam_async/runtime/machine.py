@@ -28,7 +28,7 @@ class Blas(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Name and version, from numpy's build."""
     threads: int | None
-    """Threads that one product may use; None without threadpoolctl."""
+    """Number of threads that one product may use; None without threadpoolctl."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,21 +39,21 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Operating system and its release."""
     processor: str
     cores: int
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     memory_mb: int | None
     l2_kb: int | None
-    """Second-level cache of one core."""
+    """Size of the second-level cache of one core, in KiB."""
     l3_kb: int | None
-    """Third-level cache of core 0 and its neighbours."""
+    """Size of the third-level cache that core 0 shares with other cores, in KiB."""
     memory_nodes: int
-    """Memory nodes (NUMA)."""
+    """Number of memory nodes (NUMA)."""
     python: str
     numpy: str
     blas: Blas
     loop: str
     """Module of the event loop: ``uvloop`` or ``asyncio``."""
     uvloop: str | None
-    """Version; None if it is not installed."""
+    """Version of uvloop; None if it is not installed."""
     warnings: list[str]
     """Settings of this machine that make runs slower."""
 
@@ -66,7 +66,7 @@ class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
     peak_rss_mb: float
     """Largest resident set so far, in MiB."""
     age_s: float = 0.0
-    """Seconds since the process began."""
+    """Time since the process began, in seconds."""
 
 
 def describe_machine(*, loop: str) -> Machine:
@@ -153,7 +153,7 @@ def usable_cores() -> int:
 
 
 def cores_of_quota(text: str) -> int:
-    """Return the cores that the quota of a control group lets run, rounded up; 0 for no quota.
+    """Return the number of cores that a control group's quota permits, rounded up; 0 for no quota.
 
     Args:
         text: Content of ``cpu.max``: microseconds of processor time per period, or ``max``, and the period.

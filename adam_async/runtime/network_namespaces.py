@@ -23,7 +23,7 @@ SUBNET = "198.19.{}"
 """First three bytes of the addresses, within the range that RFC 2544 reserves for benchmarks."""
 
 SUBNETS = 256
-"""Number of subnets; each process has one."""
+"""Number of subnets; each path of each process has its own."""
 
 MOST_HOSTS = 250
 """Maximum number of hosts: each has an address in one /24 subnet."""
@@ -32,11 +32,11 @@ MOST_PATHS = 3
 """Maximum number of paths; the names of interfaces have room for three digits."""
 
 BURST_S = 0.00025
-"""Time whose bytes a limited link sends at once after a pause, in seconds. A long one would make an idle link
-faster than its rate."""
+"""Size of the burst that a limited link sends at once after a pause, as time at the link's rate, in seconds.
+A longer burst would make an idle link faster than its rate."""
 
 LEAST_BURST_BYTES = 3 << 10
-"""Minimum size of such a burst in bytes: two Ethernet packets."""
+"""Minimum size of the burst of a limited link after a pause, in bytes: two Ethernet packets."""
 
 QUEUE_S = 0.05
 """Maximum wait of a packet in the queue of a limited link, in seconds; the link drops others."""
@@ -102,7 +102,7 @@ class NamespaceNetwork:
         await _ip("link", "set", self._links[host, path], "up")
 
     async def limit(self, host: str, bits_per_s: int, path: int = 0) -> None:
-        """Let a token bucket send what leaves a host on a path, first in, first out, at a rate.
+        """Limit the rate at which a host sends on a path, with a token bucket that keeps packets in order.
 
         Raises:
             OSError: The system refuses, or has no such bucket.
@@ -113,7 +113,7 @@ class NamespaceNetwork:
         await _run("tc", "-n", self._spaces[host], "qdisc", "replace", *device, "tbf", *bucket)
 
     async def sent_bytes(self, host: str, path: int = 0) -> int:
-        """Return the bytes that have left a host on a path, with all headers. Raises OSError: it is gone."""
+        """Return the bytes that left a host on a path, with all headers. Raises OSError: the link is gone."""
         listing = await _ip("-s", "-j", "link", "show", "dev", self._links[host, path])
         return int(json.loads(listing)[0]["stats64"]["rx"]["bytes"])
 

@@ -73,7 +73,7 @@ class RandomStream:
             items[last], items[other] = items[other], items[last]
 
     def bytes(self, count: int) -> bytes:
-        """Return random bytes, as the port of unpredictable bytes does."""
+        """Return random bytes, in place of those of `clock.system_entropy`."""
         return b"".join(self._word().to_bytes(8, "little") for _ in range(-(-count // 8)))[:count]
 
     def fork(self, name: str) -> "RandomStream":

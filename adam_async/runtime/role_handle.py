@@ -17,7 +17,7 @@ START_CODES = range(1, 9)
 """Exit codes of a failed start; the parent ends with the same code."""
 
 CUT_OFF = 255
-"""Exit code of a role whose engine or connection lost it, as of `ssh`."""
+"""Exit code of a role that its engine or connection lost; `ssh` uses the same code."""
 
 READ_BYTES = 65536
 """Maximum number of bytes of one read from a child's output."""
@@ -46,7 +46,8 @@ class RoleHandle(ABC):
         on_line: Called with each line of the role's stderr, prefixed; `LineSplitter` cuts long lines.
 
     Attributes:
-        address: Address of the role, set by its first line; an end before that line fails it with `RoleDied`.
+        address: Address of the role, set by its first line; fails with `RoleDied` if the process ends before
+            that line.
         ended: Set at the end of the process.
         code: Exit code; a negative code is a signal. Valid after the end.
         served_s: Time from the address line to the end, in seconds; set at the end.

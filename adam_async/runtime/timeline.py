@@ -6,7 +6,7 @@ The roles of a process share a `Timeline` and note events on their one event loo
 delivered, trained, pushed, applied, reported; a message is sent or received. A note builds one small record
 and appends it, in under a microsecond; nothing is formatted, sent or written during training. The records are
 msgspec structures outside garbage collection, so many of them do not slow a collection down. A timeline takes
-`limit_events` of them; later events are counted and dropped.
+`limit_events` events; later events are counted and dropped.
 
 `part` has the events of this process, and `others` those of other processes; the clock is the system's
 monotonic one, which all processes of a machine share. `trace_events.py` makes a file of the parts.
@@ -36,8 +36,8 @@ from dataflow import Tag, TraceRecord
 from transport import Request
 
 LIMIT_EVENTS = 300_000
-"""Default limit of events: about 40,000 groups in place, 60 MB of memory, and a file of 100 MB for
-Perfetto."""
+"""Default maximum number of events: those of about 40,000 groups in place, with 60 MB of memory, and a file
+of 100 MB for Perfetto."""
 
 EVENT_TEXT_BYTES = 160
 """Size of text charged in advance for an event, in bytes."""
@@ -95,7 +95,7 @@ class Timeline:
         self._add(Stepped(node, run, session, clock, groups, self.clock()))
 
     def applied(self, node: str, pushes: Sequence[Push], values: int, started: float) -> None:
-        """Note pushes that a server applied to as many values and acknowledged."""
+        """Note pushes that a server applied to `values` values, and acknowledged."""
         steps = tuple([(push.session, push.clock) for push in pushes])
         self._add(Settled(node, "apply", steps, values, started, self.clock()))
 

@@ -3,10 +3,10 @@
 Lanes
 -----
 Each process has one lane per thread: its event loop, shared by its roles, and each compute thread. Work on a
-thread is a complete event (``X``) with its node as category. Three kinds of lane are no threads. ``links of
-NODE`` has an instant per message, sent or received. ``NODE`` has the phases that span many iterations of the
-loop, such as an epoch. The time of a job in the queue of the compute threads is an asynchronous event (``b``,
-``e``) named ``waits for a thread``, because many jobs wait at once.
+thread is a complete event (``X``) with its node as category. Three further kinds of lane belong to no thread.
+``links of NODE`` has an instant per message, sent or received. ``NODE`` has the phases that span many
+iterations of the loop, such as an epoch. The time of a job in the queue of the compute threads is an
+asynchronous event (``b``, ``e``) named ``waits for a thread``, because many jobs wait at once.
 
 Arrows
 ------
@@ -35,7 +35,7 @@ JOURNEY = "journey of a group"
 
 
 class _Event(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Base of all events; without the garbage collector, because no event is part of a cycle."""
+    """Base of all events. The garbage collector ignores events, because no event is part of a cycle."""
 
 
 class _OfGroup(_Event, frozen=True):
@@ -97,7 +97,7 @@ class Settled(_Event, frozen=True):
     node: str
     what: str
     steps: tuple[tuple[int, int], ...]
-    """Session and clock of each."""
+    """Session and clock of each step."""
     values: int
     """Number of values applied; 0 if compute threads applied them."""
     started: float

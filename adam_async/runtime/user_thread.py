@@ -1,6 +1,6 @@
 """A thread for code of the user, such as the import of a module, which may block or hang.
 
-The event loop stays free: a role that the code would block could send no beat, and would be reported lost.
+The event loop stays free, because a role with a blocked loop sends no heartbeat and is reported lost.
 """
 
 import asyncio
@@ -17,8 +17,7 @@ _Made = TypeVar("_Made")
 async def on_user_thread(work: Callable[[], _Made], what: str, *, within_s: float) -> _Made:
     """Run a function of the user on a thread of its own, and return its result.
 
-    A function that hangs, or whose caller is cancelled, leaves the thread behind, which ends with the
-    process.
+    If the function hangs, or its caller is cancelled, the thread may remain until the process ends.
 
     Args:
         what: Name of the wait.

@@ -5,8 +5,8 @@ docs/explanation/consensus.md has the duties of a shell.
 
 Theory of operation
 -------------------
-Events are its input, and effects its output. Time and random numbers are arguments. The core never waits:
-pending work is a field, and every event examines it again.
+Events are the input of the core, and effects its output. Time and random numbers are arguments. The core
+never waits: pending work is a field, and every event examines it again.
 
 *Terms.* Each term has at most one leader: a node votes once in a term, and a leader has the votes of a
 majority. Index and term name an entry, and the leader of a term never puts two entries at one index. A
@@ -16,15 +16,16 @@ up to it.
 *Durable first.* Changes in memory that are not on disk yet are records, which the effect `Persist` writes. A
 message waits until all records made before it are on disk. This holds for messages to the node itself too: a
 candidate's own vote and a leader's own entries count once they are on disk. So a crash forgets only state
-that no other node has seen. A leader sends entries before they are on its own disk; its term, which makes
-them its own, was durable before its election. A group of one, and group commit, follow from this rule.
+that no other node has seen. A leader may send entries before they are on its own disk, because the term that
+identifies them was durable before its election. A group of one node, and group commit (one sync for many
+records), need no further rule.
 
 *Why a leader has all committed entries.* An entry of the leader's own term is committed once a majority has
-it. A later leader has votes of a majority, so one of its voters had the entry when it voted, and a vote goes
-only to a log that ends as late as the voter's. By induction over the terms between, the later leader has the
-entry. A leader never commits an entry of an earlier term by a count of its copies, because a log without it
-may end later. The first committed entry of the leader's own term commits the earlier ones too, so each leader
-begins its term with an empty entry.
+it. A later leader has votes of a majority, so one of its voters had the entry when it voted, and a node votes
+only for a candidate whose log ends at least as late as its own. By induction over the terms between, the
+later leader has the entry. A leader never commits an entry of an earlier term by a count of its copies,
+because a log without the entry may end later, so that its node wins an election. The first committed entry of
+the leader's own term commits the earlier ones too, so each leader begins its term with an empty entry.
 
 *Why reads see all writes.* A read notes the commit index, or the index of the leader's first entry if that is
 higher: all entries that earlier leaders committed lie before it. The read then joins the next round of
@@ -36,11 +37,11 @@ memberships one step apart overlap, so their elections and commits exclude each 
 after the step before, and an entry of the leader's own term, are committed. Otherwise leaders of two terms
 could each have a step unknown to the other, and these memberships are two steps apart.
 
-*Calm.* Before a node raises its term, it asks the voters whether they would vote for it (*pre-vote*). A node
-that hears a leader does not answer. So a node that returns from a partition raises no term and deposes no
-leader. A leader without messages of a majority for an election time-out resigns (*check-quorum*): a leader
-that sends and receives nothing would keep the others from an election. Safety needs neither check, and no
-clock.
+*Stability.* Before a node raises its term, it asks the voters whether they would vote for it (*pre-vote*). A
+node that receives messages of a leader does not answer. So a node that returns from a partition raises no
+term and deposes no leader. A leader without messages of a majority for an election time-out resigns
+(*check-quorum*): a leader that can send but not receive would keep the others from an election. Safety needs
+neither check, and no clock.
 """
 
 from adam_async.controller.consensus.core import Core

@@ -50,7 +50,7 @@ class Core:
 
     Args:
         saved: The durable state: the result of `records.recover` or `records.bootstrapped`, or for a joining
-            node `Saved` with a new identity alone. The latter two are on disk already.
+            node `Saved` with a new identity alone. The caller writes the latter two to disk first.
         draw: Returns a new random number from 0 to 1 at each call, which spreads the election time-outs.
         now: The time, in seconds of the caller's clock.
         contents: Checks that the state machine can read commands and states of other nodes.
@@ -71,7 +71,7 @@ class Core:
         self.role = Role.FOLLOWER
         self.leader: str | None = None
         self.commit = saved.snapshot.index
-        """Index of the last entry that is committed and left as an `Apply`."""
+        """Index of the last committed entry that was emitted in an `Apply`."""
         self.log = Log(saved.snapshot, saved.entries)
         self._settings = settings
         self._draw = draw
@@ -175,7 +175,7 @@ class Core:
         return self.leader is not None and self._now < self._heard + self._settings.election_s
 
     def _correct(self, message: Message) -> None:
-        """Answer a request of an old term with the present one. Answers of old terms need none."""
+        """Answer a request of an old term with the present term; ignore an answer of an old term."""
         sender = message.sender
         if isinstance(message, AskVote):
             self._outbox.hold(Vote(sender=self.me, to=sender, term=self.term, pre=message.pre, granted=False))
@@ -208,7 +208,7 @@ class Core:
         leading, self._leading = self._leading, None
         if leading is None:
             return
-        # A later leader may have these entries and commit them, so their fate is unknown, not refused.
+        # A later leader may have these entries and commit them, so their outcome is unknown, not refused.
         self._effects.extend(Unknown(tag) for tag in leading.waiting.values())
         self._effects.extend(Refused(read.tag, "leadership was lost", None) for read in leading.reads)
         if leading.handover is not None:

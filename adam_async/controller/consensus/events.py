@@ -135,14 +135,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The proposal's fate is open: a later leader may commit it or not."""
+    """The outcome of the proposal is unknown: a later leader may commit it or not."""
 
     tag: Hashable
 
 
 @dataclass(frozen=True, slots=True)
 class Led:
-    """The leader of this term; None while this node knows of none."""
+    """The leader of this term; None while this node knows no leader."""
 
     term: int
     leader: str | None

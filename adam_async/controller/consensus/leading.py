@@ -13,30 +13,32 @@ from adam_async.controller.consensus.settings import Settings
 
 @dataclass(slots=True)
 class Progress:
-    """One node's log as the leader knows it, and the next entries to send."""
+    """Known state of one node's log, and the next entries to send to the node."""
 
     next: int
     """Index of the first unsent entry."""
     heard: float
-    """Time of its last answer in this term, in seconds."""
+    """Time of the node's last answer in this term, in seconds."""
     match: int = 0
-    """Index up to which it has all entries durably."""
+    """Index up to which the node has all entries on disk."""
     round: int = 0
-    """Latest round that it answered."""
+    """Latest round that the node answered."""
     sure: bool = False
-    """Whether its log is known to be the same up to `match`, so that entries may be sent ahead of answers."""
+    """Whether the node's log certainly equals the leader's up to `match`; the leader then sends entries ahead
+    of answers."""
     snapshot: Snapshot | None = None
-    """Snapshot in transfer to the node, because the log no longer has its missing entries; else None."""
+    """Snapshot in transfer to the node, because the leader's log no longer has the entries that the node
+    lacks; None without a transfer."""
     crc: int = 0
     offset: int = 0
-    """Bytes of the snapshot that it has received."""
+    """Number of bytes of the snapshot that the node has received."""
 
     def begin_snapshot(self, snapshot: Snapshot) -> None:
         """Send a snapshot before any entries."""
         self.snapshot, self.crc, self.offset, self.sure = snapshot, crc32(snapshot.state), 0, False
 
     def refused(self, answer: Appended) -> bool:
-        """Search the common prefix further after a refusal; return whether the refusal is current."""
+        """Continue the search for the common prefix; return whether the refusal is current."""
         # During the search only the answer to the last probe counts: others are late.
         if self.snapshot is not None or not (self.sure or answer.prev_index == self.next - 1):
             return False
@@ -96,7 +98,7 @@ class Leading:
         self.handover: Handover | None = None
 
     def regroup(self, members: Members, *, last_index: int, now: float) -> None:
-        """Follow a change of the membership."""
+        """Track the nodes of a changed membership."""
         self.progress = {
             node: self.progress.get(node) or Progress(last_index + 1, now) for node in members.all
         }
@@ -110,7 +112,7 @@ class Leading:
         return int(members.decided({node: known.round for node, known in self.progress.items()}))
 
     def heard(self, members: Members) -> float:
-        """Return the time since which a majority has answered."""
+        """Return the latest time since which a majority of the nodes has answered."""
         return members.decided({node: known.heard for node, known in self.progress.items()})
 
     def feed(self, node: str, log: Log, commit: int, *, force: bool) -> Iterator[Append | Chunk]:
@@ -161,7 +163,7 @@ class Leading:
         )
 
     def note_answer(self, answer: Appended | Taken, *, now: float) -> Progress | None:
-        """Note a sign of life; return the progress of its sender, or None for another node."""
+        """Note the time and round of an answer; return its sender's progress, or None for no member."""
         known = self.progress.get(answer.sender)
         if known is not None:
             known.heard = now

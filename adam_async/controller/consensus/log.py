@@ -1,7 +1,7 @@
 """Pure: the log of one node: a snapshot, the entries after it, and the chunks of a snapshot in transfer.
 
-The membership in force is the last one in the log, committed or not, so it changes with each added and
-removed entry. New entries replace all old ones from the first new index on.
+The membership in force is the last one in the log, committed or not, so added and removed entries can change
+it. New entries replace all old ones from the first new index on.
 """
 
 from collections.abc import Iterable, Sequence
@@ -118,7 +118,7 @@ class Log:
         self._update()
 
     def _has_end_of(self, snapshot: Snapshot) -> bool:
-        """Whether the log holds the last entry that the snapshot replaces."""
+        """Return whether the log holds the last entry that the snapshot replaces."""
         return self.term_at(snapshot.index) == snapshot.term
 
     def _update(self) -> None:

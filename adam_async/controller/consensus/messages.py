@@ -3,7 +3,7 @@
     AskVote   -> Vote        request for a vote; with `pre` for a pre-vote
     Append    -> Appended    entries, or a heartbeat without any
     Chunk     -> Taken       piece of a snapshot, for a node whose next entries are no longer kept
-    TakeOver                 request to start an election at once: the leader leaves
+    TakeOver                 request to start an election at once, because the leader steps down
 
 Every message names its receiver's identity. An answer has the answering node's term.
 """
@@ -14,11 +14,11 @@ from adam_async.controller.consensus.membership import Members
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One log entry: a command, a new membership, or neither: the first entry of a leader's term."""
+    """One log entry: a command, a new membership, or neither, as in the first entry of a leader's term."""
 
     index: int
     term: int
-    """Term of the leader that appended it."""
+    """Term of the leader that appended the entry."""
     command: bytes | None = None
     members: Members | None = None
 
@@ -43,14 +43,15 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class AskVote(Body, frozen=True, kw_only=True):
-    """The sender wants to lead in `term`; with `pre`, in the term after it, if that would succeed."""
+    """Request for a vote in `term`; with `pre`, only the question whether the next term would get a vote."""
 
     last_index: int
     last_term: int
-    """Term of the last entry of its log."""
+    """Term of the last entry of the sender's log."""
     pre: bool
     transfer: bool = False
-    """Whether the leader asked for this election: a node then grants it although it hears a leader."""
+    """Whether the leader asked for this election; a node then votes although it receives messages of a
+    leader."""
 
 
 class Vote(Body, frozen=True, kw_only=True):
@@ -117,7 +118,7 @@ class Taken(Body, frozen=True, kw_only=True):
 
 
 class TakeOver(Body, frozen=True, kw_only=True):
-    """The leader wants the receiver, which has all entries, to lead."""
+    """Request of the leader that the receiver, which has all entries, become the leader."""
 
 
 Message = AskVote | Vote | Append | Appended | Chunk | Taken | TakeOver

@@ -1,4 +1,4 @@
-"""Pure: messages wait for the records made before them."""
+"""Pure: a queue that keeps each message until the records made before it are on disk."""
 
 from collections import deque
 
@@ -8,7 +8,7 @@ from adam_async.controller.consensus.records import LogFileRecord
 
 
 class Outbox:
-    """Records on their way to the disk, and the messages behind them, both in order."""
+    """Records that are not on disk yet, and the messages that wait for them, both in order."""
 
     def __init__(self) -> None:
         self._records: list[LogFileRecord] = []

@@ -10,7 +10,8 @@ class Settings:
     heartbeat_s: float = 0.1
     """Interval of the leader's messages to each other node, in seconds."""
     election_s: float = 1.0
-    """Minimum silence of the leader before an election, in seconds; the maximum is twice that. etcd: 1 s."""
+    """Minimum silence of the leader before an election, in seconds; the maximum is twice that. The default of
+    etcd is 1 s."""
     command_bytes: int = 1 << 20
     """Maximum size of a command, in bytes."""
     message_bytes: int = 1 << 20

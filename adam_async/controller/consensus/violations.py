@@ -1,9 +1,10 @@
-"""Pure: recognises messages that no correct node of a group sends, so that they change no node.
+"""Pure: detection of messages that no correct node of a group sends, so that they change no node.
 
 The core assumes that the other nodes follow its own rules. A faulty or malicious node may send anything, so
 this module compares each message with the messages that a correct node could send to a core in this state.
-The comparison changes nothing. A message that passes can still be false (a vote, a term), and the group may
-then fail to agree; it cannot make this node raise, overwrite committed entries, or keep unreadable data.
+The comparison changes nothing. A message that passes may still contain a false vote or term, and the group
+may then fail to agree. Such a message cannot make this node raise, overwrite committed entries, or keep
+unreadable data.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,8 @@ LARGEST = 1 << 53
 """Largest index, commit index or round number that a message may have, beyond the reach of any group."""
 
 TERM_JUMP = 1 << 32
-"""Maximum number of terms by which a message may be ahead of this node: a century of elections."""
+"""Maximum number of terms by which a message may be ahead of this node: over a century of elections, one each
+second."""
 
 NAME_BYTES = 128
 """Maximum length of an identity, in bytes: a node id of 80 and a number."""
