@@ -60,7 +60,7 @@ class EndedGenerations:
         return newest.popleft()
 
     def is_forgotten(self, replica: Replica, replica_generation: int) -> bool:
-        """Whether a generation has ended and its push numbers are dropped."""
+        """Return whether a generation has ended and its push numbers are dropped."""
         return (replica, replica_generation) in self._over and replica_generation not in self._newest[replica]
 
     def begin(self, live: Mapping[Replica, int]) -> None:

@@ -142,7 +142,7 @@ class ServerDisk:
 
 
 def is_saved(cluster: ClusterMap, store: StoreRecord) -> bool:
-    """Whether the primaries of all bundles of a store have reported it to be on their disks."""
+    """Return whether the primaries of all bundles of a store have reported it to be on their disks."""
     word = served_word(store)
     for home in set(store.buckets):
         primary = cluster.primary(store.id, home)

@@ -121,7 +121,7 @@ class Folder:
             )
 
     def counts(self, payload: Payload) -> bool:
-        """Whether the bundle of a state or an entry has not been forgotten since."""
+        """Return whether the bundle of a state or an entry has not been forgotten since."""
         record = payload.record
         assert isinstance(record, StateRecord | EntryRecord)
         return record.number > self.forgotten.get(record.key.home, 0)

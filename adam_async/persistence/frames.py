@@ -149,7 +149,7 @@ def confirming_frame(data: bytes, end: int, salt: bytes = b"") -> Frame | None:
 
 
 def is_whole(payload: Part, size: int, crc: int) -> bool:
-    """Whether a payload is complete and unchanged."""
+    """Return whether a payload is complete and unchanged."""
     return len(payload) == size and crc32(payload) == crc
 
 
