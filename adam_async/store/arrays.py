@@ -18,7 +18,7 @@ from adam_async.store.rules import Rule
 Gradient = ArrayLike | Factors
 
 InitialArrays = Mapping[str, "NDArray[Any] | ArraySpec"]
-"""Names to arrays with their initial values, or to specifications of arrays that begin at zero."""
+"""Arrays with their initial values, or specifications of arrays that begin at zero, by name."""
 
 
 def records_of(
