@@ -284,7 +284,7 @@ class Applier:
             return gradient.finite or is_finite(gradient.values, gradient.rate)
         if gradient.bound * max(gradient.rate, 1.0) <= self._limit:
             return True
-        # In its own memory: a batch between two of its pieces uses that of products.
+        # The product has memory of its own, because a batch in progress may use that of products.
         formed = self._room("check", 1, spec.size).reshape(-1)
         self._multiply(spec, gradient, formed)
         return is_finite(formed, gradient.rate)

@@ -169,7 +169,7 @@ class ParameterClient:
         }
         self._all = tuple(self.connections.values())
         store = cluster.store(session.store)
-        # By reference the caller's memory would stay in the logs of several servers, even of lost ones; and
+        # Without a copy the caller's memory would stay in the logs of several servers, even of lost ones; and
         # in bsp a server would read it after the push of a client has returned.
         is_kept = store is not None and (store.copies > 1 or (store.summed_weight and not store.program))
         self._copies = bool(is_kept) and isinstance(endpoint.network, LocalNetwork)

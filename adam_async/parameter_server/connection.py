@@ -77,8 +77,8 @@ class BundleConnection:
         """Keep a link, and repeat all open requests on each new one, until cancelled.
 
         Raises:
-            ShardUnavailable: There was no progress for `patience_s`, or `copies_s`; names the bundle and its
-                primary.
+            ShardUnavailable: There was no progress for `patience_s`, or `copies_s`; the error names the
+                bundle and its primary.
         """
         channel = self.channel
         channel.renew()
@@ -91,7 +91,7 @@ class BundleConnection:
             if settled:
                 channel.progressed()
             elif not self.session.open:
-                # An idle link that breaks owed nothing: patience begins with this trouble.
+                # A broken idle link had no open request, so the patience begins now.
                 channel.renew()
             if self._refusal or not settled:
                 await channel.pause(self._moved)

@@ -130,7 +130,7 @@ class QueuedPush(msgspec.Struct, eq=False):
     request: Request
     push: Push
     shards: tuple[Shard | None, ...]
-    """Shard of each place of the push; None for another server's."""
+    """Shard of each place of the push; None for a shard of another server."""
     gradients: PushGradients
     accepted: Sequence[int]
     """Places whose number was the next one; the others are in `problems`."""
@@ -289,7 +289,7 @@ class SendStates:
     request: Request
     shards: tuple[Shard, ...]
     clock: int = 0
-    """In bsp the clock of the copies; 0: the shards as they are."""
+    """Clock of the copies, in bsp; 0 for the shards as they are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

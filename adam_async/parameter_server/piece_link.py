@@ -55,7 +55,7 @@ class PieceTurns:
         entries."""
 
     def update(self) -> None:
-        """Let pieces wait if entries wait, unless they have a turn; let them go on if no entry waits."""
+        """Let pieces wait if entries wait, unless pieces have a turn; let pieces go on if no entry waits."""
         if self._waits:
             if not self._entries_wait():
                 self._end_turn()

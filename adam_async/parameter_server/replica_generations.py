@@ -29,7 +29,7 @@ class EndedGenerations:
     def of(
         cls, over: Iterable[tuple[int, int]], newest: Mapping[int, Iterable[int]], *, forgotten: int
     ) -> Self:
-        """Make the generations of a `state`."""
+        """Return the ended generations of a `state`."""
         ended = cls()
         ended._over = {(Replica(replica), number): None for replica, number in over}
         ended._newest = {Replica(replica): deque(numbers) for replica, numbers in newest.items()}

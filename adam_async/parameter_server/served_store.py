@@ -148,7 +148,7 @@ class ServedStore:
         self._storage, shards = shards_of(
             store, self.home, self._table, self._arrays, self._rules, self._host
         )
-        # Those of earlier shards are kept: they may have compiled kernels.
+        # The appliers of earlier shards are kept: they may have compiled kernels.
         self._appliers = self._appliers or appliers_of(shards, self._rules)
         self._applier = next(iter(self._appliers.values()), None)
         self.state = ServerState(

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _NAME = re.compile(re.escape(PREFIX) + "[0-9a-f]{24}")
 
 SAVED = "saved"
-"""Key of a server's `NodeRecord.info`: the placements of stores that are whole on its disk, each as text."""
+"""Key in a server's `NodeRecord.info` of the placements of stores that are whole on its disk, as texts."""
 
 
 class ServerDisk:

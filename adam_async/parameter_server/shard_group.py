@@ -1,4 +1,4 @@
-"""Pure: shards that messages name together: their memory in strips, and their tables as one while they agree.
+"""Pure: shards that messages name together: their memory in strips, and their shared tables.
 
 A store may have thousands of small arrays, and a client pushes and pulls them in the same few messages. A
 `ShardGroup` is the tuple of the shards of such a message, made once. Small shards lie one after the other in

@@ -3,8 +3,7 @@
 Theory of operation
 -------------------
 The state of a server has two parts. The `Bundle` (`bundle.py`) has the shards, a function of the log. The
-front is volatile: it has the numbers of pushes that are ordered and not yet applied, the queue, and waiting
-requests.
+front is volatile: the numbers of ordered pushes that are not yet applied, the queue, and waiting requests.
 
 Pushes and pulls wait in one queue, in the order of their arrival. For each shard that a push names, the
 front *orders* it if its number is the session's last one + 1, answers a lower number again, and answers a

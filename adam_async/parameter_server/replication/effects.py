@@ -44,7 +44,7 @@ class ProposeRecord:
 
 @dataclass(frozen=True, slots=True)
 class BecamePrimary:
-    """Build the front from the bundle: its earlier entries are applied, and it takes new ones."""
+    """Build the front from the bundle: all earlier entries are applied, and this member takes new ones."""
 
     generation: int
 

@@ -13,7 +13,7 @@ class Entry:
     generation: int
     """Generation of the primary that formed it."""
     content: Any
-    """Its content, which the log never reads."""
+    """Content of the entry, which the log never reads."""
     nbytes: int
     """Size of the content, in bytes."""
 
