@@ -48,7 +48,7 @@ class Answers:
     Args:
         buffers: Memory for copies of values on their way out.
         rules: The rules of the store.
-        on_taken: Called after an answer has taken shards out of a snapshot, for which a sum may wait.
+        on_taken: Called after an answer has taken shards out of a snapshot; a sum may wait for this.
     """
 
     def __init__(self, buffers: BufferPool, rules: Sequence[Rule], on_taken: Callable[[], None]) -> None:
@@ -57,10 +57,10 @@ class Answers:
         self._on_taken = on_taken
 
     def perform(self, effects: Sequence[Effect], snapshot: ClockSnapshot | None) -> None:
-        """Answer; entries for the log are not answers, and their effects are the caller's.
+        """Send the answers among the effects. The caller performs each `Propose`, which is no answer.
 
         Args:
-            snapshot: The shards at the clock of a reader, if one reads them.
+            snapshot: The shards at the clock of a reader; None if no reader reads them.
         """
         shared: dict[tuple[Link, tuple[Shard, ...]], NDArray[Any]] = {}
         for effect in effects:
@@ -105,7 +105,7 @@ class Answers:
         return pack(body, [self._copy(shards)])
 
     def _states(self, effect: SendStates, snapshot: ClockSnapshot | None) -> Message:
-        """Copy shards; those of a clock from the snapshot, which may have ended while the answer waited."""
+        """Return copies of shards; those at a clock come from the snapshot, which may have ended by now."""
         rule = self._rules[effect.shards[0].spec.rule]
         if not effect.clock:
             return pack(*read_states(effect.shards, rule))

@@ -13,9 +13,8 @@ In bsp the contributions of all replicas to one step are added up in a given ord
 once to their sum: deltas one after the other, factors as one product of all of them side by side. The bits
 of a sum depend only on its contributions and their order.
 
-Only finite gradients reach the values. A delta is scanned before it is added. For factors the scan is over
-the factors; if K * max|x| * max|e| is far from overflow no product can overflow either, and only otherwise is
-the product itself formed and scanned first.
+Only finite gradients reach the values. A delta is scanned before it is added. Factors are scanned instead of
+their product if K * max|x| * max|e| is far from overflow; otherwise the product is formed and scanned first.
 
 Letters: K images, I inputs (one row), R rows of the shard.
 """
@@ -48,12 +47,12 @@ from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.run.shard_table import ShardSpec
 
 JOINED_IMAGES = 64
-"""Maximum number of images of a push whose factors are joined with others. The product of more is as fast
-alone, and stacking takes longer than it saves."""
+"""Maximum number of images of a push whose factors are joined with others. The product of more images is as
+fast alone, and stacking takes longer than it saves."""
 
 PIECE_WORK = 1 << 20
-"""Maximum work of a piece: values times the gradients applied to them. Only the scan for finite values of a
-larger shard is one piece."""
+"""Maximum work of a piece: values times the gradients applied to them. The scan of a larger shard for finite
+values is still one piece."""
 
 PRODUCTS_PER_VALUE = 64
 """Number of products of factors that take as long as applying one gradient to a value."""
@@ -68,12 +67,12 @@ class Work:
 
     _pieces: Iterator[tuple[int, list[Sequence[bool]]]]
     finite: list[Sequence[bool]] = field(default_factory=list)
-    """For each finished shard, and each push, whether it was finite and applied."""
+    """Outcomes of the finished shards: for each push, whether it was finite and applied."""
     done: bool = False
 
     @np.errstate(over="ignore", invalid="ignore")
     def run(self, room: float = inf) -> int:
-        """Do pieces until their work, see `PIECE_WORK`, is `room`, or all are done. Returns their work."""
+        """Do pieces until their work reaches `room` or all are done; return their work, see `PIECE_WORK`."""
         spent = 0
         while spent < room:
             piece = next(self._pieces, None)
@@ -91,7 +90,7 @@ Pieces = Iterator[tuple[int, list[Sequence[bool]]]]
 
 
 class Applier:
-    """Applies pushes under one rule. Owns the scratch memory, so one per writer.
+    """Applies pushes under one rule. An applier owns its scratch memory, so each writer needs its own.
 
     Args:
         shards: The shards of the server; they size the scratch memory.
@@ -275,7 +274,7 @@ class Applier:
 
     @np.errstate(over="ignore", invalid="ignore")
     def check_finite(self, specs: Sequence[ShardSpec], push: PushGradients) -> list[bool]:
-        """Whether each shard's gradient of a push is finite, before any of it is applied."""
+        """Return for each shard whether its gradient is finite, before the push is applied."""
         if push.is_sure:
             return [True] * len(specs)
         return [self._finite(spec, gradient) for spec, gradient in zip(specs, push.each(), strict=True)]
@@ -285,7 +284,7 @@ class Applier:
             return gradient.finite or is_finite(gradient.values, gradient.rate)
         if gradient.bound * max(gradient.rate, 1.0) <= self._limit:
             return True
-        # In its own memory: a batch between two of its pieces uses that of products.
+        # The product has memory of its own, because a batch in progress may use that of products.
         formed = self._room("check", 1, spec.size).reshape(-1)
         self._multiply(spec, gradient, formed)
         return is_finite(formed, gradient.rate)
@@ -303,7 +302,7 @@ class Applier:
     def apply_sum(
         self, shards: Sequence[Shard], pushes: Sequence[PushGradients], *, scale: float, rate: float
     ) -> list[bool]:
-        """Add up contributions to the same shards in this order, and apply the rule once to `scale` times it.
+        """Add up contributions to the same shards in order, and apply the rule once to `scale` times the sum.
 
         Args:
             pushes: Pushes of finite gradients; their own rates are not used.
@@ -387,7 +386,7 @@ class Applier:
     # --- pieces ------------------------------------------------------------------------------
 
     def _can_join(self, parts: Sequence[FactorPart], pushes: int) -> bool:
-        """Whether one product of stacked factors is the sum of so many pushes, and none can overflow."""
+        """Return whether one product of stacked factors may replace those of all pushes, without overflow."""
         if not (self._plain and self._join) or len(parts) < 2 or len(parts) < pushes:
             return False
         if _images(parts) > JOINED_IMAGES:
@@ -411,7 +410,7 @@ class Applier:
         return FactorPart(x_IK, errors_RK, parts[0].sizes, 1.0, _scaled_bound(parts))
 
     def _room(self, what: str, rows: int, columns: int) -> NDArray[Any]:
-        """Scratch memory for factors; it grows to the largest batch and stays."""
+        """Return scratch memory; it grows to the largest request and is kept."""
         room = self._stacks.get(what)
         if room is None or len(room) < rows * columns:
             room = self._stacks[what] = np.empty(rows * columns, self.dtype)

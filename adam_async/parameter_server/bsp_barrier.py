@@ -6,7 +6,7 @@ In bsp a push is not applied when it arrives. It is its replica's *contribution*
 pending. When every live replica has contributed to a clock or ticked past it, the clock is *reached*: its
 contributions become *due*, ordered by replica, and are applied as one sum. Sums are applied in the order of
 their clocks, and only when due, so the values of a shard are those of one clock after the other, however
-pushes, ticks and deaths interleave.
+pushes, ticks and losses of replicas interleave.
 
 `PendingContributions.clock` is the clock of the values: all contributions up to it have been applied. It
 never goes back, and a contribution to a reached clock comes too late for it.
@@ -14,7 +14,8 @@ never goes back, and a contribution to a reached clock comes too late for it.
 A session contributes to a clock once. The shard refuses a second contribution, because its push is
 acknowledged at once and its gradients stay in memory until the clock is reached.
 
-No link pays for the memory of an acknowledged push, so `PendingBytes` bounds that of each replica.
+The memory budget of a link does not count acknowledged pushes, so `PendingBytes` bounds their memory for each
+replica.
 """
 
 from collections import Counter, deque
@@ -26,11 +27,11 @@ from typing import Any
 from adam_async.run.ids import Replica
 
 PENDING_TIMES = 4
-"""Maximum memory of the pending contributions of a replica, in sizes of the values of the bundle. A correct
-replica has those of one step, whose factors are about as large as the values."""
+"""Maximum memory of the pending contributions of a replica, as a multiple of the size of the bundle's values.
+A correct replica has those of one step, whose factors are about as large as the values."""
 
 PENDING_BYTES = 64 << 20
-"""Bytes that each replica may have in addition: one push of the largest size."""
+"""Memory that each replica may have in addition, in bytes: one push of the largest size."""
 
 CONTRIBUTION_BYTES = 256
 """Approximate memory of a contribution to one shard beside its gradient, in bytes."""
@@ -42,11 +43,11 @@ class Contribution:
 
     replica: Replica
     push: Any
-    """The queued push that brought it."""
+    """Queued push with the contribution."""
     place: int
     """Index of the shard in that push."""
     session: tuple[int, int]
-    """Session that pushed it, and its incarnation."""
+    """Session of the push, and its incarnation."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,13 +57,13 @@ class PendingContributions:
     reached: int = 0
     """Last clock to which no live replica will contribute any more."""
     waiting: dict[int, list[Contribution]] = field(default_factory=dict)
-    """By clock: contributions to clocks that are not reached."""
+    """Contributions to clocks that are not reached, by clock."""
     due: deque[int] = field(default_factory=deque)
     """Clocks whose sums are due and not applied, in order."""
 
     @property
     def clock(self) -> int:
-        """The clock of the values."""
+        """Clock of the values."""
         return self.due[0] - 1 if self.due else self.reached
 
     def contribute(self, clock: int, contribution: Contribution) -> bool:
@@ -99,7 +100,7 @@ class PendingContributions:
 
 
 class PendingBytes:
-    """Memory of the pending contributions on one primary, by replica.
+    """Memory of the pending contributions on one primary, by replica, in bytes.
 
     Args:
         values_bytes: Bytes of the values of its bundle.
@@ -109,7 +110,7 @@ class PendingBytes:
         self._most = PENDING_TIMES * values_bytes + PENDING_BYTES
         self._bytes: Counter[int | None] = Counter()
         self._pushes: dict[Any, tuple[int | None, int, int]] = {}
-        """By queued push: its replica, its bytes, and the number of its contributions that are pending."""
+        """Replica, bytes and number of pending contributions of each queued push."""
 
     def refusal(self, replica: int | None) -> str:
         """Return why a replica may contribute no more now; empty if it may."""

@@ -12,9 +12,9 @@ versions, which are a function of the log.
 A batch of gradients takes several rounds of the loop, so the bundle hands it to the shell as *work*, with
 `take_work`, and the shell reports it with `applied` or `sum_applied`. Entries behind a batch wait for it: a
 clock must not count a push that is not in the values. In bsp contributions, ticks and clocks do not touch
-values, so they pass the sums in progress; the sums that they complete queue behind these.
+values, so they pass the sums in progress; the sums that they complete queue behind those in progress.
 
-Nothing here waits, answers, reads a clock or touches a value; gradients pass through unopened.
+A bundle never waits, answers, reads a clock or touches a value, and does not read gradients.
 """
 
 from collections import Counter, deque
@@ -50,7 +50,7 @@ MOST_GROUPS = 256
 
 
 class Bundle:
-    """The shards, and the committed entries that wait for work before them.
+    """The shards of a bundle, and the committed entries that wait for earlier work.
 
     Args:
         clocked: Whether workers wait for one another (ssp, bsp).
@@ -77,13 +77,13 @@ class Bundle:
         self.batches = 0
         self.batched_pushes = 0
         self.taken: Apply | ApplySum | None = None
-        """The work that the shell does."""
+        """Work in progress in the shell; None if there is none."""
         self._taken_entry: Apply | None = None
-        """Its entry, without rates."""
+        """Entry of the batch in `taken`, without rates; None for a sum, or without work."""
         self.absent: Set[ShardId] = frozenset()
-        """On a member that joins: shards that the next entry does not touch, see `log_entries.py`."""
+        """Shards that the next entry does not change, on a member that joins; see `log_entries.py`."""
         self.snapshot: ClockSnapshot | None = None
-        """In bsp the shards at the clock of a reader, if one reads them."""
+        """Shards at the clock of a reader, in bsp; None if no reader reads them."""
         self._ready: deque[Entry | ApplySum] = deque()
         """Committed entries and complete sums, the first of which is work."""
         self._summed_weight = summed_weight
@@ -139,7 +139,7 @@ class Bundle:
         self._groups.clear()
 
     def share_equal_tables(self) -> None:
-        """Let shards with equal tables have the same ones: a joining member got theirs in several pieces."""
+        """Let shards with equal tables share them: a joining member received the tables in several pieces."""
         share_equal_tables(self.shards.values())
         self.regroup()
 
@@ -158,7 +158,7 @@ class Bundle:
         return []
 
     def _enter(self, entry: Entry) -> list[Entry]:
-        """Apply an entry whose turn it is, or make it work."""
+        """Apply the next entry, or queue it as work if it changes values."""
         match entry:
             case Apply():
                 if _is_work(entry):
@@ -187,7 +187,7 @@ class Bundle:
         return [entry]
 
     def _settle(self) -> list[Entry]:
-        """Apply the entries behind finished work, up to the next work."""
+        """Apply the entries after finished work, up to the next entry that is work."""
         done: list[Entry] = []
         while self._ready and not _is_work(entry := self._ready[0]):
             self._ready.popleft()
@@ -198,7 +198,7 @@ class Bundle:
     # --- work --------------------------------------------------------------------------------
 
     def take_work(self) -> Apply | ApplySum | None:
-        """Take the next batch or sum to apply, reported before the next one; None if there is none now."""
+        """Take the next batch or sum; None if there is none now. The one taken before must be reported."""
         assert self.taken is None
         if not self.has_work:
             return None
@@ -432,7 +432,7 @@ def _tables_of(shards: Iterable[Shard]) -> Iterable[ShardTables]:
 
 
 def _is_work(entry: Entry | ApplySum) -> bool:
-    """Whether an entry changes values; a batch of refused gradients does not."""
+    """Return whether an entry changes values; a batch of refused gradients does not."""
     return isinstance(entry, ApplySum) or (isinstance(entry, Apply) and bool(entry.pushes[0].accepted))
 
 
@@ -475,7 +475,7 @@ def _count_apart(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> None:
 
 
 def _scaled_rates(pushes: Sequence[QueuedPush]) -> tuple[tuple[float, ...], ...]:
-    """The rates of each push on its accepted places, each divided by 1 + the staleness on that shard."""
+    """Return the rates of each push on its accepted places, each divided by 1 + the staleness there."""
     rates = []
     for before, queued in enumerate(pushes):
         push, mine = queued.push, []

@@ -3,8 +3,9 @@
 The core (`replication.BundleMember`) decides what is sent, committed and proposed to the controllers. This
 shell carries out its effects: it encodes entries, sends them over `ServerLinks`, applies committed ones
 through the state of the store, copies pieces for servers that join, and watches for silent members. The
-primary's own entries keep their objects, so that its front can answer their requests. The others decode each
-entry or piece first: an invalid one costs its link and changes nothing. Durable ones go to the disk before.
+primary's own entries keep their objects, so that its front can answer their requests. The other members
+decode each entry or piece first: an invalid one ends its link and changes nothing. With durable pushes, an
+entry is on the disk before the core takes it.
 """
 
 import asyncio
@@ -83,7 +84,7 @@ BACK_OFF_S = 0.2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Content:
-    """The content of an entry, also as it travels."""
+    """An entry, and its parts as they are sent."""
 
     entry: Entry
     parts: list[Part]
@@ -136,7 +137,7 @@ class BundleCopy:
     ) -> None:
         self._saver = saver
         self._appends: OrderedAppends | None = None
-        """With durable pushes: entries on their way to the disk, and messages behind them."""
+        """Entries on their way to the disk, and messages behind them; None without durable pushes."""
         if saver is not None and saver.journal is not None:
             self._appends = OrderedAppends(saver.journal, host.spawn)
         self._core = BundleMember(me, facts, record)
@@ -152,25 +153,25 @@ class BundleCopy:
         """Entries of this primary that wait for the end of a handover."""
         self._to_apply: deque[LogEntry] = deque()
         self._applying = 0
-        """Number of entries that the shards have and have not applied."""
+        """Number of entries that the shards have received and not applied yet."""
         self._done = 0
-        """Number of entries that the shards had applied when this was last looked at."""
+        """Number of entries that the shards have applied and that were reported to the core."""
         self._is_catching_up = False
         self._asked: deque[CopyPiece] = deque()
         """Pieces to copy once the shards are between two entries."""
         self._has_too_large = False
-        """Whether a piece is too large for any message; the operator hears of the first one."""
+        """Whether a piece is too large for any message; a notice reports the first one."""
         self._parts = PartCollector()
         self._offers = OfferedPieces(saver, host.spawn)
         self._generation = 0
         """Generation of the last applied entry; 0 before the first one here."""
         self._origins = [0] * facts.pieces
-        """Generation of the last entry in each piece when it came from a primary."""
+        """Generation of the last entry in each piece when the piece came from a primary."""
         self._proposing: asyncio.Task[None] | None = None
         self._watch = MembersWatch(self._core, facts, host, copies)
 
     def start(self) -> None:
-        """Take up the links that are there, and carry out the first effects of the core."""
+        """Report the existing links to the core, and carry out its first effects."""
         for member in self._host.links.up:
             self._core.link_up(member)
         self._run()
@@ -245,7 +246,7 @@ class BundleCopy:
         return bool(self._core.waits_for())
 
     def why_not_committing(self) -> str:
-        """Text that names what the last entry waits for; empty if it is committed."""
+        """Return the reason why the last entry is not committed; empty if it is."""
         return self._core.why_not_committing()
 
     # --- inputs ------------------------------------------------------------------------------
@@ -320,7 +321,7 @@ class BundleCopy:
             self._appends.add(take)
 
     def _take_later(self, sender: Member, message: Message, parts: list[Part]) -> None:
-        """Take a message that has waited for the disk; an invalid one costs its sender's links."""
+        """Take a message that has waited for the disk; an invalid one ends its sender's link."""
         try:
             self._take(sender, message, parts)
         except RemoteProtocolError as error:
@@ -380,7 +381,7 @@ class BundleCopy:
     # --- effects -----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Carry out the effects of the core in their order, and what follows from them."""
+        """Carry out the effects of the core in their order, and the effects that follow from them."""
         self._propose_all()  # a handover may have ended without an effect
         self._effects += self._core.take_effects()
         if self._is_running:
@@ -481,7 +482,7 @@ class BundleCopy:
         self._run()
 
     def _advance(self) -> bool:
-        """Give the shards the next entry if it is its turn, or copy a piece. Returns whether it did."""
+        """Give the shards the next entry, or copy a piece. Returns False if neither is possible now."""
         bundle = self._shards.bundle
         self._count_applied()
         while self._asked and not self._core.wants_piece(self._asked[0]):

@@ -18,7 +18,7 @@ from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec
 
 Mark = Callable[[int, int, int], None]
-"""Marks a piece: its number, its size in bytes, and the number of its updates."""
+"""Callback that marks a piece, with its number, its size in bytes, and the number of its updates."""
 
 
 class Journal(Protocol):
@@ -94,7 +94,7 @@ class BundleSaver:
         self._changed_at = [0] * len(pieces)
         self._asked: tuple[int, asyncio.Future[State | None]] | None = None
         self.wake: Callable[[], None] = _nothing
-        """Called when a piece is requested. `copy_requested` has to follow once the bundle is between two
+        """Callback of a request for a piece. `copy_requested` must follow once the bundle is between two
         entries."""
         self.is_ready: Callable[[], bool] = bool
         """Whether the bundle has all its values."""
@@ -197,4 +197,4 @@ class BundleSaver:
 
 
 def _nothing() -> None:
-    """Wait for the next moment between two entries."""
+    """Do nothing: the request waits for the next moment between two entries."""

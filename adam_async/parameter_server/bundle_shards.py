@@ -1,4 +1,4 @@
-"""Pure: the shards and the front of a bundle on one server, as its copy among several calls them."""
+"""Pure: the shards and the front of a bundle on one server, as one copy of several calls them."""
 
 from typing import Protocol
 

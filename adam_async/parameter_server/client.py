@@ -4,8 +4,8 @@ A `ParameterClient` keeps a `BundleConnection` to each bundle, by its home (`con
 at once, many may be open, and answers are handled as they arrive. The owner passes each cluster map to
 `map_changed`, because the primary of a bundle may move.
 
-Requests never wait; `admit` waits while a bundle owes more than `MAX_UNACKNOWLEDGED` answers to pushes. The
-limit bounds the memory of push buffers.
+Requests never wait; `admit` waits while a bundle has `MAX_UNACKNOWLEDGED` unanswered pushes. The limit bounds
+the memory of push buffers.
 """
 
 import asyncio
@@ -67,17 +67,17 @@ class StepPush(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     rate: float
     pull: bool = False
     epoch: int = 0
-    """In ssp and bsp the epoch of the step's groups; see `Push.epoch`."""
+    """Epoch of the step's groups, in ssp and bsp; see `Push.epoch`."""
     assign: bool = False
     """Whether the tensors are values that replace those of the shards."""
 
 
 OnValues = Callable[[Sequence[int], NDArray[Any], int], None]
-"""Takes the versions of the requested shards, their values, one after the other, flat, and the clock up to
-which they contain all pushes of live replicas (0 in asp, which waits for no clock)."""
+"""Callback with the versions of the requested shards, their values in one flat array, and the clock up to
+which the values contain all pushes of live replicas (0 in asp, which waits for no clock)."""
 
 OnBehind = Callable[[Values], None]
-"""Takes an answer without values: the slowest clock, and the replicas behind."""
+"""Callback with an answer without values: it has the slowest clock and the replicas behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +103,10 @@ class ClientStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Question:
-    """A pull, asked again until the values are there.
+    """A pull, sent again until an answer has the values.
 
-    A class, because two functions with references to each other would keep the memory of the values until a
-    garbage collection.
+    This is a class, because two functions with references to each other would keep the memory of the values
+    until a garbage collection.
     """
 
     connection: BundleConnection
@@ -120,7 +120,7 @@ class _Question:
         self.connection.send(Exchange(message=self.message, on_answer=self.answered, into=self.into))
 
     def answered(self, answer: Message) -> bool:
-        """Pass the values on; an answer without values is asked again while they are wanted."""
+        """Pass the values on; after an answer without values, pull again while they are wanted."""
         values = unpack(answer, Values)
         if self.message.meta["shards"] and not values.versions:
             if not self.message.meta["clock"]:  # such a question would be asked again without an end
@@ -169,7 +169,7 @@ class ParameterClient:
         }
         self._all = tuple(self.connections.values())
         store = cluster.store(session.store)
-        # By reference the caller's memory would stay in the logs of several servers, even of lost ones; and
+        # Without a copy the caller's memory would stay in the logs of several servers, even of lost ones; and
         # in bsp a server would read it after the push of a client has returned.
         is_kept = store is not None and (store.copies > 1 or (store.summed_weight and not store.program))
         self._copies = bool(is_kept) and isinstance(endpoint.network, LocalNetwork)
@@ -217,7 +217,7 @@ class ParameterClient:
         Args:
             home: Home of the bundle of the shards.
             on_free: Called once, when every shard has acknowledged the push (or refused non-finite values)
-                and no send reads the tensors any more: only then may they be written again.
+                and no send reads the tensors any more. The caller may write to them again only then.
             on_values: Called once with the answered values of a push that pulls.
             on_outcome: Called once with the acknowledgement of every shard.
             into: Memory for the values; pooled memory without it.
@@ -305,7 +305,7 @@ class ParameterClient:
         self.connections[home].send(Exchange(message=pack(body), on_answer=answered, is_push=True))
 
     def answer_nothing(self, on_answered: Callable[[], None]) -> None:
-        """Call back in a later turn of the loop, as an answer would: for a question of no shards."""
+        """Call back in a later iteration of the loop, as the answer to a question without shards."""
         self._callbacks.call_soon(on_answered)
 
     def pull(
@@ -324,12 +324,12 @@ class ParameterClient:
         Args:
             home: Home of the bundle of the shards.
             on_values: Called once with the answer and the values, one shard after the other, flat.
-            clock: Ask for values in which all pushes of live replicas up to this clock are; 0: for those of
-                now. The question is asked again for as long as they are not there.
+            clock: Clock up to which the values must contain all pushes of live replicas; 0 for the current
+                values. The client pulls again until the values are available.
             into: Memory for the values; pooled memory without it.
-            on_behind: Called each time the primary had to answer without values, before it is asked again,
-                which is at least every half of `answer_s`. It must not raise.
-            is_wanted: Returns whether the question is still asked; None: always.
+            on_behind: Called for each answer without values, before the client pulls again. Such an answer
+                comes within about half of `answer_s`. The function must not raise.
+            is_wanted: Returns whether the caller still wants the values; None means always.
         """
         body = Pull(
             store=self._session.store,
@@ -376,7 +376,7 @@ class ParameterClient:
     # --- waiting -----------------------------------------------------------------------------
 
     def allow_unacknowledged(self, pushes: int) -> None:
-        """Let every bundle owe answers to this many pushes, `MAX_UNACKNOWLEDGED` at most."""
+        """Set the limit of unanswered pushes to a bundle, `MAX_UNACKNOWLEDGED` at most."""
         for connection in self._all:
             connection.session.limit = min(pushes, MAX_UNACKNOWLEDGED)
 
@@ -387,14 +387,14 @@ class ParameterClient:
 
     @property
     def may_push(self) -> bool:
-        """Whether no bundle owes too many answers."""
+        """Whether each bundle has fewer unanswered pushes than the limit."""
         return all(connection.session.may_push for connection in self._all)
 
     async def admit(self) -> None:
         """Wait until every bundle may be pushed to. Cancelling it loses nothing.
 
         Raises:
-            ShardUnavailable: A bundle owed answers, and gave none, for `patience_s`.
+            ShardUnavailable: A bundle with unanswered pushes gave no answer for `patience_s`.
         """
         for connection in self.connections.values():
             if connection.session.may_push:
@@ -409,7 +409,7 @@ class ParameterClient:
         """Wait until everything asked so far is answered. Cancelling it loses nothing.
 
         Raises:
-            ShardUnavailable: A bundle owed answers, and gave none, for `patience_s`.
+            ShardUnavailable: A bundle with open requests gave no answer for `patience_s`.
         """
         for connection in self.connections.values():
             await self._wait(connection, lambda: not connection.session.open)  # noqa: B023 - awaited here

@@ -1,4 +1,4 @@
-"""Pure: the shards of a bundle in bsp as they are at one clock, for a reader beside the training.
+"""Pure: the shards of a bundle in bsp at one clock, for a reader during the training.
 
 Theory of operation
 -------------------
@@ -47,9 +47,9 @@ class ClockSnapshot:
         self._has_taken = True
         """Whether a shard was taken since `until` was set."""
         self._left = set(shards)
-        """Shards that are not read."""
+        """Shards that are not read yet."""
         self._copies: dict[ShardId, ShardCopy] = {}
-        """Copies of shards that have passed the clock and are not read."""
+        """Copies of shards that have passed the clock and are not read yet."""
         self.copied_bytes = 0
 
     @property
@@ -73,7 +73,7 @@ class ClockSnapshot:
         return len(due.shards)
 
     def keep(self, due: ApplySum) -> None:
-        """Copy the shards of a sum that it is about to carry past the clock."""
+        """Copy the shards that a sum is about to change past the clock."""
         if due.clock <= self.clock:
             return
         for shard in due.shards:
@@ -85,7 +85,7 @@ class ClockSnapshot:
         return shard.spec.id in self._left and shard.spec.id not in self._copies
 
     def take(self, shard: Shard) -> ShardCopy | None:
-        """Return a shard at the clock, which it has reached; each one once. None after that."""
+        """Return a copy of a shard that has reached the clock, as it was then; None after the first call."""
         if shard.spec.id not in self._left:
             return None
         self._left.remove(shard.spec.id)

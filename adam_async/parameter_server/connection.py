@@ -5,10 +5,11 @@ of a link (it breaks, an answer is late, a push left a gap) it drops the link, d
 open requests, in order, under the same numbers (`session.py`).
 
 If the primary moves, the link is dropped, and the next one leads to the new primary. All copies of the bundle
-know the applied numbers: a push that the old primary has acknowledged stays acknowledged, and an open one is
-applied once. A refusal by a server that does not serve the bundle (`NOT_SERVING`) leaves the request open:
-the connection pauses until the primary moves, and asks again. Without progress for `patience_s` it fails, and
-names the bundle and its primary. While the bundle lacks copies for its pushes, a run waits for `copies_s`.
+have the applied push numbers: a push that the old primary has acknowledged stays acknowledged, and an open
+one is applied once. A refusal by a server that does not serve the bundle (`NOT_SERVING`) leaves the request
+open: the connection pauses until the primary moves, and asks again. Without progress for `patience_s` it
+fails, and names the bundle and its primary. While the bundle lacks copies for its pushes, a run waits for
+`copies_s`.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from transport import DialFailed, Link, Message, ProtocolError, RemoteError, Tra
 logger = logging.getLogger(__name__)
 
 MAX_UNACKNOWLEDGED = 8
-"""Maximum number of unanswered pushes to one bundle; above it `admit` waits."""
+"""Maximum number of unanswered pushes to one bundle; `admit` waits while a bundle has so many."""
 
 NOT_SERVING = frozenset({"not-primary", "not-ready", "wrong-run"})
 """Codes of refusals by a server that is not, not yet or no longer the primary of a bundle."""
@@ -56,15 +57,15 @@ class BundleConnection:
         self._identity = endpoint.identity
         self._waits = waits
         self._moved = asyncio.Event()
-        """Set when the primary or its lack of copies has changed, until the next dial."""
+        """Event of a change of the primary or of its lack of copies; cleared by the next dial."""
         self._dialling: asyncio.Timeout | None = None
-        """Ends the dial in progress when the primary changes."""
+        """Timeout of the dial in progress, which a change of the primary ends early."""
         self._trouble = asyncio.Event()
         self._progress = asyncio.Event()
         self._backlog: deque[Exchange] = deque()
         self._has_backlog = asyncio.Event()
         self.lacks_copies = False
-        """Whether pushes wait for another copy of the bundle, and the caller for as long as `copies_s`."""
+        """Whether pushes wait for another copy of the bundle; the caller then waits for up to `copies_s`."""
         self._settled = 0
         self._refusal = ""
         """Last refusal on the last link."""
@@ -76,8 +77,8 @@ class BundleConnection:
         """Keep a link, and repeat all open requests on each new one, until cancelled.
 
         Raises:
-            ShardUnavailable: There was no progress for `patience_s`, or `copies_s`; names the bundle and its
-                primary.
+            ShardUnavailable: There was no progress for `patience_s`, or `copies_s`; the error names the
+                bundle and its primary.
         """
         channel = self.channel
         channel.renew()
@@ -90,7 +91,7 @@ class BundleConnection:
             if settled:
                 channel.progressed()
             elif not self.session.open:
-                # An idle link that breaks owed nothing: patience begins with this trouble.
+                # A broken idle link had no open request, so the patience begins now.
                 channel.renew()
             if self._refusal or not settled:
                 await channel.pause(self._moved)
@@ -173,7 +174,7 @@ class BundleConnection:
         self._trouble.set()
 
     def send(self, exchange: Exchange) -> None:
-        """Send a new request; without a link it leaves on the next one."""
+        """Send a new request; without a link it is sent on the next one."""
         self.session.opened(exchange)
         link = self.channel.link
         if link is None:

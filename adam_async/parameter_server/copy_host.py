@@ -12,7 +12,7 @@ from adam_async.parameter_server.server_links import ServerLinks
 from adam_async.run.bundle_record import BundleRecord, Member
 
 Observe = Callable[[Any, LogEntry, Sequence[Part]], None]
-"""Follows the entries that a `BundleCopy` applies: with the copy, the entry and its parts."""
+"""Callback before a `BundleCopy` applies an entry, with the copy, the entry and its parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,7 +24,8 @@ class CopyHost:
         now: Returns the time of the loop's clock, in seconds.
         call_soon: Calls a function in the next iteration of the loop.
         spawn: Starts a task of the server, by name.
-        set_record: Sets the bundle's record in the map if it has the expected version still; None at the end.
+        set_record: Sets the bundle's record in the map if the map still has the expected version; returns
+            None if the server ends.
         next_member: Returns the server to invite, of those that may join; None if there is none.
         is_live: Whether a server is live in the cluster map.
         notice: Reports a text to the operator: the controllers log it, and it is an event of a run.

@@ -18,10 +18,10 @@ class DiskPorts:
         states: Disk of the states.
         entries: Disk of log entries, with a thread of its own.
         clock: Clock of the loop.
-        wall_clock: Seconds since 1970.
+        wall_clock: Returns the time in seconds since 1970.
         notice: Reports a text to the operator.
         settings: Times and sizes.
-        observe: Follows the states that go to the disk, with the id of their store.
+        observe: Called with each state that goes to the disk, and the id of its store.
     """
 
     def __init__(

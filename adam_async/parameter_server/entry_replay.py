@@ -1,7 +1,8 @@
 """Pure: the entries of a bundle's log that are on a disk, applied to the pieces there.
 
-A server with durable pushes acknowledges an entry that no piece on its disk has. After its loss the entries
-behind each piece are applied to it again, as a member that joins applies them (`log_entries.py`).
+A server with durable pushes acknowledges an entry before a piece on its disk has it. After a loss of the
+server, the entries after each piece are applied to that piece, as a member that joins applies them
+(`log_entries.py`).
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -23,14 +24,16 @@ class EntryReplay:
     """One bundle, from its pieces on a disk.
 
     In bsp the sums that an entry completes depend on the live replicas, so pieces of different moments are
-    replayed apart, each with the replicas of its moment. In other modes only clocks depend on them.
+    replayed apart, each with the replicas of its moment. In other modes only clocks depend on the live
+    replicas.
 
     Args:
-        catalogue: Its store.
+        catalogue: Store of the bundle.
         pieces: Its shards, cut into pieces.
         table: All shards of the store, by number.
         rules: The rules of the store.
-        found: By number of a piece on the disk: generation and position of its last entry, and its tensors.
+        found: Generation and position of the last entry, and the tensors, of each piece on the disk, by
+            number.
         origin: Name of the bundle on the disk, for errors.
 
     Raises:
@@ -51,7 +54,7 @@ class EntryReplay:
         self.orders = {piece: order for piece, (order, _) in found.items()}
         """Generation and position of the last entry in each piece."""
         self._ended: set[int] = set()
-        """Pieces that the later entries on the disk do not follow."""
+        """Pieces before a new begin of the log: later entries on the disk do not apply to them."""
         together: dict[int, list[int]] = {}
         for piece, ((_, position), _) in sorted(found.items()):
             if catalogue.record.summed_weight and not pieces[piece]:
@@ -84,7 +87,7 @@ class EntryReplay:
 
         Args:
             order: Its generation and position.
-            parts: Its content; none if the log of this server began anew behind this position.
+            parts: Content of the entry; empty if the log of this server began anew after this position.
 
         Raises:
             DataError: No primary forms such an entry.

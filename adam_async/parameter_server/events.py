@@ -1,8 +1,8 @@
 """Pure: events that reach a parameter server, requests that queue in it, and effects for its shell.
 
 The shell turns messages into events for `ServerState`, which returns effects. A `Request` is the shell's
-handle on a question: it goes in with the event and comes back in the effect that answers it. The types that
-every push makes are msgspec structs, because compiled code makes those.
+handle on a question: it goes in with the event and comes back in the effect that answers it. Types with an
+instance for every push are msgspec structs, because compiled code creates those.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class PushArrived(msgspec.Struct, frozen=True, eq=False):
     push: Push
     gradients: PushGradients
     finite: Sequence[bool] | None = None
-    """Shard by shard, whether the gradient is finite at the push's rate; None if all are."""
+    """Whether each shard's gradient is finite at the push's rate; None if all are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,7 @@ class PullArrived:
     deadline: float = 0.0
     """Latest time of the answer, for a pull whose clock is not reached."""
     link: Any = None
-    """Its link: the server bounds the requests of one link that wait."""
+    """Link of the pull; the server bounds the waiting requests of one link."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,9 +71,9 @@ class ReadArrived:
     deadline: float
     """Latest time of the answer, if its clock is not reached."""
     link: Any = None
-    """Its link."""
+    """Link of the reading."""
     until: float = 0.0
-    """In bsp, time until which the shards are kept at the clock for the next reading."""
+    """Time until which, in bsp, the shards are kept at the clock for the next reading."""
 
 
 class Applied(msgspec.Struct, frozen=True, eq=False):
@@ -105,7 +105,7 @@ class EpochBegan:
 
     number: int
     first_clock: int
-    """Clock of every replica at its begin."""
+    """Clock of every replica at the begin of the epoch."""
 
 
 Event = (
@@ -130,7 +130,7 @@ class QueuedPush(msgspec.Struct, eq=False):
     request: Request
     push: Push
     shards: tuple[Shard | None, ...]
-    """Shard of each place of the push; None for another server's."""
+    """Shard of each place of the push; None for a shard of another server."""
     gradients: PushGradients
     accepted: Sequence[int]
     """Places whose number was the next one; the others are in `problems`."""
@@ -139,7 +139,7 @@ class QueuedPush(msgspec.Struct, eq=False):
     """Places whose number was the next one and whose gradient is not finite; they are in `problems`, too."""
 
     def refused_shards(self) -> list[Shard]:
-        """The shards at these places."""
+        """Return the shards at the places in `refused`."""
         found = [self.shards[place] for place in self.refused]
         return [shard for shard in found if shard is not None]
 
@@ -198,10 +198,10 @@ class Apply(msgspec.Struct, frozen=True, eq=False):
 
     pushes: tuple[QueuedPush, ...]
     rates: tuple[tuple[float, ...], ...] | None = None
-    """For each push its rate on each accepted place; None for the push's own rate."""
+    """Rate of each push on each of its accepted places; None for the push's own rate."""
 
     def shards(self) -> Sequence[Shard]:
-        """The shards to apply to, one for each accepted place."""
+        """Return the shards to apply to, one for each accepted place."""
         first = self.pushes[0]
         if isinstance(first.shards, ShardGroup) and len(first.accepted) == len(first.shards):
             return first.shards
@@ -216,14 +216,14 @@ class ApplySum:
     clock: int
     shards: tuple[Shard, ...]
     pushes: tuple[QueuedPush, ...]
-    """By replica."""
+    """Pushes with the contributions, in the order of their replicas."""
     places: tuple[tuple[int, ...], ...]
-    """For each push, the indexes of the shards in it."""
+    """Indexes of the shards in each push."""
     scale: float
 
     @property
     def rate(self) -> float:
-        """The rate of the lowest replica's step, whose images come first in the summed step."""
+        """Rate of the push of the lowest replica, whose images come first in the sum."""
         return self.pushes[0].push.rate
 
     def split(self, shards: int) -> tuple["ApplySum", "ApplySum | None"]:
@@ -289,12 +289,12 @@ class SendStates:
     request: Request
     shards: tuple[Shard, ...]
     clock: int = 0
-    """In bsp the clock of the copies; 0: the shards as they are."""
+    """Clock of the copies, in bsp; 0 for the shards as they are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SendPassed:
-    """Answer a reading without shards: one has passed its clock."""
+    """Answer a reading without shards: a shard has passed the clock of the reading."""
 
     request: Request
     clock: int

@@ -1,4 +1,4 @@
-"""Pure: the gradients of a push, in the two forms of the paper, and what is known of their size.
+"""Pure: the gradients of a push, in the two forms of the paper, with bounds on their size.
 
 A *delta* is the summed gradient of a shard, flat (AD-30). *Factors* are the activations and error gradients
 of K images, and the server multiplies them (AD-32): gradient = errors^T x.
@@ -25,7 +25,7 @@ class Delta:
     values: NDArray[Any]
     rate: float
     finite: bool = False
-    """Whether the values are known to be finite, also at the rate; otherwise the applier scans them."""
+    """Whether the values are known to be finite, also times the rate; otherwise the applier scans them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,10 +51,10 @@ class DeltaPart(msgspec.Struct, frozen=True, eq=False):
     sizes: tuple[int, ...]
     rate: float
     finite: bool
-    """Whether the values are known to be finite, also at the rate."""
+    """Whether the values are known to be finite, also times the rate."""
 
     def each(self) -> list[Gradient]:
-        """One gradient per shard."""
+        """Return one gradient per shard."""
         stops = list(accumulate(self.sizes))
         return [
             Delta(self.flat[stop - size : stop], self.rate, self.finite)
@@ -76,7 +76,7 @@ class FactorPart(msgspec.Struct, frozen=True, eq=False):
     """Whether each product is known to be finite although the bound does not prove it."""
 
     def each(self) -> list[Gradient]:
-        """One gradient per shard."""
+        """Return one gradient per shard."""
         stops = list(accumulate(self.sizes))
         return [
             Factors(self.x_IK, self.errors_RK[stop - size : stop], self.rate, self.bound, self.checked)
@@ -96,15 +96,15 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
         return tuple([(isinstance(part, FactorPart), part.sizes) for part in self.parts])
 
     def each(self) -> list[Gradient]:
-        """One gradient per shard of the push."""
+        """Return one gradient per shard of the push."""
         return [gradient for part in self.parts for gradient in part.each()]
 
     def at(self, rates: Sequence[float]) -> list[Gradient]:
-        """One gradient per shard of the push, each with a rate of its own."""
+        """Return one gradient per shard of the push, each with a rate of its own."""
         return [replace(each, rate=rate) for each, rate in zip(self.each(), rates, strict=True)]
 
     def only(self, places: Sequence[int]) -> "PushGradients":
-        """The same push, of the shards at these places only, each in a part of its own."""
+        """Return the same push for the shards at these places only, each in a part of its own."""
         each = self.each()
         return PushGradients(tuple(part_of(each[place]) for place in places))
 
@@ -127,7 +127,7 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
         )
 
     def trusted(self) -> "PushGradients":
-        """The same gradients, known to be finite: the primary has checked each. Their bounds stay."""
+        """Return the same gradients, known to be finite: the primary has checked each. The bounds stay."""
         parts = [
             msgspec.structs.replace(part, checked=True)
             if isinstance(part, FactorPart)
@@ -139,12 +139,12 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
 
 @cache
 def largest(dtype: np.dtype[Any]) -> float:
-    """Half of the largest number of a type: a sum bounded by it cannot overflow in its last bit."""
+    """Return half of the largest number of a type: rounding cannot make a sum below it overflow."""
     return float(np.finfo(dtype).max) / 2
 
 
 def is_finite(values: NDArray[Any], rate: float = 1.0) -> bool:
-    """Whether every value is finite, also at a rate.
+    """Return whether every value is finite, also times a rate.
 
     A sum of squares proves it if it is small enough; otherwise each value is checked.
     """
@@ -156,13 +156,13 @@ def is_finite(values: NDArray[Any], rate: float = 1.0) -> bool:
 
 
 def is_surely_finite(values: NDArray[Any], rate: float) -> bool:
-    """Whether the sum of squares proves that every value is finite at a rate."""
+    """Return whether the sum of squares proves that every value is finite, also times a rate."""
     return sqrt(squares(values)) * max(rate, 1.0) <= largest(values.dtype)
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def squares(values: NDArray[Any]) -> float:
-    """Sum of squares; inf if it overflows or a value is not finite."""
+    """Return the sum of squares; inf if it overflows or a value is not finite."""
     flat = values.reshape(-1)
     total = float(np.dot(flat, flat))
     return total if isfinite(total) else inf

@@ -20,7 +20,7 @@ PAUSE_S = 60.0
 """Time for which a server that could not join is not invited again, in seconds."""
 
 STEADY_S = 10.0
-"""Time without a silence of a member after which it may return from the next one at once, in seconds."""
+"""Minimum time between two silences of a member for it to return at once, in seconds."""
 
 UNSTEADY_S = 5.0
 """Time for which a member that fell silent again within `STEADY_S` is not invited, in seconds."""
@@ -35,11 +35,11 @@ class JoiningMembers:
 
     def __init__(self, members: Iterable[Member]) -> None:
         self._progress: dict[Member, tuple[int, float]] = {}
-        """By joining member: the largest number of pieces that it had, and the time of the last one."""
+        """Largest number of pieces of each joining member, and the time at which it got the last one."""
         self._paused: dict[Member, float] = {}
-        """By member: the end of its pause."""
+        """End of the pause of each member."""
         self._silences: dict[Member, float] = {}
-        """By member: the time of its last silence, for `STEADY_S`."""
+        """Time of the last silence of each member, kept for `STEADY_S`."""
         self._silent: set[Member] = set()
         """Members that are to be struck out for their silence."""
         self._incarnations = dict(members)
@@ -93,7 +93,7 @@ class JoiningMembers:
         return left
 
     def is_back(self, server: Member) -> bool:
-        """Whether a server was a member, and was started again or fell silent since."""
+        """Return whether a server was a member, and was started again or fell silent since."""
         node, incarnation = server
         return server in self.away or self._incarnations.get(node, incarnation) != incarnation
 

@@ -112,7 +112,7 @@ def decode_entry(
     Args:
         bundle: The shards that it is applied to.
         specs: All shards of the store, by number.
-        is_partial: Whether the bundle has only some of the shards that the entry counts on.
+        is_partial: Whether the bundle has only some of the shards that the entry changes.
 
     Raises:
         RemoteProtocolError: A part has other tensors than its details name, or no primary forms such
@@ -148,7 +148,7 @@ def decode_entry(
 
 
 def _of_shards(details: PushDetails, bundle: Bundle) -> PushDetails:
-    """Return the details of a push that counts on the shards of a bundle only."""
+    """Return the details of a push with only those places whose shards a bundle has."""
     numbers = details.push.shards
     if any(place >= len(numbers) for place in (*details.accepted, *details.refused)):
         return details  # it is refused for that

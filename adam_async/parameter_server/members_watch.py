@@ -1,7 +1,7 @@
 """The watch of one member over the others: silence, slow members, invitations and handovers to the home.
 
-Each tick, with a heartbeat, strikes out or invites members through the core, or takes over from a silent
-primary. The core decides which of it takes effect.
+At each tick, with the heartbeat, the watch strikes out or invites members through the core, or takes over
+from a silent primary. The core decides which of these changes take effect.
 """
 
 from collections.abc import Iterable, Set
@@ -19,7 +19,7 @@ TAKE_OVER_S = 1.3
 """Silence of the primary after which the first member in sync takes over, in seconds."""
 
 RANK_S = 0.2
-"""Further silence for which each later member waits, in seconds."""
+"""Additional silence for which a member waits, for each member in sync before it, in seconds."""
 
 INVITE_S = 5.0
 """Time for which a bundle lacks a member before its primary invites a new server, in seconds."""
@@ -31,7 +31,7 @@ HAND_OVER_S = 1.0
 """Maximum time for which a primary stops ordering for a handover, in seconds."""
 
 LOG_BYTES = 256 << 20
-"""Size of the log above which a primary strikes out the members that it keeps the entries for, in bytes."""
+"""Size of the log above which a primary strikes out the members that still need its entries, in bytes."""
 
 STUCK_TICKS = 10
 """Number of heartbeats without a commit after which the primary refuses questions and names the reason."""
@@ -61,7 +61,7 @@ class MembersWatch:
         self._committed = 0
         """Position up to which entries were committed at the last tick."""
         self._stuck_ticks = 0
-        """Number of ticks since entries wait and none was committed."""
+        """Number of ticks in a row at which entries waited and none was committed."""
         self._lacks_since: float | None = None
         self._home_since: float | None = None
         """Time since which the home could take over, while another server is the primary."""

@@ -3,23 +3,23 @@
 Theory of operation
 -------------------
 With each acknowledgement a joining member names the position at which its disk has the next piece. The
-primary knows a position after which no entry has changed the arrays of that piece. If the offered one is not
-before it, the primary sends the piece without its arrays: the tables, the pending pushes, and the digest of
-its own arrays. The member reads the arrays from its disk, compares the digest, and then gives its core the
-whole piece. For the core a piece arrives later, as on a slow link.
+primary knows a position after which no entry has changed the arrays of that piece. If the offered position is
+not before that one, the primary sends the piece without its arrays: the tables, the pending pushes, and the
+digest of its own arrays. The member reads the arrays from its disk, compares the digest, and then gives its
+core the whole piece. For the core the piece only arrives later, as on a slow link.
 
 *Why the digest decides.* Equal digests mean equal bits, whichever primary, generation or entries led to them.
-Positions only save the primary the digest of a piece that has changed, so a wrong position costs bytes, and
-no value. Pieces on a disk have committed entries only, but perhaps the values of another arithmetic: see
-"Numerics" in decision 30.
+Positions only save the primary the digests of pieces that have changed, so a wrong position costs bytes, but
+never changes a value. Pieces on a disk have committed entries only, but their values may come from another
+arithmetic: see "Numerics" in decision 30.
 
 The primary digests a piece in one round of its loop, so it sends a very large one with its arrays.
 
 *If the arrays cannot be read or their digest differs*, the member ends the link. The next session begins with
 an empty copy, as always, and the member offers nothing in it.
 
-*Bounds.* An offer is one number. A member has at most one piece in reading, and the primary at most one offer
-per member.
+*Bounds.* An offer is one number. A member reads at most one piece at a time, and the primary keeps at most
+one offer per member.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ READ_S = 20.0
 
 
 class OfferedPieces:
-    """The offers of one bundle, of this member or to it.
+    """The offers of pieces in one bundle, from this member and to it.
 
     Args:
         saver: Follows the changes of the pieces for the disk; None without a disk.
@@ -131,11 +131,11 @@ class OfferedPieces:
             self._offers[sender] = message
 
     def keep(self, members: Container[Member]) -> None:
-        """Forget the offers of all others."""
+        """Forget the offers of all servers that are no members."""
         self._offers = {member: offer for member, offer in self._offers.items() if member in members}
 
     def is_unchanged(self, asked: CopyPiece, position: int) -> bool:
-        """Whether a member has offered a piece that no entry has changed since.
+        """Return whether a member has offered a piece that no entry has changed since.
 
         Args:
             asked: The piece, its member and the session.
@@ -149,5 +149,5 @@ class OfferedPieces:
 
 
 def _is_same(mine: bytes, theirs: bytes) -> bool:
-    """Whether the arrays on the disk are those of the primary, by their digests."""
+    """Return whether the arrays on the disk are those of the primary, by their digests."""
     return mine == theirs

@@ -10,8 +10,8 @@ from adam_async.parameter_server.log_entries import Part, entry_bytes
 from transport import RemoteProtocolError
 
 MOST_BYTES = 512 << 20
-"""Maximum size of a primary's entries that wait for the disk, in bytes: twice `LOG_BYTES`, at which a primary
-strikes out a member that acknowledges none."""
+"""Maximum size of another server's entries that wait for the disk, in bytes: twice `LOG_BYTES`, at which a
+primary strikes out a member that acknowledges none."""
 
 
 class _Step:
@@ -50,7 +50,7 @@ class OrderedAppends:
         return sum([step.item is not None for step in self._steps])
 
     def add(self, action: Callable[[], None]) -> None:
-        """Call a function behind all steps so far, perhaps at once."""
+        """Call a function after all steps so far; without any, call it at once."""
         self._steps.append(_Step(None, action, is_done=True))
         self._advance()
 
@@ -87,7 +87,7 @@ class OrderedAppends:
             step.action()
 
     def drop_own(self) -> list[Any]:
-        """Drop the steps with an entry that this server orders and return these."""
+        """Drop the steps with an entry that this server orders, and return these entries."""
         items = [step.item for step in self._steps if step.item is not None]
         self._nbytes -= sum([step.nbytes for step in self._steps if step.item is not None])
         self._steps = deque([step for step in self._steps if step.item is None])

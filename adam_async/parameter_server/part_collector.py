@@ -1,7 +1,7 @@
 """Pure: the parts of entries and pieces that have not arrived whole, by senders and classes of messages.
 
-An entry and a piece of the primary may arrive at the same time, on two links. Only its parts are kept, so the
-memory for one bundle is at most twice `MOST_BYTES`.
+An entry and a piece of the primary may arrive at the same time, on two links. Only the parts of the primary
+are kept, so the memory for one bundle is at most twice `MOST_BYTES`.
 """
 
 from collections.abc import Container

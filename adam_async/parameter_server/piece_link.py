@@ -8,8 +8,9 @@ late. Bytes that the kernel has cannot be held back. Three rules keep them few:
 - The send buffer is small. It counts the bytes that the peer's kernel has not confirmed, so it bounds the
   bytes on the wire and in the queue of the interface.
 - The link writes a piece in small chunks, and the loop buffers no more than the kernel.
-- While an entry of this server waits for its members, no further chunk leaves. With more and more entries
-  pieces would never arrive, so after `YIELD_S` they go on for `GO_S`: a fifth of the time is theirs.
+- While an entry of this server waits for its members, no further chunk leaves. Under a constant stream of
+  entries pieces would never arrive. So after a wait of `YIELD_S` they are sent for `GO_S`, and get a fifth of
+  the time.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from adam_async.runtime.channel import Channel
 from transport import Link, LinkConfig, Message, TransportError
 
 PIECES_CONFIG = LinkConfig(socket_buffer_bytes=4 << 10, chunk_bytes=4 << 10, gather_bytes=4 << 10)
-"""Settings of the link. Linux doubles the size of the buffer."""
+"""Settings of the link, with sizes in bytes. Linux doubles the size of the buffer."""
 
 YIELD_S = 0.02
 """Maximum time for which pieces wait for entries, in seconds."""
@@ -34,7 +35,7 @@ class PieceTurns:
     """Decides when pieces wait.
 
     Args:
-        entries_wait: Whether a member in sync lacks an entry of this server.
+        entries_wait: Returns whether a member in sync lacks an entry of this server.
         hold: Lets all pieces wait, or go on.
         later: Calls a function after a time in seconds.
     """
@@ -50,10 +51,11 @@ class PieceTurns:
         self._later = later
         self._waits = False
         self._timer: asyncio.TimerHandle | None = None
-        """End of the present turn: of entries if pieces are held, else of pieces beside entries."""
+        """Timer for the end of the present turn: of entries if pieces are held, else of pieces beside
+        entries."""
 
     def update(self) -> None:
-        """Let pieces wait if entries wait, unless they have a turn; let them go on if no entry waits."""
+        """Let pieces wait if entries wait, unless pieces have a turn; let pieces go on if no entry waits."""
         if self._waits:
             if not self._entries_wait():
                 self._end_turn()
@@ -90,7 +92,7 @@ class PieceLink:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.queue: deque[Message] = deque()
-        """At most one piece of each bundle that the server joins, in parts."""
+        """Parts that wait: at most one piece of each bundle that the other server joins."""
         self.has_queue = asyncio.Event()
         self._waits = False
 

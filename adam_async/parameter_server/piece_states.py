@@ -1,9 +1,9 @@
 """Pure: pieces of a bundle as states on a disk, and the record of their store beside them.
 
 A state has the tensors of a piece (`shard_pieces.py`), one part each, and before them a head with their types
-and shapes. In bsp the last tensor has the replicas and the epoch of that moment, because sums that entries
-complete depend on them. The store's own record and its list of arrays are the state `CATALOGUE`, so that a
-folder alone tells which arrays its shards belong to.
+and shapes. In bsp the last tensor has the replicas and the epoch at the time of the copy, because the sums
+that later entries complete depend on them. The store's own record and its list of arrays are the state
+`CATALOGUE`, so that a folder alone tells which arrays its shards belong to.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from adam_async.run.store_record import ArrayRecord, ArraysPiece, StoreRecord, j
 from transport import RemoteProtocolError
 
 CONTENTS = 1
-"""Version of this encoding."""
+"""Version of the encoding of states and entries."""
 
 CATALOGUE = StateName("", 0)
 """Name of the state with the record of the store."""
@@ -202,7 +202,7 @@ def read_entry(parts: Sequence[memoryview], origin: str) -> list[Part]:
 
 
 def chunks_of(shards: Sequence[ShardSpec], arrays: int) -> list[tuple[int, ...]]:
-    """Cut the shards of a piece into the numbers of one message each, of one rule.
+    """Cut the shards of a piece into messages of one rule each; return the shards' numbers by message.
 
     Args:
         arrays: Number of arrays of a rule.

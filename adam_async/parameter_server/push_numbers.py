@@ -50,7 +50,7 @@ def order_apart(
 
 
 def has_new_number(push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
-    """Whether a push has a number that one of its shards has not ordered."""
+    """Return whether a push has a number that one of its shards has not ordered."""
     numbered = zip(shards, push.numbers, strict=True)
     return any(shard is not None and shard.ordered.get(session, 0) < number for shard, number in numbered)
 

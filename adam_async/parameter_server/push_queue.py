@@ -85,8 +85,8 @@ class PushQueue:
         The rest of the group waits behind the other groups.
 
         Args:
-            joins: Whether a push may be taken with the first one.
-            most: Maximum number of pushes to take, by the first one.
+            joins: Returns whether a push may be taken with the first one.
+            most: Returns the maximum number of pushes to take if this one is the first.
 
         Raises:
             IndexError: The queue is empty.
@@ -115,7 +115,7 @@ class PushQueue:
 
 
 def shards_named(head: list[QueuedPush] | Other) -> int:
-    """Return the number of shards that an item of the queue names, each as often as it does."""
+    """Return the number of shards that an item of the queue names, with repetitions."""
     if isinstance(head, QueuedTick):
         return len(head.tick.shards)
     return sum([len(each.shards) for each in head]) if isinstance(head, list) else len(head.shards)

@@ -37,11 +37,12 @@ TABLE_ROW_BYTES = 24
 """Maximum size of a row of the tables in front of shards, in bytes."""
 
 EARLY_STEPS = 4096
-"""Number of steps from the start of the run that a replica may report before the server knows of an epoch,
+"""Maximum number of steps that a replica may report from the start of the run while the server has no epoch,
 and by which a client may be ahead of the newest clock of its shards."""
 
 MOST_STEPS = 1 << 40
-"""Number of steps of a store without a program that the bounds of clocks allow for: it has no end."""
+"""Number of steps that the bounds of clocks allow in a store without a program, whose only epoch has no
+end."""
 
 MOST_AHEAD = 4
 """Number of clocks by which a push in bsp may be ahead of the slowest replica. A correct one is 1 ahead."""
@@ -65,12 +66,12 @@ class Refusal(NamedTuple):
 
 
 def answer_bytes(shards: Sequence[Shard]) -> int:
-    """Bytes of an answer with the values of shards, as one tensor."""
+    """Return the size of an answer with the values of shards, as one tensor, in bytes."""
     return sum([shard.values.nbytes for shard in shards]) + PADDING_BYTES
 
 
 def state_bytes(shards: Sequence[Shard]) -> int:
-    """Bytes of an answer with shards and their rule's arrays, each a tensor of its own, behind the tables."""
+    """Return the size of an answer with shards and their rule's arrays, a tensor each, in bytes."""
     arrays = [array for shard in shards for array in (shard.values, *shard.rule_state.values())]
     tables = sum([TABLE_ROW_BYTES * (1 + len(shard.clocks)) for shard in shards])
     return sum([array.nbytes + PADDING_BYTES for array in arrays]) + tables
@@ -83,7 +84,7 @@ class QuestionChecks:
         specs: All shards of the store, by number.
         most_weight: Maximum weight of one step.
         resumed_epoch: Epoch in progress at the checkpoint that the run resumes; 0 for a new run.
-        resumed_clock: Steps that the fastest replica had finished at that checkpoint.
+        resumed_clock: Number of steps that the fastest replica had finished at that checkpoint.
     """
 
     def __init__(
@@ -103,13 +104,13 @@ class QuestionChecks:
         self._most_epoch = resumed_epoch + 1
         self._most_clock = resumed_clock + EARLY_STEPS
         self._least_bound = self._most_clock
-        """In a store of clients: clock that is known to be no leap."""
+        """Clock up to which questions pass without a look at the clocks of shards, in a store of clients."""
 
     def epoch_began(self, number: int, *, first_clock: int, groups: int | None) -> None:
-        """Move the bounds to an epoch, which the controllers began.
+        """Move the bounds to an epoch that the controllers began.
 
         Args:
-            first_clock: Clock at its begin, in steps.
+            first_clock: Clock at the begin of the epoch, in steps.
             groups: Number of its groups; None for a store without a program, whose only epoch has no end.
         """
         self._most_epoch = number + 1
@@ -188,7 +189,7 @@ class QuestionChecks:
         return ""
 
     def _mixed(self, shards: tuple[int, ...]) -> str:
-        """Name the first shard of another rule or type than the first one's; empty if there is none."""
+        """Name the first shard whose rule or type differs from the first shard's; empty if there is none."""
         if len(self._families) < 2 or len(shards) < 2 or self._state.bundle.group(shards) is not None:
             return ""
         specs = self._specs

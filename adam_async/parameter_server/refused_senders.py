@@ -1,4 +1,4 @@
-"""Links of peers that sent in the name of another: refused, then closed."""
+"""The refusal of peers that send in the name of another peer, and the end of their links."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class RefusedSenders:
-    """Closes the links of one server's peers behind their refusals.
+    """Refuses requests to one server, and closes the links of their senders.
 
     Args:
         node: Name of the server.

@@ -3,16 +3,18 @@
 A log is one run of bytes, all numbers little-endian:
 
     b"adamord1"
-    uint32 lives, uint32 shards
-    lives times    int32 replica, uint32 zero, uint64 session, uint64 incarnation
+    uint32 clients, uint32 shards
+    clients times  int32 replica, uint32 zero, uint64 session, uint64 incarnation
     shards times   uint32 shard, uint32 zero, uint64 entries
     for each shard, in that order, its entries of 8 bytes:
-                   uint32 clock, uint16 life, uint8 flags, uint8 zero
+                   uint32 clock, uint16 client, uint8 flags, uint8 zero
 
-A *life* is one pushing client, `ReplicaGeneration` in the code; (life, clock) names a push. `JOINED`: applied
-in one batch with the entry before. `NOT_APPLIED`: refused; the shard did not change. `SUMMED` (in bsp): a
-contribution to a sum, whose entries are joined, in the order of addition. A sum is one version; each other
-applied push is one of its own.
+A *client* is a pushing replica generation with its session (`ReplicaGeneration`); (client, clock) names a
+push. In `ENTRY` the number of the client is the field `life`.
+
+Flags: `JOINED`: applied in one batch with the entry before. `NOT_APPLIED`: refused; the shard did not change.
+`SUMMED` (in bsp): a contribution to a sum, whose entries are joined, in the order of addition. A sum is one
+version, and so is each other applied push.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +56,7 @@ class OrderLog:
         self._packed_entries = -1
 
     def replica_generation(self, replica: int, session: int, incarnation: int) -> int:
-        """The number of a client in this log."""
+        """Return the number of a client in this log."""
         return self._replica_generations.setdefault(
             ReplicaGeneration(replica, session, incarnation), len(self._replica_generations)
         )
@@ -64,7 +66,7 @@ class OrderLog:
         self._entries[shard] += _ENTRY.pack(clock, replica_generation, flags)
 
     def packed(self) -> bytes:
-        """The log so far, in the layout above; the same object until the next entry."""
+        """Return the log so far, in the layout above; the same object until the next entry."""
         entries = sum(map(len, self._entries.values()))
         if entries != self._packed_entries:
             replica_generations = [

@@ -1,8 +1,8 @@
 """Pure: the clocks of the replicas on a server's shards, and the replica generations that they belong to.
 
 The server refuses pushes and ticks of a *replica generation* that has ended: other replicas have its groups.
-Its worker repeats them, at growing intervals, until the map tells it to begin another generation; without an
-acknowledgement no group of it is reported. Earlier pushes stay applied, and are answered again.
+Its worker repeats them, at growing intervals, until the map gives the worker another generation. The worker
+reports no group without an acknowledgement. Earlier pushes stay applied, and are answered again.
 
 A run may have any number of replica generations, and the server remembers them in bounded memory
 (`replica_generations.py`). It drops the push numbers of a generation when `REMEMBERED` later generations of
@@ -35,7 +35,7 @@ class ClocksState(msgspec.Struct, frozen=True, array_like=True):
     over: Annotated[list[tuple[ReplicaNumber, DrawnId]], Meta(max_length=OVER_KEPT)]
     """Ended generations, oldest first."""
     newest: dict[ReplicaNumber, Annotated[list[DrawnId], Meta(max_length=REMEMBERED)]]
-    """By replica: the ended generations whose push numbers the server keeps."""
+    """Ended generations whose push numbers the server keeps, by replica."""
     forgotten: Count
 
 
@@ -55,11 +55,11 @@ class ReplicaClocks:
         self.ended = EndedGenerations()
         self._clocked = clocked
         self._known: Mapping[Replica, int] = {}
-        """Last live generations; `live` may be empty."""
+        """Last live generations, kept while `live` is empty."""
         self._first_clock = 0
 
     def advance(self, shards: Sequence[Shard], replica: Replica, incarnation: int, clock: int) -> None:
-        """Raise the clocks of a replica on these shards, if that of its generation counts."""
+        """Raise the clocks of a replica on these shards, if the clock of its generation counts."""
         tables = shards.own_tables() if isinstance(shards, ShardGroup) else None
         if self._counts(replica, incarnation):
             if tables is not None:
@@ -75,7 +75,7 @@ class ReplicaClocks:
                 each.note_early(replica, incarnation, clock)
 
     def _counts(self, replica: Replica, incarnation: int) -> bool:
-        """Whether the clock of a generation counts: it is live, or was the last live one while none is."""
+        """Return whether a generation's clock counts: it is live, or was the last live one while none is."""
         live = self.live or self._known
         return live.get(replica) == incarnation or not live
 
@@ -108,14 +108,14 @@ class ReplicaClocks:
         return forgotten
 
     def epoch_began(self, first_clock: int, shards: Iterable[Shard]) -> None:
-        """Raise all clocks to the first one of an epoch: the groups before it are all acknowledged."""
+        """Raise all clocks to the first clock of an epoch: all groups before the epoch are acknowledged."""
         self._first_clock = first_clock
         for tables in _tables_of(shards):
             for replica, clock in tables.clocks.items():
                 tables.clocks[replica] = max(clock, first_clock)
 
     def is_over(self, message: Push | Tick) -> bool:
-        """Whether the generation of a message has ended; one that the map has not named is about to begin."""
+        """Return whether the generation of a message has ended; False if the map has not named it yet."""
         replica, replica_generation = Replica(message.replica), message.incarnation
         return self.live.get(replica) != replica_generation and (replica, replica_generation) in self.ended
 

@@ -29,7 +29,7 @@ class EndedGenerations:
     def of(
         cls, over: Iterable[tuple[int, int]], newest: Mapping[int, Iterable[int]], *, forgotten: int
     ) -> Self:
-        """Make the generations of a `state`."""
+        """Return the ended generations of a `state`."""
         ended = cls()
         ended._over = {(Replica(replica), number): None for replica, number in over}
         ended._newest = {Replica(replica): deque(numbers) for replica, numbers in newest.items()}
@@ -60,7 +60,7 @@ class EndedGenerations:
         return newest.popleft()
 
     def is_forgotten(self, replica: Replica, replica_generation: int) -> bool:
-        """Whether a generation has ended and its push numbers are dropped."""
+        """Return whether a generation has ended and its push numbers are dropped."""
         return (replica, replica_generation) in self._over and replica_generation not in self._newest[replica]
 
     def begin(self, live: Mapping[Replica, int]) -> None:

@@ -1,9 +1,9 @@
-"""The part of a server that keeps stores on its disk: it follows the map, and reads them for new stores.
+"""The part of a server that keeps stores on its disk: it follows the map, and answers reads of saved stores.
 
-The server writes a store from its placement there on. When all its pieces were written once, the
-server reports that in the cluster map. Once the primaries of all bundles of a store have reported it, the
+The server writes a store from its placement on. When all pieces of the store were written once, the server
+reports the store in the cluster map. Once the primaries of all bundles of a store have reported it, the
 servers remove the earlier stores that it replaces: those of another run, or of the same name. The first
-durable push waits for that, too: until then the earlier store would come back.
+durable push waits for these reports, too: before them, the earlier store would come back after a loss.
 """
 
 import asyncio
@@ -204,7 +204,7 @@ class SavedStores:
 
 
 def _is_over(cluster: ClusterMap, id: str) -> bool:
-    """Whether a store changes no longer: it failed, its run is over, or it left the map."""
+    """Return whether a store no longer changes: it failed, its run is over, or it left the map."""
     store, run = cluster.store(id), cluster.run
     if store is None or store.phase == "failed":
         return True

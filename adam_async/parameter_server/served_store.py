@@ -84,7 +84,7 @@ from transport import Request
 logger = logging.getLogger(__name__)
 
 DETAILS_BYTES = 1 << 20
-"""Bytes of a message for the details of a push, with which it travels from a primary to the other copies."""
+"""Size reserved in a message for the details of a push on its way to the other copies, in bytes."""
 
 
 class ServedStore:
@@ -97,8 +97,8 @@ class ServedStore:
         store: The store.
         arrays: Its arrays.
         home: Name of the bundle.
-        record: The bundle in the cluster map.
-        host: Its server.
+        record: Record of the bundle in the cluster map.
+        host: Services of the server.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class ServedStore:
         self._answers = Answers(host.buffers, self._rules, self._drain_soon)
         self._appliers: Mapping[tuple[int, str], Applier] = {}
         self._work: StoreWork | None = None
-        """The batch or sum that was taken from the queue and is not finished."""
+        """Batch or sum that was taken from the queue and is not finished; None if there is none."""
         self._refuse_sender = RefusedSenders(host.node, host.spawn).refuse
         self._pieces = pieces_of([spec for spec in self._specs if store.buckets[spec.bucket] == home])
         self._saver = host.disk.saver(home, self._pieces) if host.disk is not None else None
@@ -131,7 +131,8 @@ class ServedStore:
         self._record = record
         self._cluster: ClusterMap | None = None
         self.is_primary = not store.has_log
-        """Whether it orders and answers. The first primary of several does so once it has all values."""
+        """Whether this server orders pushes and answers. The first primary of several copies begins once it
+        has all values."""
         if record.primary != host.me or (store.has_log and not self._missing):
             self._missing.clear()
             self._start_copy()
@@ -147,7 +148,7 @@ class ServedStore:
         self._storage, shards = shards_of(
             store, self.home, self._table, self._arrays, self._rules, self._host
         )
-        # Those of earlier shards are kept: they may have compiled kernels.
+        # The appliers of earlier shards are kept: they may have compiled kernels.
         self._appliers = self._appliers or appliers_of(shards, self._rules)
         self._applier = next(iter(self._appliers.values()), None)
         self.state = ServerState(
@@ -190,7 +191,7 @@ class ServedStore:
     # --- copies --------------------------------------------------------------------------------
 
     def _start_copy(self) -> None:
-        """Join the other members of the bundle, with one copy of several."""
+        """Begin to replicate: this server has one copy of several."""
         store, host = self.store, self._host
         facts = BundleFacts(
             store=store.id, home=self.home, pieces=len(self._pieces), min_in_sync=store.min_in_sync_in_force
@@ -210,7 +211,7 @@ class ServedStore:
 
     @property
     def copy(self) -> BundleCopy | None:
-        """Its copy among several; None with one copy, or before the primary has all values."""
+        """The server's copy of several; None with one copy, or before the primary has all values."""
         return self._copy
 
     @property
@@ -236,7 +237,7 @@ class ServedStore:
         self._missing.clear()
 
     def lead(self) -> None:
-        """Order and answer from now on."""
+        """Order pushes and answer from now on."""
         self.is_primary = True
         self.state.lead()
         self._live, self._epoch = None, 0
@@ -260,13 +261,13 @@ class ServedStore:
             self._saver.touched([shard.spec.id for shard in shards], updates)
 
     def _has_values(self) -> bool:
-        """Whether all shards have values that count."""
+        """Return whether all shards have their values."""
         if not self.store.has_log:
             return self.complete
         return self._copy is not None and self._copy.is_whole
 
     def _rest(self) -> None:
-        """Let the saver copy a piece if the shards are between two entries; else it waits for that moment."""
+        """Let the saver copy a piece if the shards are between two entries; otherwise the saver waits."""
         if self._saver is None or not self._saver.has_request:
             return
         if self._copy is not None:
@@ -323,7 +324,7 @@ class ServedStore:
     def link_closed(self) -> None:
         """Drop requests of closed links that wait for their epoch or for a clock.
 
-        The budget of the link paid for them. The peer sends them again on another link.
+        The budget of their link counted their memory. The peer sends them again on another link.
         """
         self.state.epoch_gate.keep(lambda request: request.is_open)
         self.state.waiting.keep(lambda request: request.is_open)
@@ -495,7 +496,7 @@ class ServedStore:
             self._host.spawn(f"retires-{self.store.id}", self._host.disk.retire(is_over=False))
 
     def next_deadline(self) -> float | None:
-        """The next deadline of a waiting request; None if none waits."""
+        """Return the next deadline of a waiting request; None if no request waits."""
         return self.state.next_deadline()
 
     def give_up(self) -> None:
@@ -509,7 +510,7 @@ class ServedStore:
             self._host.drain_soon(self)
 
     def apply_some(self, room: int) -> bool:
-        """Do about so much work of the queue, see `PIECE_WORK`. Returns whether there is more."""
+        """Do about `room` of the queued work, see `PIECE_WORK`. Returns whether there is more."""
         state = self.state
         while room > 0:
             if self._work is None:

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _NAME = re.compile(re.escape(PREFIX) + "[0-9a-f]{24}")
 
 SAVED = "saved"
-"""Key of a server's `NodeRecord.info`: the placements of stores that are whole on its disk, each as text."""
+"""Key in a server's `NodeRecord.info` of the placements of stores that are whole on its disk, as texts."""
 
 
 class ServerDisk:
@@ -142,7 +142,7 @@ class ServerDisk:
 
 
 def is_saved(cluster: ClusterMap, store: StoreRecord) -> bool:
-    """Whether the primaries of all bundles of a store have reported it to be on their disks."""
+    """Return whether the primaries of all bundles of a store have reported it to be on their disks."""
     word = served_word(store)
     for home in set(store.buckets):
         primary = cluster.primary(store.id, home)

@@ -4,16 +4,16 @@ Theory of operation
 -------------------
 A primary dials the other members of its bundles. Entries and their acknowledgements travel on that link, in
 order. Each server also dials each other one for heartbeats, so that a beat never waits behind an entry. A
-server that hears no beat counts the other as silent; one that is refused twice when it dials counts it as
-gone, because its process has ended. After a stall of its own a server counts no other as silent: their
-beats may lie unread in its sockets.
+server counts another one as silent if no beat arrives, and as gone if `GONE_DIALS` dials in a row fail,
+because its process has probably ended. After a stall of its own, a server counts no other one as silent,
+because unread beats may be in its sockets.
 
-*A path of their own.* A server with a `CopiesPath` has a second listener, which accepts servers only, and
-whose address the cluster map has. Other servers dial that address for all their links to it; clients keep the
-first one. Pieces of the state, for a server that joins, then leave on a third link, a `PieceLink`, and wait
-for entries there. The core sends a piece only after the member holds all entries in it, and lets
-the member apply no later entry before the piece, so the order of the two links does not matter. If the link
-for pieces ends, the link for entries ends too, and the next one begins a new session.
+*A path of their own.* A server with a `CopiesPath` has a second listener, which accepts servers only. The
+cluster map has its address. Other servers dial that address for all their links to it; clients keep the first
+one. Pieces of the state, for a server that joins, then leave on a third link, a `PieceLink`, and wait for
+entries there. The core sends a piece only after the member holds all entries in it, and lets the member apply
+no later entry before the piece, so the order of the two links does not matter. If the link for pieces ends,
+the link for entries ends too, and the next one begins a new session.
 """
 
 import asyncio
@@ -57,13 +57,13 @@ GONE_DIALS = 2
 """Number of failed dials in a row after which a server counts as gone."""
 
 OnMessage = Callable[[Member, ReplicationMessage, Sequence[Any]], None]
-"""Takes a message of another server, and its tensors. It raises `ProtocolError` for an invalid one."""
+"""Callback with a message of another server and its tensors. It raises `ProtocolError` for an invalid one."""
 
 MOST_ANSWERS = 1 << 16
 """Maximum number of answers that wait for a primary that does not read; beyond it the link ends."""
 
 _ONCE = RetrySchedule(attempts=1)
-"""One attempt: a refused dial is news of the other server."""
+"""Schedule of a single attempt, because each failed dial counts for `GONE_DIALS`."""
 
 _DIALS = RetrySchedule(first_s=0.05, longest_s=0.5)
 
@@ -100,9 +100,9 @@ class _Peer:
         self.entries = Channel(endpoint, peer=member[0], address=address, peer_role="ps")
         self.beats = Channel(endpoint, peer=member[0], address=address, peer_role="ps", pauses=_DIALS)
         self.is_wanted = asyncio.Event()
-        """Set while this server has entries for it."""
+        """Event that is set while this server has entries for the other one."""
         self.heard = now
-        """Time of its last beat, less the stalls of this process since."""
+        """Time of the last beat of the other server, moved later by the stalls of this process since then."""
         self.failed_dials = 0
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -118,7 +118,7 @@ class ServerLinks:
         on_message: Takes the messages of the other servers.
         on_link: Called with a member if its link for entries begins (True) or ends (False).
         on_tick: Called with each heartbeat.
-        entries_wait: Whether a member in sync lacks an entry of this server.
+        entries_wait: Returns whether a member in sync lacks an entry of this server.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class ServerLinks:
             self._peers[member].heard = self._now()
 
     def answers(self, member: Member) -> bool:
-        """Whether a server has completed the handshake of a link for beats since the last `dial_again`."""
+        """Return whether a server has completed a handshake for beats since the last `dial_again`."""
         peer = self._peers.get(member)
         return peer is not None and peer.beats.link is not None
 
@@ -338,7 +338,7 @@ class ServerLinks:
                 pump.cancel()
 
     def hang_up(self, member: Member) -> None:
-        """End the link that the primary of a bundle dialled; it dials again."""
+        """End the link that the primary of a bundle dialled; the primary dials again."""
         outgoing = self._into.get(member)
         if outgoing is not None:
             outgoing.abort()
@@ -348,7 +348,7 @@ class ServerLinks:
             self._peers[member].heard = self._now()
 
     def send(self, to: Member, body: Body, tensors: Sequence[Any] = (), *, as_primary: bool) -> None:
-        """Send a message on the link that the primary of its bundle dialled; without one it is lost."""
+        """Send a message on the link that the primary of its bundle dialled; without a link it is lost."""
         outgoing = (self._out if as_primary else self._into).get(to)
         if outgoing is None:
             return

@@ -61,18 +61,20 @@ TURN_WORK = 1 << 20
 """Work after which a round of the loop ends, see `PIECE_WORK`: four gradients for the largest shard."""
 
 STORE_TYPES = (Push, Pull, Tick, ReportSteps, ReadShards, LoadShards, GetRecord)
-"""Types of the questions about a store; each names it."""
+"""Types of the questions about a store; each question names the store."""
 
 
 class ParameterServer(Role):
     """One parameter server, from `async with` to its end.
 
     Args:
-        settings: Its place in the cluster; the timeline notes applied batches and records, too.
+        settings: Place of the server in the cluster; the timeline notes applied batches and step reports,
+            too.
         buffers: Memory for copies of values on their way out.
         storage_pool: Memory of the shards, which roles of one process may share.
         make_pool: Makes the pool that compiles kernels of rules; without it, NumPy applies them.
-        available_bytes: Returns the memory that shards could use; None: it is not reported, and not checked.
+        available_bytes: Returns the memory that shards could use, in bytes; None: it is not reported, and not
+            checked.
         numerics: Facts that the last bits of its results depend on; see `cluster_map.NUMERICS`.
         observe: Follows the entries of bundles with several copies.
         copies: Path to the other servers; None: they share the listener of the clients.
@@ -166,7 +168,7 @@ class ParameterServer(Role):
         await super()._goodbye()
 
     def unready(self) -> str:
-        """Return the reason why the server does not serve; empty if it also has all its copies in sync."""
+        """Return the reason why the server is not ready; empty if it serves, with all its copies in sync."""
         if reason := super().unready():
             return reason
         home = self._membership.unready_copy()
@@ -183,7 +185,7 @@ class ParameterServer(Role):
         return states[-1] if states else None
 
     def _states(self) -> list[ServerState]:
-        """Return the bundles of the newest run's store that this server leads."""
+        """Return the states of the bundles of the newest run's store that this server leads."""
         of_runs = [each for each in self.served.values() if each.store.program and each.complete]
         return [each.state for each in of_runs if each.store.id == of_runs[-1].store.id]
 
@@ -312,7 +314,7 @@ class ParameterServer(Role):
         self._spawn(f"leaves-{home}", self._leave_joining(store, home))
 
     async def _leave_joining(self, store: str, home: str) -> None:
-        """Leave the joining members; repeated until the map has the outcome."""
+        """Leave the joining members, and repeat this until the map has the outcome."""
         while True:
             record = self._membership.map.bundle(store, home)
             if record is None or self._me not in record.joining:
@@ -483,7 +485,7 @@ class ParameterServer(Role):
     # --- inspection ----------------------------------------------------------------------------
 
     def statistics(self) -> ServerStatistics:
-        """Counts of the server, and of its shards in the run in progress or just ended."""
+        """Return the counts of the server, and of its shards in the run in progress or just ended."""
         states = self._states()
         counts = states[0].statistics(states[1:]) if states else ServerStatistics()
         if states:
@@ -495,7 +497,7 @@ class ParameterServer(Role):
 
 
 def _is_needed(cluster: ClusterMap, store: StoreRecord) -> bool:
-    """Whether a server keeps a store: it is in the map as placed, and has not failed.
+    """Return whether a server keeps a store: it is in the map as placed, and has not failed.
 
     A driver reads a failed run. A store that was created again under the same id has another placement.
     """

@@ -27,9 +27,10 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
 
     message: Message
     on_answer: Callable[[Message], bool]
-    """Looks at an answer; True settles the exchange, False asks to have it sent again."""
+    """Callback for an answer: True settles the exchange, False lets the client send it again."""
     on_free: Callable[[], None] | None = None
-    """Called once, when the exchange is settled and no sending reads its tensors any more."""
+    """Callback that is called once, when the exchange is settled and no sending reads its tensors any
+    more."""
     into: Sequence[NDArray[Any]] | None = None
     """Memory for the tensors of the answer."""
     is_push: bool = False
@@ -119,7 +120,7 @@ class Session:
                     del self._group_of[member]
 
     def last_numbers(self, shards: Sequence[ShardId]) -> tuple[int, ...]:
-        """The last number given on each shard; 0 before the first."""
+        """Return the last number given on each of some shards; 0 before the first."""
         shards = tuple(shards)
         last = self._together.get(shards)
         if last is not None:
@@ -133,7 +134,7 @@ class Session:
         )
 
     def numbers(self) -> dict[ShardId, int]:
-        """Return the last number given on each shard."""
+        """Return the last number given on each shard that was pushed."""
         together = {shard: number for shards, number in self._together.items() for shard in shards}
         return {**self._last, **together}
 
@@ -166,7 +167,7 @@ class Session:
         return True
 
     def to_send_again(self) -> list[Exchange]:
-        """All open exchanges, in the order of their first sending."""
+        """Return all open exchanges, in the order of their first sending."""
         self.counts.resent += sum(exchange.sent > 0 for exchange in self.open)
         return list(self.open)
 

@@ -1,8 +1,8 @@
 """Pure: one shard: its values, its rule state, and all other state that another server would need.
 
 A shard has values, rule state, version, the dedup table (last push number per session), the clock table (step
-of each live replica) and, in bsp, the pending contributions. Replication and storage will move a shard as a
-whole (I2 of the reliability rules: with dedup state apart from the values a retry is applied twice). Shards
+of each live replica) and, in bsp, the pending contributions. Replication and storage move a shard as a whole
+(I2 of the reliability rules: with dedup state apart from the values a retry would be applied twice). Shards
 that are always pushed together share tables (`shard_group.py`).
 """
 
@@ -21,7 +21,8 @@ Session = tuple[int, int]
 """Identity of a pushing client: (session id, incarnation)."""
 
 MOST_ROWS = 256
-"""Number of rows of the staleness table from which replicas that the map does not name share one."""
+"""Number of rows of the staleness table from which on new replicas that the map does not name share one
+row."""
 
 EARLY_KEPT = 256
 """Maximum number of replica generations whose clocks are kept until the map names them."""
@@ -53,17 +54,18 @@ class ShardTables:
     clocks: dict[Replica, int] = field(default_factory=dict)
     """Clock table: the step that each live replica has finished, on this shard."""
     staleness_of: dict[int, Counter[int]] = field(default_factory=dict)
-    """By replica: number of its pushes applied at each staleness (see `EXACT`). Row `OTHERS` has the rest."""
+    """Number of pushes applied at each staleness (see `EXACT`), by replica. Row `OTHERS` has the rest."""
     early: dict[tuple[Replica, int], int] = field(default_factory=dict)
     """Clocks of replica generations that the map has not named yet, oldest first."""
     loaded: Version = Version(0)  # noqa: RUF009 - a NewType call is the identity
     """Version with which a resumed run began; earlier pushes are counted in its checkpoint."""
     refused: int = 0
-    """Pushes that were not finite, or too late for their sum. They used up their number and ticked."""
+    """Number of pushes that were not finite, or too late for their sum. Each used its number and advanced the
+    clock."""
     refusals: dict[Session, tuple[int, ...]] = field(default_factory=dict)
     """Numbers of the newest refused pushes, per session: a repetition gets the same answer."""
     duplicates: int = 0
-    """Pushes answered again without being applied."""
+    """Number of pushes answered again without being applied."""
     shards: int = 1
     """Number of shards that have these tables."""
 
@@ -85,7 +87,7 @@ class ShardTables:
         )
 
     def equals(self, other: "ShardTables") -> bool:
-        """Whether both have the same content, for any number of shards."""
+        """Return whether both tables have the same content; the number of shards may differ."""
         names = [field.name for field in fields(self) if field.name != "shards"]
         # The oldest early clocks leave first, so their order counts.
         return self is other or (
@@ -130,7 +132,7 @@ class ShardTables:
             del self.early[key]
 
     def slowest_clock(self) -> int:
-        """The clock of the slowest live replica; 0 if none is known."""
+        """Return the clock of the slowest live replica; 0 if none is known."""
         return min(self.clocks.values(), default=0)
 
 
@@ -147,7 +149,7 @@ class FamilyMemory:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Shard:
-    """One shard on its primary. Only the server's one writer changes it."""
+    """One shard on one server. Only the server's one writer changes it."""
 
     spec: ShardSpec
     values: NDArray[Any]
@@ -158,14 +160,14 @@ class Shard:
     pending: PendingContributions | None = None
     """Contributions to sums that are not complete, in bsp."""
     memory: FamilyMemory | None = None
-    """Memory that it shares with its neighbours; None if it has its own."""
+    """Memory that the shard shares with its neighbours; None if it has its own."""
     offset: int = 0
-    """Index of its first value in that memory."""
+    """Index of the shard's first value in `memory`."""
     place: int = 0
-    """Index of its counts in that memory."""
+    """Index of the shard's counts in `memory`."""
 
     def separate(self) -> ShardTables:
-        """Return its tables to change them; other shards keep theirs."""
+        """Return tables of this shard alone, which may be changed; other shards keep theirs."""
         if self.tables.shards > 1:
             self.tables = self.tables.split(1)
         return self.tables
@@ -210,7 +212,7 @@ class Shard:
 
     @property
     def refused(self) -> int:
-        """Pushes that were not applied."""
+        """Number of pushes that were not applied."""
         return self.tables.refused
 
     @refused.setter
@@ -219,7 +221,7 @@ class Shard:
 
     @property
     def duplicates(self) -> int:
-        """Pushes answered again without being applied."""
+        """Number of pushes answered again without being applied."""
         return self.tables.duplicates
 
     @duplicates.setter
@@ -243,11 +245,11 @@ class Shard:
         return total
 
     def slowest_clock(self) -> int:
-        """The clock of the slowest live replica; 0 if none is known."""
+        """Return the clock of the slowest live replica; 0 if none is known."""
         return self.tables.slowest_clock()
 
     def applied_clock(self) -> int:
-        """Highest clock up to which all pushes of live replicas are in the values."""
+        """Return the highest clock up to which all pushes of live replicas are in the values."""
         return self.tables.slowest_clock() if self.pending is None else self.pending.clock
 
     def check_invariants(self) -> None:

@@ -1,4 +1,4 @@
-"""Pure: shards that messages name together: their memory in strips, and their tables as one while they agree.
+"""Pure: shards that messages name together: their memory in strips, and their shared tables.
 
 A store may have thousands of small arrays, and a client pushes and pulls them in the same few messages. A
 `ShardGroup` is the tuple of the shards of such a message, made once. Small shards lie one after the other in
@@ -40,7 +40,7 @@ class Strip:
             self._counts.append((counts[places], self.rule_state[name]))
 
     def begin(self) -> bool:
-        """Take over the counts of the shards, such as steps of Adam. Returns False if they differ."""
+        """Copy the counts of the shards, such as steps of Adam. Returns False if they differ."""
         for counts, mine in self._counts:
             if (counts != counts[0]).any():
                 return False
@@ -48,7 +48,7 @@ class Strip:
         return True
 
     def end(self) -> None:
-        """Give the counts back to the shards, after the rule."""
+        """Write the counts back to the shards, after the rule."""
         for counts, mine in self._counts:
             counts[:] = mine[0]
 
@@ -57,12 +57,12 @@ class ShardGroup(tuple[Shard, ...]):
     """The shards of a message, all different and of one rule and type.
 
     Attributes:
-        sizes: Number of values of each.
+        sizes: Number of values of each shard.
         size: Number of values.
         nbytes: Bytes of the values.
-        largest: Number of values of the largest one.
+        largest: Number of values of the largest shard.
         strips: The shards in strips, in their order.
-        places: Their indices.
+        places: Indexes of the shards, from 0.
     """
 
     sizes: tuple[int, ...]
@@ -85,7 +85,7 @@ class ShardGroup(tuple[Shard, ...]):
         return group
 
     def shared(self) -> ShardTables | None:
-        """Return the tables of all its shards, if they share them with each other and with no other shard."""
+        """Return the tables that all its shards share, and no other shard; None if there are none."""
         tables = self._tables
         # Shards only ever leave shared tables, so the number tells whether one has left since.
         if tables is not None and tables.shards == len(self):
@@ -97,7 +97,7 @@ class ShardGroup(tuple[Shard, ...]):
         return None
 
     def own_tables(self) -> ShardTables | None:
-        """Return the tables of its shards to change them, cut off from other shards; None if they differ."""
+        """Return tables of its shards alone, which may be changed; None if the shards have several."""
         tables = self.shared()
         if tables is not None:
             return tables
@@ -110,7 +110,7 @@ class ShardGroup(tuple[Shard, ...]):
         return self._tables
 
     def versions(self) -> tuple[int, ...]:
-        """Return the version of each."""
+        """Return the version of each shard."""
         tables = self.shared()
         if tables is not None:
             return (int(tables.version),) * len(self)
@@ -125,11 +125,12 @@ class ShardGroup(tuple[Shard, ...]):
 
 
 def share_equal_tables(shards: Iterable[Shard]) -> None:
-    """Give shards with equal tables the same ones. Compares each tables with one candidate, not with all."""
+    """Let shards with equal tables share them. Compares tables with one candidate, not with all others."""
     shards = tuple(shards)
     candidates: dict[tuple[int, ...], ShardTables] = {}
     new: dict[ShardTables, ShardTables] = {}
-    """By tables: new ones in their place. Old ones never gain shards, because groups cache them by number."""
+    """New tables, by those that they replace. Old tables never gain shards: groups cache them with their
+    number."""
     for tables in dict.fromkeys([shard.tables for shard in shards]):
         key = (tables.version, tables.refused, tables.duplicates, len(tables.last_number))
         candidate = candidates.get(key)
@@ -150,7 +151,7 @@ def applied_clock(shards: Sequence[Shard]) -> int:
 
 
 def same(numbers: Sequence[int]) -> bool:
-    """Whether all numbers are equal."""
+    """Return whether all numbers are equal."""
     return numbers.count(numbers[0]) == len(numbers)
 
 

@@ -3,8 +3,8 @@
 Piece 0 has the state that belongs to no shard: replica generations and the epoch. Each other piece has a few
 shards that follow one another, of about `PIECE_BYTES`: values, rule state, tables and pending contributions,
 whose pushes travel with it, as far as they are for its shards. All members cut the shards into the same
-pieces. A piece is a copy, taken between two entries, so it is the state at one position of the log. The
-primary copies a piece whose pending pushes make it too large for a member after the next complete sum.
+pieces. A piece is a copy, taken between two entries, so it is the state at one position of the log. If
+pending pushes make a piece too large for a member, the primary copies it after the next complete sum.
 
 The first tensor of a piece is its details (msgpack); then come the values of each shard and its rule's
 arrays, in the order of their names, and then the tensors of the pushes.
@@ -53,7 +53,7 @@ PART_TENSORS = 256
 """Maximum number of tensors of a part of a piece."""
 
 PIECE_BYTES = 1 << 20
-"""Size of the values of a piece of several shards, in bytes; one round of the loop copies it."""
+"""Maximum size of the values of a piece of several shards, in bytes; one round of the loop copies a piece."""
 
 PIECE_SHARDS = 1024
 """Maximum number of shards of a piece."""
@@ -75,7 +75,7 @@ class TablesState(msgspec.Struct, frozen=True, array_like=True):
     clocks: Annotated[dict[ReplicaNumber, Clock], Meta(max_length=MOST_ENTRIES)]
     staleness: Annotated[dict[_ReplicaRow, _StalenessCounts], Meta(max_length=MOST_ENTRIES)]
     early: Annotated[list[tuple[ReplicaNumber, DrawnId, Clock]], Meta(max_length=EARLY_KEPT)]
-    """Replica, its generation and its clock."""
+    """Replica, generation and clock of each early clock."""
     loaded: VersionNumber
     refused: Count
     refusals: Annotated[
@@ -140,10 +140,10 @@ def pieces_of(shards: Sequence[ShardSpec]) -> list[tuple[ShardSpec, ...]]:
 
 
 def copy_piece(bundle: Bundle, specs: Sequence[ShardSpec], *, has_arrays: bool = True) -> Part:
-    """Copy the shards of a piece, or with no shard piece 0.
+    """Copy the shards of a piece; without shards, copy piece 0.
 
     Args:
-        has_arrays: Whether the copy has the arrays; without them `with_arrays` completes it.
+        has_arrays: Whether the copy has the arrays; otherwise `with_arrays` adds them.
     """
     if not specs:
         state = ReplicasState(bundle.epoch, bundle.replicas.state())
@@ -200,11 +200,11 @@ def digest_of(arrays: Part) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """A piece that has arrived, with the shape of the shards that it is for."""
+    """A piece that has arrived, checked against the shapes of its shards."""
 
     details: ShardsState | ReplicasState
     arrays: Sequence[tuple[NDArray[Any], NDArray[Any]]] = ()
-    """Each array of a shard, and its new values."""
+    """Arrays of the shards, each with its new values."""
     pushes: Sequence[QueuedPush] = ()
 
 

@@ -42,7 +42,7 @@ def copy_shard(shard: Shard, *, clock: int | None = None) -> ShardCopy:
     """Copy a shard.
 
     Args:
-        clock: In bsp the clock of its values, which its replicas may have passed.
+        clock: Clock of the values, in bsp, which the replicas may have passed; None for the replicas' clocks.
     """
     clocks = {str(r): at if clock is None else min(at, clock) for r, at in shard.clocks.items()}
     return ShardCopy(

@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-The state of a server falls into two. The `Bundle` (`bundle.py`) is the shards, a function of the log. The
-front is volatile: the numbers of pushes that are ordered and not yet applied, the queue, waiting requests.
+The state of a server has two parts. The `Bundle` (`bundle.py`) has the shards, a function of the log. The
+front is volatile: the numbers of ordered pushes that are not yet applied, the queue, and waiting requests.
 
 Pushes and pulls wait in one queue, in the order of their arrival. For each shard that a push names, the
 front *orders* it if its number is the session's last one + 1, answers a lower number again, and answers a
@@ -17,21 +17,21 @@ contribution*, and is acknowledged when the entry is committed. The sum of a ste
 With one copy an entry is committed at once. With several, `Propose` hands it to the shell, `committed` takes
 it back, and up to `MOST_IN_FLIGHT` batches are between the two.
 
-Nothing passes a pull in the queue, so a pull contains all earlier pushes of its client, and a duplicate of a
-queued push is not acknowledged before that push is applied. A tick waits there too, so that no clock counts a
-push that is not applied. A batch that is an entry and not yet applied counts as queued: no values leave the
-server while those of a shard are between before and after.
+No request passes a pull in the queue, so a pull contains all earlier pushes of its client, and a duplicate of
+a queued push is not acknowledged before that push is applied. A tick waits there too, so that no clock counts
+a push that is not applied. A batch that is an entry and not yet applied counts as queued: the server sends no
+values of a shard while a batch is partly applied to it.
 
 A pull or a reading may need a *clock*: values in which all pushes of live replicas up to it are applied. It
 waits until they are, or until its deadline; in bsp a reading gets exactly that clock (`clock_snapshot.py`).
-The controllers name the live replicas, perhaps after a worker has begun: pushes and ticks of an epoch that
-the server does not know yet wait for it, and later ones of the same session wait behind them, because with
-the epoch the server learns all replicas. Clocks of a replica that is not in the map are kept until it is.
+The controllers name the live replicas, perhaps after a worker has begun. With an epoch the server learns all
+replicas, so pushes and ticks of a later epoch wait for its begin, and later ones of the same session wait
+behind them. Clocks of a replica that is not in the map are kept until it is.
 
 The staleness of a push on a shard is the number of pushes applied since the oldest version that its groups
-read, less the client's own ones that a local step had already put into the copy they read.
+read, less the client's own pushes that local steps had already applied to the copy that the groups read.
 
-Nothing here waits, sends, reads a clock or touches a value; gradients pass through unopened. Deadlines are
+The front never waits, sends, reads a clock or touches a value, and does not read gradients. Deadlines are
 absolute seconds on the caller's clock.
 """
 
@@ -106,10 +106,10 @@ from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate
 from adam_async.run.ids import Replica, ShardId
 
 MOST_NAMED = 1 << 13
-"""Number of shards that ticks, pulls and repeated pushes may name in one round of the loop."""
+"""Number of shards named by ticks, pulls and pushes at which `take_batch` takes no further item."""
 
 MOST_IN_FLIGHT = 4
-"""Maximum number of entries between proposal and application beyond which no new batch is formed."""
+"""Number of entries between proposal and application at which no new batch is formed."""
 
 
 class ServerState:
@@ -122,8 +122,8 @@ class ServerState:
         summed_weight: Weight of a sum in bsp, where pushes are added up; 0 in other modes.
         scale_by_staleness: Whether a push's rate is divided by 1 + its staleness.
         log: Log of the order in which pushes are applied.
-        program: Whether the store belongs to a program. In one of clients only those with a place in the map
-            contribute to sums.
+        program: Whether the store belongs to a program. In a store of clients, only clients that the map
+            names contribute to sums.
 
     Attributes:
         alone: Whether the log has no other copy, so that an entry is committed at once.
@@ -155,7 +155,7 @@ class ServerState:
         self.shards = self.bundle.shards
         self.alone = True
         self.synchronous = summed_weight > 0
-        """Whether pushes are added up."""
+        """Whether pushes are added up (bsp)."""
         self._pending = PendingBytes(sum([shard.values.nbytes for shard in self.shards.values()]))
         self._replicas = self.bundle.replicas
         self._queue = PushQueue()
@@ -200,7 +200,7 @@ class ServerState:
     # --- the role of this server -------------------------------------------------------------
 
     def lead(self) -> None:
-        """Order pushes from now on, from the numbers that are applied; all committed entries are."""
+        """Order pushes from now on, after the applied numbers. All committed entries are applied."""
         for tables in self.bundle.tables():
             tables.ordered = dict(tables.last_number)
 
@@ -222,7 +222,7 @@ class ServerState:
         return self._finish(self.bundle.commit(entry))
 
     def _finish(self, done: Sequence[Entry]) -> list[Effect]:
-        """Answer the requests of applied entries, and those behind them."""
+        """Answer the requests of applied entries, and the requests behind them."""
         effects: list[Effect] = []
         for entry in done:
             effects += self._answer(entry) if self.alone else self._land(entry)
@@ -234,7 +234,7 @@ class ServerState:
         return effects
 
     def _land(self, entry: Entry) -> list[Effect]:
-        """Answer the requests of an applied entry if this primary proposed it, and those behind it."""
+        """Answer the requests of an applied entry if this primary proposed it, and the requests behind it."""
         effects: list[Effect] = []
         for each in self._in_flight:
             if each.entry is entry:
@@ -267,9 +267,9 @@ class ServerState:
         return [self._acknowledgement(item)] if isinstance(item, QueuedPush) else self.waiting.take(item)
 
     def take_batch(self) -> tuple[Apply | ApplySum | None, list[Effect]]:
-        """Take the batch or sum that has waited longest, and the answers to everything in front of it.
+        """Take the batch or sum that has waited longest, and the answers to all requests in front of it.
 
-        The next one may be taken when this one is reported; see `MOST_NAMED`.
+        The next batch or sum may be taken when this one is reported; see `MOST_NAMED`.
         """
         effects: list[Effect] = []
         named = 0
@@ -295,7 +295,7 @@ class ServerState:
                 effects += [effect for item in items for effect in self._answer_behind(item)]
 
     def _joins(self, follower: QueuedPush, head: QueuedPush) -> bool:
-        """Whether a push for the same shards may be applied in one batch with `head`."""
+        """Return whether a push for the same shards may be applied in one batch with `head`."""
         if follower.push.assign or head.push.assign or follower.refused or head.refused:
             return False
         return follower.push.pull == head.push.pull  # the answer to the first push bounds the batch
@@ -345,7 +345,7 @@ class ServerState:
         return []
 
     def _is_early(self, push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
-        """Whether a push would contribute to a sum before the map names its client."""
+        """Return whether a push would contribute to a sum before the map names its client."""
         if push.assign or self._replicas.live.get(Replica(push.replica)) == push.incarnation:
             return False
         return has_new_number(push, shards, session)
@@ -451,7 +451,7 @@ class ServerState:
         return self._enter(queued)
 
     def _wait_for_epoch(self, event: PushArrived | TickArrived, session: Session) -> list[Effect]:
-        """Let an event wait until its epoch begins, and later ones of its session behind it."""
+        """Let an event wait until its epoch begins; later events of its session wait behind it."""
         if self.epoch_gate.full:
             return [Refuse(event.request, "busy", f"{MOST_WAITING} pushes and ticks wait for the next epoch")]
         self.epoch_gate.add(session, event)
@@ -542,7 +542,7 @@ class ServerState:
         return [Refuse(request, code, text) for request in requests]
 
     def next_deadline(self) -> float | None:
-        """The next deadline for `give_up`; None if there is none."""
+        """Return the next deadline for `give_up`; None if there is none."""
         deadline, until = self.waiting.next_deadline(), self.bundle.snapshot_until
         return min(inf if deadline is None else deadline, until) if until < inf else deadline
 
@@ -578,7 +578,7 @@ class ServerState:
         return counts
 
     def statistics(self, others: Sequence["ServerState"] = ()) -> ServerStatistics:
-        """Counts of the shards and of the requests that wait; with those of other bundles of the store."""
+        """Return the counts of the shards and of waiting requests, with those of other bundles here."""
         states = (self, *others)
         counts = count_shards([shard for state in states for shard in state.shards.values()])
         counts.parked = sum([len(state.waiting) for state in states])

@@ -18,7 +18,7 @@ PIECE_SHARDS = 1 << 11
 """Number of shards whose counts one round of the loop adds up."""
 
 Histogram = dict[str, int]
-"""Staleness, as text, to the number of pushes that had it."""
+"""Number of pushes by their staleness, as text."""
 
 
 class ServerStatistics(CommonStatistics, kw_only=True, rename={"pending_contributions": "held"}):
@@ -26,19 +26,19 @@ class ServerStatistics(CommonStatistics, kw_only=True, rename={"pending_contribu
 
     shards: int | UnsetType = UNSET
     versions: dict[str, int] | UnsetType = UNSET
-    """By shard."""
+    """Version of each shard."""
     staleness: Histogram | UnsetType = UNSET
     staleness_by_replica: dict[str, Histogram] | UnsetType = UNSET
     staleness_by_tensor: dict[str, Histogram] | UnsetType = UNSET
     clocks: dict[str, dict[str, int]] | UnsetType = UNSET
-    """By shard and replica."""
+    """Clock of each replica on each shard."""
     clock: int | UnsetType = UNSET
     """Lowest clock of the shards."""
     pending_contributions: int | UnsetType = UNSET
     refused: int | UnsetType = UNSET
     duplicates: int | UnsetType = UNSET
     parked: int | UnsetType = UNSET
-    """Requests that wait for a clock or for sums."""
+    """Number of requests that wait for a clock or for sums."""
     waiting_for: list[int] | UnsetType = UNSET
     """Replicas that these requests wait for."""
     batches: int | UnsetType = UNSET
@@ -52,7 +52,7 @@ class ClientCounts(msgspec.Struct, kw_only=True):
     clock: int | UnsetType = UNSET
     """Lowest clock of its shards, in steps; unset for a client that the map does not name."""
     pushes: int = 0
-    """Applied pushes, each counted on each of its shards."""
+    """Number of applied pushes, each counted on each of its shards."""
     staleness: Histogram = {}
 
 
@@ -61,17 +61,17 @@ class StoreStatistics(CommonStatistics, kw_only=True):
 
     shards: int
     bytes: int = 0
-    """Bytes of the values."""
+    """Size of the values, in bytes."""
     state_bytes: int = 0
-    """Bytes of the rules' arrays."""
+    """Size of the rules' arrays, in bytes."""
     versions: dict[str, int] = msgspec.field(default_factory=dict)
-    """By shard."""
+    """Version of each shard."""
     clients: dict[str, ClientCounts] = msgspec.field(default_factory=dict)
-    """By replica number of the client in the cluster map, or "others"."""
+    """Counts of each client, by its replica number in the cluster map, or "others"."""
     refused: int = 0
     duplicates: int = 0
     waiting: int = 0
-    """Requests that wait for a clock or for sums."""
+    """Number of requests that wait for a clock or for sums."""
     waiting_for: list[int] = msgspec.field(default_factory=list)
     """Replica numbers of the clients that these requests wait for."""
     batches: int = 0
@@ -79,7 +79,7 @@ class StoreStatistics(CommonStatistics, kw_only=True):
 
 
 def count_store(shards: Collection[Shard]) -> Generator[None, None, StoreStatistics]:
-    """Add up the counts of the shards of one server for its clients, `PIECE_SHARDS` before each yield.
+    """Add up the counts of the shards of one server for its clients, `PIECE_SHARDS` shards per step.
 
     Returns the counts without those of requests and batches. Shards may change between two pieces.
     """

@@ -21,7 +21,7 @@ from adam_async.parameter_server.shard import FamilyMemory, Shard, ShardTables
 from adam_async.run.shard_table import ShardSpec
 
 ALIGNMENT = 64
-"""Bytes of a cache line and of the widest vector register."""
+"""Size of a cache line and of the widest vector register, in bytes."""
 
 
 def aligned_zeros(size: int, dtype: DTypeLike) -> NDArray[Any]:
@@ -85,12 +85,12 @@ class Tensor(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the tensor."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """Shape of the tensor."""
         ...
 
 
@@ -99,8 +99,8 @@ class ShardStorage:
 
     Args:
         rule: The update rule, which defines its state.
-        in_place: Whether whole tensors are stepped at once. The rule's per-shard counts then are per tensor.
-            A replay steps shards.
+        in_place: Whether the rule is applied to whole tensors; its counts are then per tensor instead of per
+            shard. A replay applies it to shards.
     """
 
     def __init__(
@@ -119,20 +119,21 @@ class ShardStorage:
         self.weights: Mapping[str, NDArray[Any]] = {
             p.name: self._flat[p.name].reshape(p.shape) for p in parameters
         }
-        """Tensor name to the memory of its values, in its shape."""
+        """Values of each tensor, in its shape, by name."""
         self.states: Mapping[str, RuleState] = {
             p.name: rule.new_state(p.shape, self.dtype) for p in parameters
         }
-        """Tensor name to its rule state."""
+        """Rule state of each tensor, by name."""
         self.steps = np.zeros(1, np.int64)
-        """Steps applied in place so far; adding to it is one operation under the interpreter's lock."""
+        """Number of steps applied in place; an addition to it is one operation under the interpreter's
+        lock."""
 
     def values(self, shard: ShardSpec) -> NDArray[Any]:
-        """The memory of one shard, flat."""
+        """Return the memory of one shard, flat."""
         return self._flat[shard.tensor][shard.start : shard.stop]
 
     def rule_state(self, shard: ShardSpec) -> RuleState:
-        """The rule state of one shard: views, flat, and the rule's counts."""
+        """Return the rule state of one shard: views, flat, and the rule's counts."""
         state = self.states[shard.tensor]
         views = {name: state[name].reshape(-1)[shard.start : shard.stop] for name in self._rule.state_names}
         counts = {
@@ -148,8 +149,8 @@ class ShardStorage:
 class StoragePool:
     """The storages of the runs of a process, for all its roles. A storage lives as long as a role keeps it.
 
-    Servers and workers learn of a new run at different times, so for a while one may ask for a run that
-    another has left. All roles of a run get the same storage, in any order of their requests.
+    Servers and workers learn of a new run at different times, so for a while one role may ask for a run that
+    another role has left. All roles of a run get the same storage, in any order of their requests.
     """
 
     def __init__(self) -> None:
@@ -158,7 +159,7 @@ class StoragePool:
         """Whether a server of this process has opened a run."""
 
     def provide(self, run: str, make: Callable[[], ShardStorage]) -> ShardStorage:
-        """The storage of a run for a server, made at the first call. The server must keep it."""
+        """Return the storage of a run for a server, made at the first call. The server must keep it."""
         storage = self._storages.get(run)
         if storage is None:
             storage = self._storages[run] = make()
@@ -166,5 +167,5 @@ class StoragePool:
         return storage
 
     def find(self, run: str) -> ShardStorage | None:
-        """The storage of a run for a worker; None if no role of this process keeps it."""
+        """Return the storage of a run for a worker; None if no role of this process keeps it."""
         return self._storages.get(run)

@@ -84,15 +84,15 @@ class StoreDisk:
         self._is_serving = False
         """Whether states are written."""
         self._served = asyncio.Event()
-        """Set while states and entries are written."""
+        """Event that is set while states and entries are written."""
         self._complete: set[str] = set()
-        """Homes of the bundles of which the disk has each piece."""
+        """Homes of the bundles that have each of their pieces on the disk."""
         self._is_whole = False
-        """Whether the primaries of all bundles have had the store on their disks."""
+        """Whether the primaries of all bundles have reported the store as whole on their disks."""
         self._completed = asyncio.Event()
-        """Set, and replaced, when `_complete` grows or `_is_whole` is set."""
+        """Event that is set, and replaced, when `_complete` grows or `_is_whole` is set."""
         self._joined = asyncio.Event()
-        """Set while the disk may lack pieces of a bundle on this server."""
+        """Event that is set while the disk may lack pieces of a bundle on this server."""
         self._serving: asyncio.Task[None] | None = None
         self._appending: set[asyncio.Task[Any]] = set()
         """Tasks that append entries."""
@@ -184,7 +184,7 @@ class StoreDisk:
         return saver
 
     def left(self, saver: BundleSaver) -> bool:
-        """Note that a bundle left the server. Returns whether it was the last one: `retire` has to follow."""
+        """Note that a bundle left the server. Returns whether it was the last one; then call `retire`."""
         self._left.add(saver)
         return self._left.issuperset(self._savers.values())
 
@@ -241,13 +241,13 @@ class StoreDisk:
         return self._is_whole and home in self._complete
 
     def whole(self) -> None:
-        """Note that the primaries of all bundles have had the store on their disks."""
+        """Note that the primaries of all bundles have reported the store as whole on their disks."""
         if not self._is_whole:
             self._is_whole = True
             self._announce()
 
     def _announce(self) -> None:
-        """Let entries look again whether they may be appended."""
+        """Wake the tasks that wait to append an entry."""
         self._completed.set()
         self._completed = asyncio.Event()
 
@@ -262,7 +262,7 @@ class StoreDisk:
         is_durable = self._catalogue.record.durable
         pause_s = min(self._ports.settings.flush_s / 4, FIRST_S if is_durable else math.inf)
         rounds: dict[str, int] = {}
-        """Number of rounds when all pieces of a bundle were taken, by its home."""
+        """Number of rounds at the time when all pieces of a bundle were taken, by its home."""
         while True:
             await self._joined.wait()
             await asyncio.sleep(pause_s)
@@ -322,8 +322,8 @@ class StoreDisk:
         """Write the last changes, and make the states readable. Damage costs this store, and not the server.
 
         Args:
-            is_over: Whether the store changes no longer. Else the disk follows it again if a bundle has come
-                back to the server.
+            is_over: Whether the store no longer changes. Otherwise the disk follows the store again if a
+                bundle has come back to the server.
 
         Raises:
             DiskFailed: A write failed.
@@ -412,7 +412,7 @@ class StoreDisk:
         """Open the folder, and read its catalogue.
 
         Raises:
-            ConfigError, DataError: See `SegmentStore.opened`; or a catalogue cannot be read.
+            ConfigError, DataError: See `SegmentStore.opened`; or the catalogue cannot be read.
         """
         async with self._changing:
             self._catalogue = None  # after an error nothing can be read

@@ -25,7 +25,8 @@ from transport import BufferPool
 logger = logging.getLogger(__name__)
 
 COMPILE_S = 120.0
-"""Seconds for which the end of a store waits for a kernel that is compiling: a thread cannot be stopped."""
+"""Maximum time that the end of a store waits for a kernel that is compiling, in seconds: a thread cannot be
+stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,8 +45,9 @@ class StoreHost:
         drain_soon: Called with the `ServedStore` if it has work for a later round of the loop.
         rearm: Called if a request waits until a new deadline.
         loaded: Called once all shards have values.
-        left: Called with it if the server is no member of the bundle any more.
-        declines: Called with it if the server cannot hold its copy and has to leave the joining members.
+        left: Called with the `ServedStore` if the server is no member of the bundle any more.
+        declines: Called with the `ServedStore` if the server cannot hold its copy and has to leave the
+            joining members.
         copy_host: Services for bundles with several copies.
         disk: The store on the disk of the server; None without one.
     """
@@ -93,7 +95,7 @@ def shards_of(
 
 
 def kernels_of(store: StoreRecord) -> str:
-    """Return the kernels for a store. A store of clients takes NumPy's if its own are not installed."""
+    """Return the kernels for a store. A store of clients uses NumPy's if its own are not installed."""
     try:
         return available_kernels(store.kernels)
     except ConfigError as error:

@@ -12,7 +12,7 @@ from adam_async.parameter_server.statistics import StoreStatistics
 from transport import Message, Request
 
 KEPT_S = 1.0
-"""Seconds for which a report that took several rounds of the loop answers further requests."""
+"""Time for which a report that took several rounds of the loop answers further requests, in seconds."""
 
 Counting = Generator[None, None, StoreStatistics]
 
@@ -41,10 +41,10 @@ class StoreReports:
         """Requests that wait for the report in progress."""
 
     def answer(self, request: Request, counting: Callable[[], Counting]) -> None:
-        """Answer a request with the counts: those of now, or a report of the last second of a large store.
+        """Answer a request with the current counts or, for a large store, a report of the last second.
 
         Args:
-            counting: Begins to count.
+            counting: Returns a generator that counts in pieces.
         """
         if self._kept is not None and self._now() < self._kept_until:
             self._reply(request, self._kept)

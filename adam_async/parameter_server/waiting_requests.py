@@ -25,7 +25,7 @@ MOST_WAITING = 4096
 """Maximum number of pushes and ticks that wait for an epoch; the server refuses more, and clients retry."""
 
 MOST_OF_LINK = 1 << 13
-"""Maximum number of pulls and readings of one link that wait for clocks: those of 32 GiB of values."""
+"""Maximum number of pulls and readings of one link that wait for clocks: enough for 32 GiB of values."""
 
 MOST_PULLS = 1 << 17
 """Maximum number of pulls and readings of all links that wait for clocks."""
@@ -42,23 +42,25 @@ EpochEvent = PushArrived | TickArrived
 class WaitingRequests:
     """Waiting pulls and readings of one server. Deadlines are absolute seconds on the caller's clock.
 
-    A request waits for one shard at a time, so an event costs the shards that requests wait for, and not the
-    requests: those for a clock that no replica reaches cost nothing.
+    A request waits for one shard at a time, so the cost of an event depends on the number of shards that
+    requests wait for, and not on the number of requests. Requests for a clock that no replica reaches cost
+    nothing.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[int, QueuedPull | QueuedRead] = {}
-        """By number, in the order of their arrival."""
+        """Waiting requests by number, in the order of their arrival."""
         self._next_number = 0
         self._by_shard: dict[Shard, list[tuple[int, int]]] = {}
-        """By shard, heaps: the clock that a request waits for, and its number."""
+        """Heaps by shard: the clock that a request waits for, and its number."""
         self._deadlines: list[tuple[float, int]] = []
         """Heap: the deadline of a request, and its number."""
         self._stale = 0
         """Number of requests that have left since the heaps were last cleaned."""
         self._of_link: Counter[Any] = Counter()
         self.fresh = False
-        """Whether a request has begun to wait since the shell last cleared this: there is a new deadline."""
+        """Whether a request has begun to wait since the shell last cleared this flag: there is a new
+        deadline."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -106,7 +108,7 @@ class WaitingRequests:
         return [answers[number] for number in sorted(answers)]
 
     def give_up(self, now: float) -> list[Effect]:
-        """Answer requests whose deadline has passed, without values; of very many, some at a time."""
+        """Answer requests whose deadline has passed, without values; with very many, only some per call."""
         late: list[Effect] = []
         while self._deadlines and self._deadlines[0][0] <= now and len(late) < GIVEN_UP_TOGETHER:
             _, number = heappop(self._deadlines)
@@ -150,13 +152,13 @@ class WaitingRequests:
                 del self._by_shard[shard]
 
     def next_deadline(self) -> float | None:
-        """The next deadline; None if no request waits."""
+        """Return the next deadline; None if no request waits."""
         while self._deadlines and self._deadlines[0][1] not in self._waiting:
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     def waiting_for(self) -> tuple[Replica, ...]:
-        """The replicas that requests wait for; of very many requests, those of the oldest."""
+        """Return the replicas that requests wait for; with very many requests, those of the oldest."""
         oldest = islice(self._waiting.values(), GIVEN_UP_TOGETHER)
         return tuple(sorted({replica for queued in oldest for replica in _behind(queued)}))
 
@@ -169,7 +171,7 @@ class EpochGate:
         self._sessions: set[Session] = set()
 
     def __contains__(self, session: Session) -> bool:
-        """Whether an event of a session waits: later ones of the session wait behind it."""
+        """Return whether an event of a session waits: later ones of the session wait behind it."""
         return session in self._sessions
 
     @property
@@ -183,7 +185,7 @@ class EpochGate:
         self._sessions.add(session)
 
     def keep(self, is_open: Callable[[Any], bool]) -> None:
-        """Drop the events whose request is not open: no budget pays for their memory any more."""
+        """Drop the events whose request is not open: no link's budget counts their memory any more."""
         self._events = [(session, event) for session, event in self._events if is_open(event.request)]
         self._sessions = {session for session, _ in self._events}
 
@@ -199,7 +201,7 @@ class EpochGate:
 
 
 def _answer(queued: QueuedPull | QueuedRead) -> SendValues | SendStates | None:
-    """The answer to a request, if its values are ready."""
+    """Return the answer to a request; None if its values are not ready."""
     if queued.clock and applied_clock(queued.shards) < queued.clock:
         return None
     if isinstance(queued, QueuedPull):
@@ -224,7 +226,7 @@ def _late(queued: QueuedPull | QueuedRead) -> SendBehind | Refuse:
 
 
 def _behind(queued: QueuedPull | QueuedRead) -> tuple[Replica, ...]:
-    """The replicas that a request waits for."""
+    """Return the replicas that a request waits for."""
     found: set[Replica] = set()
     group = queued.shards
     shards = group[:1] if isinstance(group, ShardGroup) and group.shared() is not None else group

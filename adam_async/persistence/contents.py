@@ -1,13 +1,13 @@
 """Pure: the contents of a folder of segment files, from the scans of its files.
 
-Of each name the state with the greatest generation and position counts, wherever it is: no file is newer
-than another. The last `RoundRecord` has the facts of the folder: how far the files were on disk, the
+For each name the state with the greatest generation and position counts, in whichever file it is: no file is
+newer than another. The last `RoundRecord` has the facts of the folder: how far the files were on disk, the
 positions up to which no entries are needed, and the homes that the owner forgot.
 
 A file is *damaged* if whole frames of its own, or the newest round, prove that bytes after its last good
-frame were on disk. Otherwise these bytes were in flight at a crash: the tail is *torn*, and nothing that was
-confirmed is in it. The whole frames behind the damage still count. The rounds list the states that they have
-confirmed, so states lost by the damage have names.
+frame were on disk. Otherwise these bytes were in flight at a crash: the tail is *torn*, and has no confirmed
+record. The whole frames behind the damage still count. The rounds list the states that they have confirmed,
+so states lost by the damage have names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,11 +43,11 @@ class Contents:
     """The contents of a folder.
 
     Attributes:
-        states: Newest whole state of each name, and its place.
-        entries: Entries that are needed, and their places, by home and position.
+        states: Newest whole state of each name, as its key and its place.
+        entries: Places of the needed entries, by their keys.
         files: Size of each file without damage after its torn tail is cut off, in bytes.
         torn, damages, lost: See `Recovery`.
-        floors, forgotten, as_of: As in the newest round.
+        floors, forgotten, as_of: Fields of the newest round.
         number: Greatest number of a record.
         next_files: Number of the next file, by kind.
     """
@@ -130,12 +130,12 @@ def _number(found: Found) -> int:
 
 
 def _readable(each: Scan) -> tuple[Found, ...]:
-    """Return the records that count, by the file's own frames."""
+    """Return the records that count, as far as the file's own frames prove."""
     return (*each.records, *each.beyond) if each.durable > each.end else each.records
 
 
 def _newest_round(scans: Sequence[Scan]) -> RoundRecord | None:
-    """Return the last round, in the order of files: a new file's list has a greater number than its round."""
+    """Return the last round by place. Its number may be lower than that of the list in its file."""
     rounds = [
         found.record for each in scans for found in _readable(each) if isinstance(found.record, RoundRecord)
     ]

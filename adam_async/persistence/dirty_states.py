@@ -47,7 +47,7 @@ class DirtyStates:
         self.nbytes += mark.nbytes
 
     def pop(self, name: StateName) -> Mark | None:
-        """Remove a mark, before the shard is copied: later updates mark it again."""
+        """Remove the mark of a shard, before the shard is copied: later updates mark it again."""
         mark = self._marks.pop(name, None)
         if mark is not None:
             self.nbytes -= mark.nbytes

@@ -56,7 +56,7 @@ class EntryLog:
         await done
 
     def fail(self, error: Exception) -> None:
-        """Fail all calls, those that wait and later ones."""
+        """Fail all waiting and later calls."""
         self._error = self._error or error
         for waiting in self._waiting:
             if not waiting.done.done():

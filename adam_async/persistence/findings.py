@@ -30,13 +30,13 @@ class Damage:
     segment: str
     """Name of the file in the folder before."""
     quarantined_as: str
-    """Its name now; empty if the whole file is missing."""
+    """Name of the file now; empty if the whole file is missing."""
     position: int
     """First damaged byte."""
 
     @property
     def has_entries(self) -> bool:
-        """Whether it is a file of log entries."""
+        """Whether the file has log entries, not states."""
         return self.segment.startswith(ENTRIES)
 
     def __str__(self) -> str:
@@ -51,9 +51,9 @@ class LostState:
 
     name: StateName
     order: tuple[int, int]
-    """Generation and position that the disk had."""
+    """Generation and position of the state that was on disk."""
     found: StateKey | None
-    """Key of the newest state that is still there, an older one; None if there is none."""
+    """Key of the newest state that is still on disk, which is older; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,8 @@ class Recovery:
             after its position, as in the log of a member.
         floors: By home: position up to which every state has all entries, unless it is in `lost`. Entries up
             to it may be absent.
-        as_of: Wall-clock time of the last round of states that is complete, in seconds since 1970; updates
-            up to this time are in `states`. None without such a round.
+        as_of: Wall-clock time of the last complete round of states, in seconds since 1970; updates up to this
+            time are in `states`. None if there is no such round.
         torn: Tails that were cut off, as after each crash in the middle of a write.
         damages: Damage found. After any, each state may be older than the one that was on disk, and entries
             may be missing.

@@ -66,11 +66,12 @@ class Folder:
         self._number = contents.number
         self._full: set[str] = set()
         self.floors: dict[str, int] = dict(contents.floors)
-        """By home: position up to which entries are not needed, as the last round on disk has it."""
+        """Position up to which entries are not needed, by home, as in the last round on disk."""
         self.forgotten: dict[str, int] = dict(contents.forgotten)
-        """By home that the owner forgot: number up to which its records do not count."""
+        """Number up to which records do not count, by home that the owner forgot."""
         self.as_of = contents.as_of
-        """Wall-clock time whose updates are all on disk, in seconds since 1970; None if it is unknown."""
+        """Wall-clock time up to which all updates are on disk, in seconds since 1970; None if it is
+        unknown."""
         self.states, self.entries = (
             SegmentWriter(
                 each,
@@ -91,7 +92,7 @@ class Folder:
 
     @property
     def is_full(self) -> bool:
-        """Whether the last write of states or of entries found no room."""
+        """Whether the last write of states or of entries found no room on the disk."""
         return bool(self._full)
 
     def next_number(self) -> int:
@@ -113,7 +114,7 @@ class Folder:
         return locations
 
     def check_order(self, key: StateKey) -> None:
-        """Raise ValueError if a state is older than the one on disk, which recovery would prefer."""
+        """Raise ValueError if a state is older than that on disk, which recovery would prefer."""
         known = self.usage.states.get(key.name)
         if known is not None and key.order < known[0].order:
             raise ValueError(
@@ -121,7 +122,7 @@ class Folder:
             )
 
     def counts(self, payload: Payload) -> bool:
-        """Whether the bundle of a state or an entry has not been forgotten since."""
+        """Return whether the bundle of a state or an entry has not been forgotten since."""
         record = payload.record
         assert isinstance(record, StateRecord | EntryRecord)
         return record.number > self.forgotten.get(record.key.home, 0)
@@ -155,7 +156,7 @@ class Folder:
         )
 
     def losses(self, lost: Sequence[LostState], damages: Sequence[Damage]) -> Payload:
-        """Return a record of damage, by which later openings find it again, under any names of the files."""
+        """Return a record of damage, so that later openings find it under any names of the files."""
         record = self.round_of(_keys_of(lost), self.floors, self.as_of)
         damaged = {each.segment: each.position + 1 for each in damages}
         return payload_of(msgspec.structs.replace(record, files={**record.files, **damaged}))
@@ -164,7 +165,7 @@ class Folder:
         """Return the list of all states, for the begin of a new file.
 
         Args:
-            lost: States that damage has cost. The list has them, so a later opening names them again.
+            lost: States lost by damage. The list includes them, so a later opening names them again.
         """
         keys = {name: key for name, (key, _) in self.usage.states.items()}
         keys.update({key.name: key for key in _keys_of(lost)})
@@ -177,7 +178,7 @@ class Folder:
         return frozenset({self.states.segment, self.entries.segment})
 
     def superfluous(self, floors: dict[str, int]) -> list[str]:
-        """Return the files that nothing uses once a round with these floors is on disk."""
+        """Return the files that become superfluous once a round with these floors is on disk."""
         return self.usage.superfluous(self.growing, floors, self.forgotten)
 
     def _files_without(self, superfluous: list[str]) -> dict[str, int]:
@@ -219,7 +220,7 @@ class Folder:
         self._notice(f"{work} in {self._path} takes more than {STUCK_S:g} s; {self.as_of_text()}")
 
     def as_of_text(self) -> str:
-        """Return a text on the time whose updates are all on disk."""
+        """Return a text on the time up to which all updates are on disk."""
         return "no round is on it yet" if self.as_of is None else f"on disk as of {time_of_day(self.as_of)}"
 
     async def read(self, location: Location) -> list[memoryview]:

@@ -12,9 +12,9 @@ A frame, integers little-endian:
 Theory of operation
 -------------------
 After a crash each unsynced frame may be whole, absent or torn, and recovery may drop it. It must not drop a
-durable frame, because others count on it. `durable` separates the two. If a whole frame after the first bad
-one has a durable position beyond the bad one, then the bad one was durable, and the file is damaged.
-Otherwise all frames from the bad one on were in flight, and recovery cuts them off.
+durable frame, because the owner has confirmed it. `durable` separates the two. If a whole frame after the
+first bad one has a durable position beyond the bad one, then the bad one was durable, and the file is
+damaged. Otherwise all frames from the bad one on were in flight, and recovery cuts them off.
 
 Damage to the last frames, before any later durable one, stays undetected: they look like a torn tail. The
 checksum of the head covers the size, so recovery never uses a wrong size. It covers the position and the
@@ -35,7 +35,7 @@ _POSITION = Struct("<Q")
 
 MOST_CHECKED = 4
 """Maximum size of the damaged payloads that are checked in a file, as a multiple of its size. Frames do not
-overlap, so only heads that a content imitates exceed it."""
+overlap, so a file exceeds it only if contents imitate heads of frames."""
 
 HEAD_BYTES = _HEAD.size + _CRC.size
 """Size of the head of a frame, in bytes."""
@@ -89,7 +89,7 @@ def frame_at(data: bytes, position: int, salt: bytes = b"", *, offset: int = 0) 
 
     Args:
         data: Bytes of the file.
-        offset: Position of the first one in the file.
+        offset: Position of the first byte of `data` in the file.
     """
     head = _head_at(data, position, salt, offset=offset)
     return head and _whole(data, *head, offset=offset)
@@ -149,7 +149,7 @@ def confirming_frame(data: bytes, end: int, salt: bytes = b"") -> Frame | None:
 
 
 def is_whole(payload: Part, size: int, crc: int) -> bool:
-    """Whether a payload is complete and unchanged."""
+    """Return whether a payload is complete and unchanged."""
     return len(payload) == size and crc32(payload) == crc
 
 

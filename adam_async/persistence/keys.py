@@ -22,8 +22,10 @@ Order = tuple[int, int]
 
 
 class StateName(NamedTuple):
-    """Name of a state: the home of its bundle, and the number of its shard. A parameter server writes pieces,
-    and gives the number of a piece as that of a shard."""
+    """Name of a state: the home of its bundle, and the number of its shard.
+
+    A parameter server writes pieces, and uses the number of a piece as the number of a shard.
+    """
 
     home: str
     shard: int

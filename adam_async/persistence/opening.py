@@ -2,8 +2,8 @@
 
 Repairs, in this order, so that a crash in between loses nothing and the next opening repeats them:
 
-1. Torn tails are cut off, and all files synced, because a killed process may have left bytes in the page
-   cache alone that its successor relies on.
+1. Torn tails are cut off, and all files synced, because a killed process may have left bytes only in the page
+   cache, and its successor relies on them.
 2. States and entries that only damaged files have are appended to new files, with a record of the damage and
    the losses, and synced.
 3. Damaged files are renamed. No later opening reads them.
@@ -38,8 +38,8 @@ START_BYTES = 4096
 """Maximum size of the first frame of a file, in bytes."""
 
 MOST_FILE_BYTES = 8 << 30
-"""Maximum size of a segment file, in bytes: a payload has at most 4 GiB, and files end soon after
-`FlushSettings.segment_bytes`."""
+"""Maximum size of a segment file, in bytes: a payload has at most 4 GiB, and a file ends with the first
+append beyond `FlushSettings.segment_bytes`."""
 
 LOCK = "lock"
 """Name of the locked file of a folder."""
@@ -88,7 +88,7 @@ async def read_identity(disk: Disk, path: Path) -> Identity | None:
     """Return the owner of a folder of segment files; None if it has none. Changes nothing.
 
     Raises:
-        DataError: No file tells the owner, and one has more than a start that a crash tore.
+        DataError: No file names the owner, although a file has more than a torn start.
         NewerFormat: The files are of a newer release.
         OSError: The folder cannot be read.
     """

@@ -74,20 +74,21 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True, tag="round"):
 
     number: Number
     as_of: WallTime | None
-    """Wall-clock time whose updates are all in the files, in seconds since 1970; None if it is unknown."""
+    """Wall-clock time up to which all updates are in the files, in seconds since 1970; None if it is
+    unknown."""
     states: tuple[StateKey, ...]
     """Keys of the states since the last round; in a directory the newest key of every state."""
     floors: dict[Home, Number]
-    """By home: position up to which the files need no entries, because the states have them."""
+    """Position up to which the files need no entries, by home, because the states have them."""
     forgotten: dict[Home, Number]
-    """By home that the owner forgot: its records up to this number do not count."""
+    """Number up to which records do not count, by home that the owner forgot."""
     files: dict[str, Number]
     """Size that each file of the folder has on disk at least, by name; other files are superfluous."""
     is_directory: bool = False
 
 
 class SyncedRecord(msgspec.Struct, frozen=True, array_like=True, tag="synced"):
-    """Nothing."""
+    """A record without content; its head proves that the file was on disk up to it."""
 
 
 SegmentRecord = StateRecord | EntryRecord | RoundRecord | SyncedRecord

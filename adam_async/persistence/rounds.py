@@ -14,8 +14,8 @@ and is not synced: its head proves that the round was on disk.
 
 If shards that seldom change keep old files in use, the files of states grow beyond twice the size of the
 states, plus one file. Then the round appends these states again (*compaction*). Compaction never writes more
-bytes than the updates before it, so the disk writes at most two bytes per byte folded, heads and records
-apart.
+bytes than the updates before it, so the disk writes at most two bytes per byte folded, without heads and
+records.
 
 A round that takes longer than half of `flush_s` lengthens the pause before the next one, so the disk is busy
 for at most half of the time. The store reports this, because a crash may lose the updates of that time.
@@ -37,9 +37,10 @@ from adam_async.persistence.settings import FlushSettings
 from adam_async.runtime.clock import Clock
 
 Take = Callable[[StateName], Awaitable[State | None]]
-"""Copies the newest state of a shard, on the loop, between two entries. None means: not now (an update comes
-first, or the owner has not loaded the recovered state yet); the state on disk stays, and a dirty shard stays
-dirty. The store awaits one call at a time, so that the owner may let other work pass in between."""
+"""Callback that copies the newest state of a shard, on the loop, between two entries. It returns None if it
+cannot copy now (an update comes first, or the owner has not loaded the recovered state yet); the state on
+disk stays, and a dirty shard stays dirty. The store awaits one call at a time, so that the owner can do other
+work in between."""
 
 YIELD_BYTES = 1 << 20
 """Size of copied states after which the loop does other work, in bytes."""
@@ -71,9 +72,9 @@ class _Round:
     is_complete: bool = True
     is_compaction: bool = False
     keys: list[StateKey] = field(default_factory=list)
-    """States written."""
+    """Keys of the states that are written."""
     batch: list[tuple[StateKey, Payload, Mark | None]] = field(default_factory=list)
-    """States copied and not yet written, with their marks."""
+    """States that are copied and not yet written, with their marks."""
     batch_bytes: int = 0
 
 
@@ -146,7 +147,7 @@ class Rounds:
         await done
 
     def fail(self, error: Exception) -> None:
-        """Fail all calls of `flush`, those that wait and later ones."""
+        """Fail all waiting and later calls of `flush`."""
         self._error = self._error or error
         self._resolve(self._flushes, error)
 
@@ -189,7 +190,7 @@ class Rounds:
             self._resolve(flushes, None)
 
     def _due(self) -> float | None:
-        """Return the time of the next round; None if nothing waits for one."""
+        """Return the time of the next round; None if no update or call waits for a round."""
         if self._flushes:
             return self._clock()
         oldest = self._dirty.oldest()
@@ -230,7 +231,7 @@ class Rounds:
         self._set_period(self.counts.round_s)
 
     def _set_period(self, round_s: float) -> None:
-        """Choose the time between rounds, and report if it becomes longer than `flush_s`, or no longer is."""
+        """Choose the time between rounds, and report when it exceeds `flush_s` and when it no longer does."""
         flush_s = self._settings.flush_s
         self.period_s = max(flush_s, round_s / BUSY_SHARE)
         if self.period_s > flush_s and not self._is_slow:
@@ -332,7 +333,7 @@ class Rounds:
         await self._write_batch(current)
 
     async def _taken_or_read(self, name: StateName, known: tuple[StateKey, Location]) -> State | None:
-        """Return a state of the owner's, or else the one on disk; None if that is damaged."""
+        """Return the owner's state, or the state on disk if there is none; None if that is damaged."""
         state = await self._take(name)
         if state is not None:
             return state

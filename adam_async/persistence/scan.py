@@ -1,4 +1,4 @@
-"""Pure: one segment file, read: its whole frames, and what they prove about it."""
+"""Pure: the content of one segment file: its whole frames, and the durable positions that they prove."""
 
 import re
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _NAME = re.compile(rf"({STATES}|{ENTRIES})-([0-9]{{8,18}})({re.escape(SUFFIX)}|{
 
 
 class SegmentName(NamedTuple):
-    """Name of a segment file. Names of one kind are ordered as the files were made."""
+    """Name of a segment file. Names of one kind sort in the order in which the files were made."""
 
     kind: str
     number: int
@@ -59,7 +59,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """One file, read.
+    """The content of one file.
 
     Attributes:
         start: The first record; None if it is not whole.
@@ -86,7 +86,7 @@ def scan(segment: str, data: bytes, run: str | None) -> Scan:
 
     Args:
         segment: Name of the file.
-        run: Run whose file it is if its start is damaged; None to read no further then.
+        run: Run of the file, used if the start of the file is damaged; None to read no such file further.
     """
     unknown: list[str] = []
     first = frame_at(data, 0)

@@ -103,13 +103,13 @@ class SegmentWriter:
         self._segment_bytes = segment_bytes
         self._durable_sizes = durable_sizes
         self.beginning: Callable[[], Sequence[Payload]] = tuple
-        """Returns records for the begin of a new file."""
+        """Callback that returns the records for the begin of a new file."""
         self._position = 0
         self._durable = 0
         self.written_bytes = 0
-        """Bytes written, without those cut off again."""
+        """Number of bytes written, without bytes cut off again."""
         self.syncs = 0
-        """Calls of ``fdatasync``."""
+        """Number of calls of ``fdatasync``."""
 
     @property
     def segment(self) -> str:
@@ -118,7 +118,7 @@ class SegmentWriter:
 
     @property
     def position(self) -> int:
-        """Size of that file, in bytes."""
+        """Size of the file that grows, in bytes."""
         return self._position
 
     @property

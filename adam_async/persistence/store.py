@@ -46,8 +46,8 @@ class SegmentStore:
         path: Folder of this server and this store alone; it is made if absent.
         identity: Owner of the folder.
         take: Copies a state.
-        clock: The loop's clock.
-        wall_clock: Seconds since 1970.
+        clock: Returns the time of the loop's clock, in seconds.
+        wall_clock: Returns the time in seconds since 1970.
         notice: Reports a text to the operator: damage, a full disk and its end, rounds that take too long.
     """
 
@@ -171,7 +171,8 @@ class SegmentStore:
     async def flush(self) -> None:
         """Write a round now: all shards marked before the call are on disk on return, if the disk has room.
 
-        `statistics().dirty` is 0 afterwards if all states could be taken and written, and none is new.
+        `statistics().dirty` is 0 afterwards if all states could be taken and written, and no shard was marked
+        since.
 
         Raises:
             DiskFailed: As for `run`.
@@ -179,7 +180,7 @@ class SegmentStore:
         await self._rounds.flush()
 
     async def run(self) -> None:
-        """Write rounds and entries until cancelled. Its end fails all calls that wait, and later ones.
+        """Write rounds and entries until cancelled. Its end fails all waiting and later calls.
 
         Raises:
             DiskFailed: A write or sync failed for another reason than a full disk. The caller ends its

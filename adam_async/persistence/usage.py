@@ -1,9 +1,9 @@
 """Pure: which files of a folder are in use, by which states and entries.
 
 A state is in use until a newer one of its name is appended, an entry until a round of states covers it. A
-file that nothing uses is superfluous. A file that little uses is a victim of compaction: its states are
-appended again, so that it becomes superfluous. Victims are used by half at most, so compaction frees at
-least as many bytes as it writes.
+file without a state or an entry in use is superfluous. A file of which little is in use is a victim of
+compaction: its states are appended again, so that it becomes superfluous. At most half of a victim is in use,
+so compaction frees at least as many bytes as it writes.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,7 +14,8 @@ from adam_async.persistence.records import STATES
 from adam_async.persistence.scan import segment_name
 
 MOST_UNUSED = 2
-"""Size of the files of states, per byte in use, above which compaction begins; one file may come on top."""
+"""Size of the files of states, per byte in use, above which compaction begins; the size of one file is
+allowed in addition."""
 
 
 class Usage:
@@ -26,15 +27,15 @@ class Usage:
 
     def __init__(self, contents: Contents) -> None:
         self.states: dict[StateName, tuple[StateKey, Location]] = {}
-        """Newest state of each name, and its place."""
+        """Key and place of the newest state of each name."""
         self.sizes: dict[str, int] = {}
         """Size of each file, in bytes."""
         self.live_bytes = 0
-        """Bytes of the newest states."""
+        """Size of the newest states, in bytes."""
         self._names: dict[str, set[StateName]] = {}
         """Names of the states in use, by file."""
         self._entries: dict[str, dict[str, tuple[int, int]]] = {}
-        """By file and home: greatest position and number of an entry."""
+        """Greatest position and number of an entry, by file and home."""
         self._live: dict[str, int] = {}
         for segment, size in contents.files.items():
             self.grew(segment, size)
@@ -85,12 +86,12 @@ class Usage:
     def superfluous(
         self, current: Collection[str], floors: Mapping[str, int], forgotten: Mapping[str, int]
     ) -> list[str]:
-        """Return the files that nothing uses, except those that still grow.
+        """Return the files without a state or an entry in use, except those that still grow.
 
         Args:
             current: Files that still grow.
-            floors: By home: position up to which entries are not needed.
-            forgotten: By home: number up to which entries are not needed.
+            floors: Position up to which entries are not needed, by home.
+            forgotten: Number up to which entries are not needed, by home.
         """
         return [
             segment
@@ -109,11 +110,11 @@ class Usage:
         return sum([size for segment, size in self.sizes.items() if _has_states(segment)])
 
     def victims(self, current: Collection[str], spare_bytes: int) -> list[StateName]:
-        """Return the states to append again; the first ones come first.
+        """Return the states to append again, in the order in which to append them.
 
         Args:
             current: Files that still grow.
-            spare_bytes: Size of superseded states that may stay, on top of the proportion.
+            spare_bytes: Size of superseded states that may stay in addition to the proportion, in bytes.
         """
         excess = self.state_files_bytes - MOST_UNUSED * self.live_bytes - spare_bytes
         found: list[StateName] = []

@@ -18,7 +18,7 @@ from adam_async.store.rules import Rule
 Gradient = ArrayLike | Factors
 
 InitialArrays = Mapping[str, "NDArray[Any] | ArraySpec"]
-"""Names to arrays with their initial values, or to specifications of arrays that begin at zero."""
+"""Arrays with their initial values, or specifications of arrays that begin at zero, by name."""
 
 
 def records_of(
@@ -135,7 +135,7 @@ def flat_factors(record: ArrayRecord, factors: Factors) -> tuple[NDArray[Any], N
 
 
 def is_surely_finite(flat: NDArray[Any]) -> bool:
-    """Whether the sum of squares is finite: a fast check, true for all finite values of usual size."""
+    """Return whether the sum of squares is finite: a fast check, true for all finite values of usual size."""
     # `vdot`, because `dot` warns of an overflow, and to silence it takes longer than a small array.
     return isfinite(np.vdot(flat, flat))
 

@@ -42,10 +42,10 @@ DELETE_S = 2.0
 """Maximum time to delete a store that did not open, in seconds."""
 
 NOTICE_S = 2.0
-"""Length of a wait for the controllers or servers after which a log line names it, in seconds."""
+"""Time after which a log line names a wait for the controllers or servers, in seconds."""
 
 CREATE_PAUSE_S = 0.2
-"""Wait for the store of another client between two attempts, in seconds."""
+"""Maximum wait for the store of another client after a refused attempt to create it, in seconds."""
 
 
 class Joining:
@@ -75,7 +75,8 @@ class Joining:
         """Number of stores that this client has tried to create."""
         self._saved = SavedShards(endpoint, waits=wish.waits)
         self._found: FoundStore | None = None
-        """Store on the disks of the servers that this client creates anew, without arrays of its own."""
+        """Store on the disks of the servers that this client, without arrays of its own, creates anew; or
+        None."""
 
     async def join(self) -> tuple[StoreRecord, tuple[ArrayRecord, ...]]:
         """Return the open store and its arrays.
@@ -371,7 +372,7 @@ class _StartValues:
         self._flat = {record.name: _first_values(given[record.name], record) for record in records}
 
     def bytes_of(self, shard: ShardSpec) -> int:
-        """Size of a shard of the store, in bytes."""
+        """Return the size of a shard of the store, in bytes."""
         return shard.nbytes
 
     def cut(self, shard: ShardSpec) -> list[NDArray[Any]]:

@@ -18,8 +18,8 @@ from adam_async.run.store_record import ArrayRecord
 from adam_async.store.arrays import is_surely_finite, names_in
 
 MESSAGE_BYTES = 2 << 20
-"""Bytes of values after which the shards of a server continue in the next message, unless one shard is
-larger: the server receives one message while it applies the earlier one."""
+"""Maximum size of the values of one message, in bytes, unless one shard is larger: the server receives one
+message while it applies the earlier one."""
 
 MESSAGE_SHARDS = 512
 """Maximum number of shards of one message, whose numbers and versions must fit into a frame's meta."""
@@ -125,7 +125,7 @@ class FactorMessage:
     """Rows of the shards."""
     parts: tuple[Part, ...]
     index: slice | NDArray[np.intp]
-    """Index of the shards, as in `ShardMessage`."""
+    """Index of the shards in an array with an entry for each shard of the store."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ class StoreLayout:
         self.table = table
         self.buckets = buckets
         self.unread: NDArray[np.int64] = np.full(len(table.shards), -1, np.int64)
-        """Versions of unread shards."""
+        """Versions before any read: -1 for each shard."""
         self._plans: dict[tuple[tuple[str, ...], ...], StorePlan] = {}
         self.everything = self.plan(tuple(self.arrays)).messages
 

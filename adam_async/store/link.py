@@ -39,7 +39,7 @@ from transport import Identity
 _T = TypeVar("_T")
 
 LARGE_BYTES = 1 << 28
-"""Size of all arrays of a store up to which a pull does not read the available memory, in bytes."""
+"""Size of all arrays of a store up to which a pull does not check the available memory, in bytes."""
 
 LEAVE_S = 2.0
 """Maximum time for open pushes at the end of a client, in seconds."""
@@ -85,7 +85,7 @@ class StoreLink:
         self.layout: StoreLayout
         self.store: StoreRecord
         self.session: SessionIdentity
-        """Its place among the clients of the store."""
+        """Identity of this client among the clients of the store."""
         self._client: ParameterClient
         self._seen: NDArray[np.int64]
         """Newest version of each shard that this client has seen."""
@@ -96,12 +96,12 @@ class StoreLink:
         self._open: set[Collector] = set()
         """Pushes that are not answered."""
         self._settling: list[asyncio.Future[None]] = []
-        """Waits for the end of all pushes."""
+        """Futures of callers that wait for the end of all pushes."""
         self._error: BaseException | None = None
         self._waiting: dict[asyncio.Future[Any], None] = {}
         """Futures of waiting callers, which end with the failure of this client."""
         self._beginning: set[asyncio.Timeout] = set()
-        """Deadlines of the waits for the first step, which end with it."""
+        """Timeouts of the waits for the first step; a failure of this client ends them."""
         self._deleting = False
 
     @property
@@ -117,7 +117,7 @@ class StoreLink:
     # --- failures ------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
-        """End all waits with an error; the first one counts."""
+        """End all waits with an error; only the first error counts."""
         if self._error is None:
             self._error = error
             for future in self._waiting:
@@ -444,7 +444,7 @@ class StoreLink:
         """End the steps up to the own clock on all shards.
 
         A late client begins on each shard at the slowest clock that its server has of the others, and takes
-        the highest of these as its own. Its first pull would otherwise wait for steps of this client itself.
+        the highest of these as its own. Otherwise the first pull of this client would wait for its own steps.
         """
         if self.clock:
             for message in self.layout.everything:

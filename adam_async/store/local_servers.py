@@ -56,8 +56,8 @@ class _LocalServers:
         if self._access is None:
             self._access = asyncio.get_running_loop().create_future()
             self._unused = asyncio.Event()
-            # The store that starts the servers may close before the others, so no group of its can have this
-            # task: the last `leave` waits for it.
+            # The store that starts the servers may close before the others, so its groups must not own
+            # this task: the last `leave` waits for it.
             self._task = asyncio.create_task(self._run(self._access), name="local-servers")
         try:
             return await asyncio.shield(self._access)
@@ -66,7 +66,7 @@ class _LocalServers:
             raise
 
     async def leave(self) -> None:
-        """Count one store less; after the last one, end the servers and wait for them."""
+        """Remove one store from the count; after the last store, end the servers and wait for them."""
         self.users -= 1
         if not self.users and self._task is not None:
             task, self._task, self._access = self._task, None, None

@@ -23,7 +23,7 @@ class PullCollector(Collector):
         layout: Shards of the store.
         plan: Messages for the shards of the arrays.
         note_versions: Takes the versions of each answer, with their index.
-        targets: Flat memory to fill, by name; the collector allocates that of other arrays.
+        targets: Flat memory to fill, by name; the collector allocates the memory of other arrays.
         on_end: See `Collector`.
     """
 
@@ -43,7 +43,7 @@ class PullCollector(Collector):
         self._note_versions = note_versions
         self._names = tuple([name for name, _, _ in plan.wanted])
         self._flats: dict[int, NDArray[Any]] = {}
-        """Values of messages of whole arrays, by number."""
+        """Values of messages of whole arrays, by the number of the message."""
         self._targets = targets
         self._given = frozenset(targets)
         self._found: dict[str, NDArray[Any]] = {}
@@ -57,7 +57,7 @@ class PullCollector(Collector):
         """Whether a caller still waits for the values."""
 
     def into(self, number: int) -> NDArray[Any] | None:
-        """Return memory for the answer to a message of one range of an array; None for pooled memory."""
+        """Return memory for the answer to a message of one range; None for pooled memory."""
         message = self.plan.messages[number]
         if len(message.ranges) != 1:
             return None
@@ -133,7 +133,7 @@ class PullCollector(Collector):
 
 
 class _PulledArrays(Mapping[str, NDArray[Any]]):
-    """Pulled arrays by name; the first use of an array from a message of several splits it off."""
+    """Pulled arrays by name; an array of a message with several arrays is made at its first use."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ Rate = float | Mapping[str, float] | None
 """Learning rate of a push, or the rates of its arrays by name; None for those of the rules."""
 
 NoteVersions = Callable[["slice | NDArray[np.intp]", Sequence[int]], None]
-"""Takes note of the versions of an answer, at an index of the shards."""
+"""Callback with an index of shards, and their versions in an answer."""
 
 
 class Outgoing(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -25,15 +25,15 @@ from transport import RemoteProtocolError
 logger = logging.getLogger(__name__)
 
 SEARCH_S = 10.0
-"""Maximum time of the search for pieces of a store that no server has, in seconds: their servers may still
-start."""
+"""Maximum time of the search for pieces of a store that no server has, in seconds: servers with these pieces
+may still start."""
 
 PAUSE_S = 0.5
 """Pause between two surveys of the disks, in seconds."""
 
 
 class SavedValues:
-    """Shards in memory, in the form for `ShardCopies`, by the names of their rules' arrays."""
+    """Shards in memory, by the names of their rules' arrays; `ShardCopies` loads them into a store."""
 
     def __init__(self) -> None:
         self.by_names: dict[tuple[str, ...], dict[int, list[NDArray[Any]]]] = {}

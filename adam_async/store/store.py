@@ -105,16 +105,16 @@ class ParameterStore:
                 creator needs it, and with ssp it is 1 by default.
             copies: Number of servers with each shard, 1 to 8. By default 3, or all live servers if fewer, if
                 the cluster has several controllers, else 1.
-            min_in_sync: Number of copies that must have a push before it is applied; 0 is 2, or 1 with one
+            min_in_sync: Number of copies that must have a push before it is applied; 0 means 2, or 1 with one
                 copy.
-            servers: Number of servers to use; 0 for all servers live at its creation.
+            servers: Number of servers to use; 0 for all servers live at the creation of the store.
             shard_bytes: Maximum size of a shard, in bytes.
             reader: Whether this client only pulls. A reader never delays other clients.
             durable: Whether a push is acknowledged only when it is on the disks of all copies in sync; the
                 creator decides. All servers need a folder.
-            dir: With ``local``, folder in which the server keeps its stores: one that is opened again by its
-                name has its values and the state of its rules back. None: in memory only. The servers of a
-                cluster have their own folders (``adam-async ps --dir``).
+            dir: With ``local``, folder in which the server keeps its stores: a store that is opened again by
+                its name gets back its values and the state of its rules. None: in memory only. The servers of
+                a cluster have their own folders (``adam-async ps --dir``).
             token: Text of the cluster's token file, or of keys of the role ``client`` or ``reader``.
             waits: Deadlines, in seconds.
 
@@ -169,7 +169,7 @@ class ParameterStore:
 
     @property
     def clients(self) -> int:
-        """Number of live clients of the store, except readers, as this client last heard of it; 1 or more."""
+        """Number of live clients of the store, except readers, in this client's newest map; 1 or more."""
         return self._link.clients
 
     # --- values --------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ class Opening:
             raise TypeError(f"store {self._wish.name!r} is not open: {HOW_TO_OPEN}")
 
         def __exit__(self, *_: object) -> None:
-            """Python looks this method up before it calls `__enter__`."""
+            """Do nothing: Python only looks up this method before it calls `__enter__`."""
 
     def __init__(self, where: str, wish: StoreWish, token: str | None, folder: Path | None = None) -> None:
         if folder is not None and where != "local":

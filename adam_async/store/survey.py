@@ -67,7 +67,7 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     place: str
     """Number of the client in the clocks, or ``others`` for clients that left long ago."""
     clock: int | None
-    """Lowest number of steps of the client at a server; None if no server reported it."""
+    """Number of steps of the client, the lowest that a server reported; None if no server reported it."""
     staleness: Histogram
     """Number of the client's pushes, each counted on each of its shards."""
 
@@ -91,9 +91,9 @@ class ServerCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of a server's report on a store that this file reads."""
 
     versions: dict[str, Version]
-    """By shard."""
+    """Version of each shard."""
     clients: dict[str, ClientCounts]
-    """By place in the clocks."""
+    """Counts of each client, by its place in the clocks."""
 
 
 @asynccontextmanager

@@ -167,7 +167,7 @@ class _Shared:
         thread.end()
 
     def forked(self) -> None:
-        """Forget the thread, in a child process: a fork copies the caller's thread only."""
+        """Forget the thread, in a child process: a fork copies only the thread of the caller."""
         if self.thread is not None:
             self.thread.forked = True
         self.thread, self.lock = None, threading.Lock()
@@ -399,7 +399,7 @@ def _abandon(thread: StoreThread, opening: face.Opening) -> None:
         return
 
     async def close() -> None:
-        """Close the store, then leave the thread: another thread does it, because leaving waits."""
+        """Close the store, then leave the thread from another thread, because leaving waits."""
         try:
             await opening.close()
         finally:

@@ -60,7 +60,7 @@ class RefusedShard:
     start: int
     """First flat index of the part."""
     stop: int
-    """One past its last flat index."""
+    """Flat index after the last one of the part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

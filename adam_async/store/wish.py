@@ -12,7 +12,7 @@ from adam_async.run.store_record import ArrayRecord, RuleRecord, store_key
 from adam_async.store.arrays import InitialArrays
 
 Create = Literal["auto", "new", "never"]
-"""Whether `open` creates a store: if it is absent, always, or never."""
+"""Whether `open` creates a store: if it is absent, always (and refuses an existing one), or never."""
 
 CREATE_WORDS = ("auto", "new", "never")
 
@@ -34,11 +34,11 @@ class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Whether servers apply the mean of the gradients of a step (bsp); with ``ssp:0`` they apply each
     push."""
     replicas: int
-    """0: not given."""
+    """Number of clients that the first step waits for; 0 if not given."""
     copies: int | None = None
-    """None: `DEFAULT_COPIES` if the cluster has several controllers, else 1."""
+    """Number of copies; None for `DEFAULT_COPIES` if the cluster has several controllers, else 1."""
     min_in_sync: int = 0
-    """0: not given."""
+    """Number of copies that must have a push before it is applied; 0 if not given."""
     servers: int
     shard_bytes: int
     reader: bool

@@ -11,12 +11,12 @@ Message = Begin | Begun | Copy | Committed | Held | PieceCopy | Superseded
 """A message about a bundle, between two of its members."""
 
 MESSAGES = (Begin, Begun, Copy, Committed, Held, PieceCopy, Superseded)
-"""Their classes."""
+"""Classes of `Message`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message on the present link to a member; drop it without a link."""
+    """Send a message on the present link to a member; without a link, drop the message."""
 
     to: Member
     message: Message
@@ -44,7 +44,7 @@ class ProposeRecord:
 
 @dataclass(frozen=True, slots=True)
 class BecamePrimary:
-    """Build the front from the bundle: its earlier entries are applied, and it takes new ones."""
+    """Build the front from the bundle: all earlier entries are applied, and this member takes new ones."""
 
     generation: int
 

@@ -32,9 +32,9 @@ class LocalCopy:
     """The newest record that this member has seen in the cluster map."""
     log: Log = field(default_factory=Log)
     pieces: list[int] = field(default_factory=list)
-    """Positions of the pieces of the state that this member has, the first ones. It lacks the others."""
+    """Positions of the first pieces of the state, which this member has. It lacks the others."""
     proposed: BundleRecord | None = None
-    """Proposed record, which the map may have already; it expects the version of `record`."""
+    """Proposed record, which the map may have already; it replaces `record`. None without a proposal."""
     effects: list[Effect] = field(default_factory=list)
 
     @property
@@ -43,7 +43,7 @@ class LocalCopy:
         return len(self.pieces) == self.bundle.pieces
 
     def drop(self, start: int = 0, *, pieces: int = 0) -> None:
-        """Begin an empty log after a position, with that many pieces of that position."""
+        """Begin an empty log after a position, with a number of pieces at that position."""
         self.log, self.pieces = Log(start), [start] * pieces
 
     def send(self, to: Member, message: Message, content: Any = None) -> None:

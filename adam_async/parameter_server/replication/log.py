@@ -13,7 +13,7 @@ class Entry:
     generation: int
     """Generation of the primary that formed it."""
     content: Any
-    """Its content, which the log never reads."""
+    """Content of the entry, which the log never reads."""
     nbytes: int
     """Size of the content, in bytes."""
 
@@ -58,9 +58,9 @@ class Log:
         return entry
 
     def put(self, entry: Entry) -> None:
-        """Take an entry of the primary that is not committed here, at most the one after `last`.
+        """Take an entry of the primary that is not committed here; its position is at most `last` + 1.
 
-        It drops another entry at its position, with all entries after it, which depend on that other one.
+        Another entry at this position is dropped, with all entries after it, which depend on it.
         """
         known = self._entries.get(entry.position)
         if known is not None and known.generation == entry.generation:

@@ -24,15 +24,15 @@ class BundleMember:
 
     Args:
         me: Node and incarnation of this server.
-        record: The bundle's record in the cluster map. If this server is in sync, its state is the bundle's
-            first, with which all members begin.
+        record: The bundle's record in the cluster map. If this server is in sync, it has the first state of
+            the bundle, as all members in sync.
     """
 
     def __init__(self, me: Member, bundle: Bundle, record: BundleRecord) -> None:
         self._copy = LocalCopy(me, bundle, record)
         self._links: set[Member] = set()
         self._waiting: dict[Member, Begin] = {}
-        """By primary, the newest session that waits for a newer record. The primary dialled its link, so the
+        """Newest `Begin` of each primary that waits for a newer record. The primary dialled its link, so the
         links that this member dialled do not matter."""
         self._primary: Primary | None = None
         if me in record.in_sync:
@@ -82,7 +82,7 @@ class BundleMember:
         return self.log.nbytes
 
     def applies_to(self, piece: int, position: int) -> bool:
-        """Whether an entry changes a piece that this member has, and that lacks the entry."""
+        """Return whether an entry is still to be applied to a piece that this member has."""
         pieces = self._copy.pieces
         return piece < len(pieces) and position > pieces[piece]
 
@@ -92,11 +92,11 @@ class BundleMember:
         return max(self.log.applied, self._copy.pieces[piece])
 
     def waits_for(self) -> tuple[Member, ...]:
-        """Members that must still hold the last entry; none on a secondary."""
+        """Return the members that must still hold the last entry; none on a secondary."""
         return self._primary.waits_for() if self._primary is not None else ()
 
     def why_not_committing(self) -> str:
-        """Text with the members for which the last entry waits; empty if committed, and on a secondary."""
+        """Return why the last entry is not committed; empty if it is, and on a secondary."""
         return self._primary.why_not_committing() if self._primary is not None else ""
 
     def joining_pieces(self) -> dict[Member, int]:
@@ -104,7 +104,7 @@ class BundleMember:
         return self._primary.joining_pieces() if self._primary is not None else {}
 
     def laggards(self, budget_bytes: int) -> tuple[Member, ...]:
-        """Members that make the log exceed a budget; the primary may strike them out."""
+        """Return the members that make the log exceed a budget; the primary may strike them out."""
         return self._primary.laggards(budget_bytes) if self._primary is not None else ()
 
     def take_effects(self) -> list[Effect]:
@@ -146,10 +146,10 @@ class BundleMember:
         self._copy.repeat_proposal()
 
     def conflicted(self, expected: int) -> None:
-        """Drop a proposal that never takes effect, although the record has the expected version still.
+        """Drop a proposal that never takes effect, although the record still has the expected version.
 
-        An invited server is lost, or the store has failed or was deleted: only without the invitation another
-        proposal may take effect.
+        An invited server is lost, or the store has failed or was deleted: another proposal may take effect
+        only without the invitation.
         """
         proposed, record = self._copy.proposed, self._copy.record
         if proposed is not None and record.changed == expected:
@@ -190,7 +190,7 @@ class BundleMember:
         return self._primary.propose(content, nbytes)
 
     def applied(self, position: int) -> None:
-        """Record that the shell has applied an entry, the one after the last."""
+        """Record that the shell has applied the next entry."""
         assert position == self.log.applied + 1 <= self.log.committed, f"{position}, with {self.log}"
         self.log.applied = position
         if self._primary is not None:
@@ -202,7 +202,7 @@ class BundleMember:
             self._primary.piece_copied(asked, position, content, nbytes)
 
     def wants_piece(self, asked: CopyPiece) -> bool:
-        """Whether the session of a requested piece is still the member's."""
+        """Return whether the session in which a piece was requested is still that of the member."""
         return self._primary is not None and self._primary.wants_piece(asked)
 
     def report(self) -> None:
@@ -255,7 +255,7 @@ class BundleMember:
             self._take_from_primary(sender, message, content)
 
     def expects_piece(self, message: PieceCopy) -> bool:
-        """Whether a piece of the primary is the next one that this member lacks, in the present session."""
+        """Return whether a piece of the primary is the next one that this member lacks, in this session."""
         is_present = message.generation == self._copy.record.generation and self._primary is None
         return is_present and self._secondary.expects_piece(message)
 

@@ -16,7 +16,7 @@ from adam_async.run.bundle_record import BundleRecord, Member
 
 @dataclass(slots=True)
 class _Peer:
-    """Another member, as the primary knows it."""
+    """State of another member, on the primary."""
 
     session: int = 0
     """Session that began with the present link; 0 without a link."""
@@ -39,7 +39,7 @@ class _Peer:
     piece_at: int | None = None
     """Position of the copied piece that the member has not confirmed; the member applies no later entry."""
     reported: tuple[int, int] = (0, 0)
-    """The watermarks last sent to the member."""
+    """Last watermarks sent to the member."""
 
 
 class Primary:
@@ -49,19 +49,20 @@ class Primary:
         self._copy = copy
         self._generation = copy.record.generation
         self._tail = copy.log.last
-        """Last entry of earlier generations: this primary commits them before it orders others."""
+        """Position of the last entry of earlier generations, which this primary commits before it orders
+        others."""
         self._serves = False
         self._links = set(links)
         self._peers: dict[Member, _Peer] = {}
         self._last_session = 0
         self._sessions: dict[Member, int] = {}
-        """The newest session of each member, also of those that have left."""
+        """Newest session of each member, also of members that have left."""
         self._strikes: set[Member] = set()
-        """Members to strike out."""
+        """Members that this primary wants to strike out."""
         self._invites: list[Member] = []
-        """Members to invite."""
+        """Servers that this primary wants to invite."""
         self._successor: Member | None = None
-        """Member to hand over to."""
+        """Member that becomes the primary in a handover; None without a handover."""
         self.record_changed()
 
     @property
@@ -91,7 +92,7 @@ class Primary:
         self._change_record()
 
     def _counted(self) -> set[Member]:
-        """Other members that must hold an entry: those in sync, before and after a proposed change."""
+        """Return the other members that must hold an entry: those in sync before or after a proposal."""
         copy = self._copy
         proposed = copy.proposed.in_sync if copy.proposed is not None else ()
         return {*copy.record.in_sync, *proposed} - {copy.me}
@@ -106,7 +107,7 @@ class Primary:
             copy.effects.append(Apply(entries))
 
     def _applied_by_all(self) -> int:
-        """Position of the last entry that no member needs."""
+        """Return the position of the last entry that no member needs."""
         # A joining member counts too: it may be the next primary, and the others then need the entries after
         # their own.
         needing = self._counted() | {member for member, peer in self._peers.items() if peer.session}
@@ -227,7 +228,7 @@ class Primary:
         self.advance()
 
     def _is_present(self, peer: _Peer, message: Begun | Held) -> bool:
-        """Whether an answer is of the present link; an earlier one may concern a dropped copy."""
+        """Return whether an answer is of the present session; an earlier one may concern a dropped copy."""
         return message.session == peer.session
 
     def _check_answer(self, peer: _Peer, message: Begun | Held) -> None:
@@ -254,12 +255,12 @@ class Primary:
                 peer.asked += 1
 
     def wants_piece(self, asked: CopyPiece) -> bool:
-        """Whether the session of a requested piece is still the member's."""
+        """Return whether the session in which a piece was requested is still that of the member."""
         peer = self._peers.get(asked.to)
         return peer is not None and peer.session == asked.session
 
     def piece_copied(self, asked: CopyPiece, position: int, content: Any, nbytes: int) -> None:
-        """Send a piece, once the member holds all entries in it: their links may differ.
+        """Send a piece once the member holds all entries in it, which may use another link.
 
         Args:
             position: Position of the last entry in it.
@@ -370,12 +371,12 @@ class Primary:
     # --- questions ---------------------------------------------------------------------------
 
     def waits_for(self) -> tuple[Member, ...]:
-        """Members that must still hold the last entry, in the order of their names."""
+        """Return the members that must still hold the last entry, in the order of their names."""
         last = self._copy.log.last
         return tuple(sorted(member for member in self._counted() if self._peers[member].held < last))
 
     def why_not_committing(self) -> str:
-        """Text that names the members for which the last entry waits; empty if it is committed."""
+        """Return why the last entry is not committed, and the members that it waits for; empty if it is."""
         copy = self._copy
         if copy.log.committed == copy.log.last:
             return ""
@@ -390,7 +391,7 @@ class Primary:
         return {member: self._peers[member].pieces for member in self._copy.record.joining}
 
     def laggards(self, budget_bytes: int) -> tuple[Member, ...]:
-        """Members that make the log exceed a budget: they lack entries, or apply them late."""
+        """Return the members that make the log exceed a budget: they lack entries, or apply them late."""
         log = self._copy.log
         if log.nbytes <= budget_bytes:
             return ()

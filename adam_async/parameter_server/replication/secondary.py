@@ -10,7 +10,7 @@ from adam_async.parameter_server.replication.violations import Violation
 
 
 class Secondary:
-    """Role of a member in one generation, in sync, joining or outside."""
+    """Role of a member that is not the primary, in one generation: in sync, joining or struck out."""
 
     def __init__(self, copy: LocalCopy) -> None:
         self._copy = copy
@@ -24,7 +24,7 @@ class Secondary:
         self._watermark = 0
         """Position up to which the primary lets this member apply, once it has the entries."""
         self._reported: tuple[int, int, int] | None = None
-        """Position, applied position and number of pieces of the last `Held`."""
+        """Position, applied position and number of pieces in the last `Held`; None before the first."""
 
     def record_changed(self) -> None:
         """Take over a record of the same generation."""
@@ -124,7 +124,7 @@ class Secondary:
         self._equal = message.position
 
     def expects_piece(self, message: PieceCopy) -> bool:
-        """Whether a piece is the next one that this member lacks, in the present session."""
+        """Return whether a piece is the next one that this member lacks, in the present session."""
         is_next = message.piece == len(self._copy.pieces) and not self._copy.is_whole
         return is_next and self._is_open and message.session == self._session
 
