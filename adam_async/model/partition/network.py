@@ -93,8 +93,7 @@ class Partition:
         return with_rows(self.layout.topology.layers[crossing.layer].output_shape, len(crossing.rows))
 
     def wire_shape(self, crossing: Crossing, images: int) -> Shape:
-        """Return the shape of a crossing's tensor for so many images, batch last; weight gradients are
-        flat."""
+        """Return the shape of a crossing's tensor for so many images, batch last; flat for gradients."""
         shape = self._shapes[crossing.number]
         return shape if crossing.kind == "gradient" else (*shape, images)
 
