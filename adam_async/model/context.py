@@ -32,7 +32,7 @@ class Engine(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether these kernels are compiled, in this process or on disk."""
+        """Whether the network's kernels are compiled, in this process or on disk."""
 
     @property
     def are_kept(self) -> bool:
@@ -56,10 +56,10 @@ class Engine(Protocol):
         rule: Sgd,
         rate: float,
     ) -> StepOutcome:
-        """Run forward, backward and the rule in place; one call if every layer has compiled kernels."""
+        """Run forward, backward and the rule in place, in one call if every layer has compiled kernels."""
 
     def can_descend_groups(self, context: "Context", groups: Sequence[StepInput]) -> bool:
-        """Whether `descend_groups` can train these groups, each with the context's number of images."""
+        """Return whether `descend_groups` can train these groups, each of the context's present size."""
 
     def descend_groups(
         self,
@@ -71,7 +71,7 @@ class Engine(Protocol):
         groups: Sequence[StepInput],
         steps: Array,
     ) -> list[StepOutcome]:
-        """Do the same for groups of one size, one after the other, in one call."""
+        """Load groups of one size, and do the work of `descend` for each, all in one call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,7 +82,7 @@ class KernelSet:
     """``"numpy"`` or ``"numba"``."""
     topology: Topology
     engine: Engine | None
-    """Runs compiled layers; None with NumPy's kernels."""
+    """Engine of the compiled layers; None with NumPy's kernels."""
 
 
 class RunnableNetwork(Protocol):
@@ -97,7 +97,7 @@ class RunnableNetwork(Protocol):
         """Shape of one image."""
 
     kernel_set: KernelSet
-    """The layers that groups loaded from now on run with."""
+    """The layers and kernels for groups that are loaded from now on."""
 
 
 class Context:
@@ -250,20 +250,20 @@ class Context:
         return self._current.input
 
     def slots(self, number: int) -> Slots:
-        """Arrays of the layer with this number, for the current number of images."""
+        """Return the arrays of the layer with this number, for the current number of images."""
         return self._current.slots[number]
 
     def output(self, name: str) -> Array:
-        """View of a layer's output, batch first: ``(B, C, H, W)`` or ``(B, F)``.
+        """Return a view of a layer's output, batch first: ``(B, C, H, W)`` or ``(B, F)``.
 
-        If a layer works in the memory of its input, both names give its output.
+        If a layer works in the memory of its input, the input's name gives this layer's output, too.
         """
         return np.moveaxis(self.slots(self._number(name)).output, -1, 0)
 
     def error(self, name: str) -> Array:
-        """View of the error gradient of a layer's output, batch first.
+        """Return a view of the error gradient of a layer's output, batch first.
 
-        Valid from the backward of the output's readers until the layer's own.
+        The view is valid from the backward of the output's readers until the backward of the layer itself.
         """
         slots = self.slots(self._number(name))
         if slots.output_error is None:
@@ -281,7 +281,7 @@ class Context:
             np.add(total, part, out=total)
 
     def error_parts(self, number: int) -> tuple[Array, ...]:
-        """The error gradients that `gather_error` adds up; empty if the output has one reader."""
+        """Return the error gradients that `gather_error` adds up; empty if the output has one reader."""
         return self._current.merges.get(number, ())
 
     @property
@@ -340,7 +340,7 @@ class Context:
         return bound
 
     def _hosted(self, number: int, layer: Layer, images: int) -> Array:
-        """Memory of an output that is a part of a later output."""
+        """Return the memory of an output that is a part of a later output."""
         host, start = self._topology.hosts[number]
         whole = self._per_image(("output", host), self._topology.layers[host].output_shape, images)
         stop = start + math.prod(layer.output_shape)
@@ -401,7 +401,7 @@ def _long_axes(shape: Shape) -> list[int]:
 
 
 class _Bound:
-    """All views for one number of images."""
+    """All views of the arrays for one number of images."""
 
     def __init__(self, images: int, images_in: Array) -> None:
         self.images = images

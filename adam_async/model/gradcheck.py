@@ -76,7 +76,7 @@ def check_network(
     directions: int = 2,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Check the gradient of every tensor of a float64 network on one group; factors must multiply to it.
+    """Check every tensor's gradient in a float64 network on one group; factors must have it as product.
 
     Raises:
         GradientMismatchError: A gradient is wrong; the message has its name.

@@ -87,7 +87,7 @@ class InPlaceStep:
         steps: Array,
         dice: Dice,
     ) -> list[StepOutcome]:
-        """Load and train groups one after the other; see `train`.
+        """Load groups and train on them, one after the other; see `train`.
 
         If all layers have compiled kernels, one call without the interpreter's lock trains all neighbouring
         groups of one size, so no thread waits for the lock between two groups.

@@ -109,7 +109,7 @@ class Dice:
     ) -> NDArray[Any]:
         """Draw ``count`` standard normal values, by Box and Muller from the two halves of one word.
 
-        Computed in float64, then rounded to ``dtype``. No value is farther than 6.8 from zero.
+        Values are computed in float64, and then rounded to ``dtype``. No value is farther than 6.8 from zero.
         """
         kind = _float_dtype(dtype)
         words = self.bits(purpose, keys=keys, start=start, count=count)
@@ -123,7 +123,7 @@ class Dice:
         return np.argsort(self.bits(purpose, keys=keys, count=n), kind="stable").astype(np.int64, copy=False)
 
     def key(self, purpose: str, keys: tuple[Key, ...] = ()) -> tuple[int, int]:
-        """The two 64-bit halves, lower first, of the key that `philox_words` takes for this purpose."""
+        """Return the two 64-bit halves, lower first, of this purpose's key for `philox_words`."""
         whole = self._key(purpose, keys)
         return whole & _WORD, whole >> 64
 
@@ -167,7 +167,7 @@ def philox_words(keys: NDArray[np.uint64], blocks: NDArray[np.uint64]) -> NDArra
 
 
 def _product(a: NDArray[np.uint64], b: np.uint64) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Upper and lower word of a product of 128 bits, computed from 32-bit halves."""
+    """Return the upper and the lower word of a product of 128 bits, computed from 32-bit halves."""
     a_low, a_high, b_low, b_high = a & _HALF, a >> _SHIFT, b & _HALF, b >> _SHIFT
     middle = a_high * b_low + (a_low * b_low >> _SHIFT)
     other = a_low * b_high + (middle & _HALF)

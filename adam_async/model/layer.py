@@ -50,7 +50,7 @@ INITS = ("he", "lecun", "zero")
 
 
 def uniform_bound(init: str, fan_in: int) -> float:
-    """Half-width of the uniform distribution from which a weight with `fan_in` inputs starts.
+    """Return the half-width of the uniform distribution from which a weight with `fan_in` inputs starts.
 
     Start values are uniform, because uniform draws have the same bits on every machine.
     """
@@ -58,10 +58,11 @@ def uniform_bound(init: str, fan_in: int) -> float:
 
 
 def extent(shape: Shape) -> int:
-    """Axis length that blocks of an output cut: rows of an image, features of a flat output.
+    """Return the length of the axis that blocks of an output cut: rows of an image, or features.
 
     Args:
-        shape: Shape of one image, without the batch: ``(C, H, W)`` or ``(F,)``. The losses' ``()`` gives 1.
+        shape: Shape of one image, without the batch: ``(C, H, W)`` or ``(F,)``. A loss has ``()``, which
+            gives 1.
     """
     return shape[_axis(shape)] if shape else 1
 
@@ -82,8 +83,8 @@ class ParameterSpec:
     `kind` distinguishes a layer's tensors: ``"weight"``, ``"bias"`` or another word. `bound` is the
     half-width of the uniform start values. A `frozen` tensor keeps its initial values and has no gradient.
 
-    A cut tensor has the name of the whole and the `shape` of its part: the rows from `first_row` on, of the
-    whole tensor's `of_rows`. `of_rows` is 0 if the tensor is whole.
+    A cut tensor has the name of the whole tensor and the `shape` of its part, the rows from `first_row` on.
+    `of_rows` is the number of rows of the whole tensor; 0 if this tensor is whole.
     """
 
     name: str
@@ -102,7 +103,7 @@ class ParameterSpec:
 
     @property
     def row_size(self) -> int:
-        """Number of values in one row, an index of the first axis."""
+        """Number of values in one row, which has one index of the first axis."""
         return math.prod(self.shape[1:])
 
     def rows(self, block: range) -> Self:
@@ -276,7 +277,7 @@ class Layer(ABC):
         return str(value)
 
     def image_input(self) -> tuple[int, int, int]:
-        """Channels, height and width of the input, which must be an image."""
+        """Return channels, height and width of the input, which must be an image."""
         if len(self.input_shapes[0]) != 3:
             raise self.refusal(
                 f"needs an input of [channels, height, width], not {list(self.input_shapes[0])}"
@@ -293,9 +294,9 @@ class Layer(ABC):
         return self.cut_by == "rows" and bool(self.parameters)
 
     def needs(self, block: range, position: int = 0) -> range:
-        """Range of an input that a block of the output needs: rows of an image, or features.
+        """Return the range of an input that a block of the output needs: rows of an image, or features.
 
-        By default the same block if the layer is cut by rows, otherwise all of the input.
+        By default the range is the same block if the layer is cut by rows, otherwise all of the input.
 
         Args:
             block: Rows or features of the output. An empty block needs no input.
@@ -345,7 +346,7 @@ class Layer(ABC):
     def limit(self, block: range) -> None:  # noqa: B027 - most layers have no other state
         """Adapt the state of a cut layer other than shapes, parameters and multiply-adds.
 
-        `cut` calls this method on the new layer, which is still a copy of the uncut one, with its shapes.
+        `cut` calls this method on the new layer, which still has the shapes of the uncut layer.
         """
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
@@ -358,7 +359,7 @@ class Layer(ABC):
     def draw(self, slots: Slots, dice: Dice, keys: tuple[Key, ...]) -> None:
         """Draw the group's random values, a function of dice, layer and `keys`, the group's name.
 
-        Called once per group before forward, in training only, if `DRAWS` is true.
+        The method is called once per group before forward, in training only, if `DRAWS` is true.
         """
         raise ModelError(f"layer {self.name!r} draws no random values")
 
@@ -370,8 +371,9 @@ class Layer(ABC):
     def backward(self, weights: Weights, slots: Slots) -> None:
         """Fill each of ``slots.input_errors`` that is not None from ``slots.error``.
 
-        Called only if at least one is not None. May overwrite ``slots.error`` only if `SHARES_INPUT` is true.
-        Weights may differ from those of forward, because other threads update them without a lock, by design.
+        The method is called only if at least one of them is not None. It may overwrite ``slots.error`` only
+        if `SHARES_INPUT` is true. Weights may differ from those of forward, because other threads update them
+        without a lock, by design.
         """
 
     def delta(self, slots: Slots, kind: str, out: Array) -> None:
@@ -387,7 +389,7 @@ class Layer(ABC):
         )
 
     def factors(self, slots: Slots, kind: str) -> Factors | None:
-        """Return views ``(x_BI, errors_BO)`` with ``errors_BO.T @ x_BI`` the group gradient, or None."""
+        """Return views ``(x_BI, errors_BO)`` whose ``errors_BO.T @ x_BI`` is the group gradient, or None."""
         return None
 
     def failure(self, method: str, error: Exception) -> Exception:
@@ -421,11 +423,10 @@ class Layer(ABC):
 
 
 class Loss(Layer):
-    """A last layer: its output is one loss per image, shape ``(B,)``; its backward starts the errors."""
+    """A last layer: its output is one loss per image, ``(B,)``; its backward makes the first errors."""
 
     TARGETS: ClassVar[tuple[str, ...]] = ()
-    """Names of all scratch arrays that `load_targets` fills. Without these arrays, groups are loaded one by
-    one."""
+    """Names of all scratch arrays that `load_targets` fills. If it is empty, groups are loaded one by one."""
 
     def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
         super().__init__(spec, input_shapes)

@@ -10,7 +10,7 @@ _layer = LayerSpec.of
 
 
 def mnist_adam() -> ModelSpec:
-    """The network of the paper's MNIST experiment: 298,090 parameters, 756,000 multiply-adds forward."""
+    """Return the paper's network for MNIST: 298,090 parameters, 756,000 multiply-adds forward."""
     return ModelSpec(
         name="mnist-adam",
         input_shape=(1, 28, 28),
@@ -35,7 +35,7 @@ def mnist_adam() -> ModelSpec:
 def mlp(
     sizes: Sequence[int] = (784, 256, 128, 10), *, input_shape: Shape = (1, 28, 28), name: str = "mlp"
 ) -> ModelSpec:
-    """Dense layers of the given sizes with ReLU between them; ``sizes[0]`` is the input.
+    """Return a network of dense layers of the given sizes with ReLU between them; ``sizes[0]`` is the input.
 
     Args:
         sizes: Features of the input, of each hidden layer, and the number of classes.
@@ -60,7 +60,7 @@ def mlp(
 
 
 def digits() -> ModelSpec:
-    """A small convolutional network for the embedded 8x8 digits."""
+    """Return a small convolutional network for the embedded 8x8 digits."""
     return ModelSpec(
         name="digits",
         input_shape=(1, 8, 8),
@@ -78,10 +78,10 @@ def digits() -> ModelSpec:
 
 
 def cifar_conv() -> ModelSpec:
-    """A small network for 32x32 colour images: 145,578 parameters, 12,354,176 multiply-adds forward.
+    """Return a small network for 32x32 colour images: 145,578 parameters, 12,354,176 multiply-adds forward.
 
-    Three 5x5 convolutions that keep the size, each followed by pooling that halves it; the first pool takes
-    maxima, the others means (after cuda-convnet's quick CIFAR-10 network).
+    The network has three 5x5 convolutions that keep the size, each followed by pooling that halves it; the
+    first pool takes maxima, the others take means (after cuda-convnet's quick CIFAR-10 network).
     """
     layers: list[LayerSpec] = []
     for number, (filters, pool) in enumerate(

@@ -31,7 +31,7 @@ from adam_async.model.spec import ModelSpec, Shape
 from adam_async.model.topology import INPUT_INDEX, Topology
 
 RANGE_SLACK = 1e-3
-"""Distance below 0 or above 1 that floating-point images may reach, by interpolation."""
+"""Maximum distance of floating-point images below 0 or above 1, which interpolation may cause."""
 
 PREDICT_BATCH = 64
 """Number of images per step of an evaluation: a larger group's columns exceed the second-level cache."""
@@ -73,7 +73,7 @@ class Trainable(Protocol):
         """Run the loaded group up to its loss, and return the mean."""
 
     def backward(self, weights: Weights, context: Any) -> None:
-        """Run the rest; `delta` and `factors` are valid afterwards."""
+        """Run the remaining steps, after `forward`; `delta` and `factors` are valid afterwards."""
 
     def delta(self, context: Any, name: str, *, out: Array) -> None:
         """Write the group gradient of one tensor into `out`."""
@@ -186,15 +186,15 @@ class Network:
 
     @property
     def engine(self) -> Engine | None:
-        """Runs many compiled layers in one call; None with NumPy's kernels."""
+        """Engine that runs many compiled layers in one call; None with NumPy's kernels."""
         return self.kernel_set.engine
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Compile the kernels, or read them from disk; otherwise the first group waits for the compilation.
 
         Args:
-            progress: Called with the number of ready kernels and of all, before the first and after each; not
-                called with NumPy's kernels.
+            progress: Called with the number of ready kernels and of all kernels, before the first and after
+                each; not called with NumPy's kernels.
         """
         if self.engine is not None:
             self.engine.warm_up(progress)
@@ -243,8 +243,8 @@ class Network:
     def operations(self) -> int:
         """Floating-point operations of training on one image, in convolutions and dense layers.
 
-        Two per multiply-add: forward, for the gradients of trained tensors, and for the error gradients of
-        inputs that a layer needs; images need none.
+        Each multiply-add counts as two. A layer's multiply-adds take place forward, for the gradients of its
+        trained tensors, and for the error gradients of its inputs; images have no error gradients.
         """
         topology, passes = self.topology, []
         for number, layer in enumerate(topology.layers):
@@ -286,12 +286,12 @@ class Network:
         return self.loss(context)
 
     def loss(self, context: Context) -> float:
-        """Mean loss of the group, after all layers have run forward."""
+        """Return the mean loss of the group, after all layers have run forward."""
         losses = context.slots(len(self.layers) - 1).output
         return float(np.add.reduce(losses)) / context.images
 
     def forward_layers(self, weights: Weights, context: Context, layers: range) -> None:
-        """Run the layers with these numbers, whose inputs must be computed."""
+        """Run the layers with these numbers forward; their inputs must be computed."""
         used = context.kernel_set
         if used.engine is not None:
             used.engine.forward(weights, context, layers)
@@ -339,10 +339,10 @@ class Network:
         context.kernel_set.topology.layers[number].run_delta(context.slots(number), parameter.kind, out)
 
     def factors(self, context: Context, name: str) -> Factors | None:
-        """Return ``(x_BI, errors_BO)`` with ``errors_BO.T @ x_BI`` the group gradient.
+        """Return ``(x_BI, errors_BO)`` whose ``errors_BO.T @ x_BI`` is the group gradient.
 
-        None for a tensor without factors. The factors are views into the context, not contiguous; to keep or
-        send them, copy them.
+        The result is None for a tensor without factors. The factors are views into the context, not
+        contiguous; to keep or send them, copy them.
         """
         number, parameter = self._owner(name)
         return context.kernel_set.topology.layers[number].factors(context.slots(number), parameter.kind)
@@ -371,7 +371,7 @@ class Network:
         return found
 
     def predict(self, weights: Weights, images: Array, batch: int = PREDICT_BATCH) -> NDArray[np.int64]:
-        """Name the class with the highest score for each image, shape ``(N,)``."""
+        """Return the number of the class with the highest score for each image, shape ``(N,)``."""
         scores = self.scores(weights, images, batch).reshape(images.shape[0], -1)
         return np.asarray(scores.argmax(axis=1), np.int64)
 

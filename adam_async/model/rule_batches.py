@@ -1,7 +1,7 @@
 """Pure: one update rule on several gradients of the same shards, push after push, block by block (AD-43).
 
 `Batches` is the interface and `NumpyBatches` uses NumPy's loops; `adam_async.model.fast.rules` has compiled
-kernels with the same bits.
+kernels, whose results equal NumPy's to the last bit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from numpy.typing import DTypeLike, NDArray
 from adam_async.model.rules import Rule, Sgd, new_scratch
 
 BLOCK = 32_768
-"""Number of values in a block, small enough that values, gradient and state of 128 KiB each stay inside a 1
-MiB L2."""
+"""Number of values in a block, so few that values, gradient and state of 128 KiB each stay in a second-level
+cache of 1 MiB."""
 
 
 class Target(Protocol):
@@ -53,7 +53,7 @@ class NumpyBatches:
 
     Args:
         rule: The update rule.
-        dtype: Of values and gradients.
+        dtype: Type of values and gradients.
     """
 
     def __init__(self, rule: Rule, dtype: DTypeLike) -> None:

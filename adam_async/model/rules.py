@@ -97,7 +97,7 @@ class Sgd:
 
     @property
     def scalar_names(self) -> tuple[str, ...]:
-        """None."""
+        """An empty tuple: the state has no number per shard."""
         return ()
 
     def new_state(self, shape: Shape, dtype: DTypeLike) -> RuleState:
@@ -154,7 +154,7 @@ class Adagrad:
 
     @property
     def scalar_names(self) -> tuple[str, ...]:
-        """None."""
+        """An empty tuple: the state has no number per shard."""
         return ()
 
     def new_state(self, shape: Shape, dtype: DTypeLike) -> RuleState:
@@ -200,7 +200,7 @@ class Adam:
 
     @property
     def largest_mean(self) -> float:
-        """Maximum of ``|mean| / sqrt(square)``, and a tenth for rounding; infinite if no maximum exists."""
+        """Maximum of ``|mean| / sqrt(square)`` plus a tenth, for rounding; infinite if no maximum exists."""
         left = 1.0 - self.beta1**2 / self.beta2 if self.beta2 else 0.0
         return 1.1 * (1.0 - self.beta1) / math.sqrt((1.0 - self.beta2) * left) if left > 0.0 else math.inf
 
@@ -224,7 +224,7 @@ class Adam:
 
     @property
     def decay(self) -> tuple[float, float]:
-        """The weight decay that joins the gradient, and that of the values, in multiples of the rate."""
+        """Weight decay that is added to the gradient, and that of the values, in multiples of the rate."""
         return self.weight_decay, 0.0
 
     def apply(self, values: Array, state: RuleState, gradient: Array, *, rate: float, scratch: Array) -> None:

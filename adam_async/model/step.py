@@ -31,9 +31,9 @@ class StepInput:
     """One group, to load into a context."""
 
     images: Array | None
-    """Shape ``(n, C, H, W)``; None if no layer reads them."""
+    """Images of shape ``(n, C, H, W)``; None if no layer reads them."""
     labels: Array
-    """n targets for the loss layer."""
+    """Targets for the loss layer, one per image."""
     keys: tuple[Key, ...]
     """The group's name, for layers that draw random values."""
     rate: float
@@ -45,7 +45,7 @@ class StepOutcome:
     """The result of one step."""
 
     loss: float
-    """Mean over the group's images; not finite if the network's scores were not."""
+    """Mean loss over the group's images; not finite if the network's scores were not."""
     staleness: int = 0
     """Number of steps that other threads finished during this one; 0 if steps are not counted."""
     refused: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class StepOutcome:
 
 @np.errstate(over="ignore", invalid="ignore")
 def is_finite(values: Array) -> bool:
-    """Whether all values are finite. Allocates no memory for finite values."""
+    """Return whether all values are finite. The call allocates no memory for finite values."""
     flat = values.reshape(-1)
     # A finite sum of squares proves it at the speed of a dot product; a sum that overflows proves nothing.
     return math.isfinite(float(np.dot(flat, flat))) or bool(np.isfinite(values).all())

@@ -140,8 +140,8 @@ def _sharing(
 ) -> tuple[bool, ...]:
     """Decide which layers work in their input's memory.
 
-    A layer works there if no other layer reads the input and, in case the layer changes values there, no
-    backward reads the old values.
+    A layer works there if no other layer reads the input, and no backward reads values that the layer changes
+    there.
     """
     shares: list[bool] = []
     read_later: list[bool] = []  # whether backward reads the memory of this layer's output
@@ -165,7 +165,7 @@ def _hosting(
     consumers: tuple[tuple[tuple[int, int], ...], ...],
     shares: Sequence[bool],
 ) -> dict[int, tuple[int, int]]:
-    """Find the layers whose output is a part of a later layer's; of layers that share memory, the first."""
+    """Find layers whose output is a part of a later output; of layers that share memory, only the first."""
     hosts: dict[int, tuple[int, int]] = {}
     for number, layer in enumerate(layers):
         if layer.hosts_at is None or producers[number][0] == INPUT_INDEX:

@@ -1,8 +1,8 @@
 """Pure: the memory that training on a group uses, part by part, and the smallest cache with room for it.
 
-A *part* begins at each layer with parameters and ends before the next; layers before the first one belong to
-it. The last entry is the whole network: one job of a compute thread trains all of it, so the layers after a
-part determine whether backward finds the part in the caches.
+A *part* begins at each layer with parameters and ends before the next such layer; layers before the first
+part belong to the first part. The last entry is the whole network: one job of a compute thread trains all of
+it, so the layers after a part determine whether backward finds the part in the caches.
 
 Sizes are those of a context's arrays; arrays that layers share count once. The sizes are for one group in
 flight: activations, gradients and scratch exist once per group, weights once per worker.
@@ -39,7 +39,7 @@ class WorkingSet:
 
     @property
     def total(self) -> int:
-        """Bytes of all of these."""
+        """Sum of all these fields, in bytes."""
         return self.weights + self.activations + self.gradients + self.scratch + self.push_buffers
 
     def fits(self, *, l2_kb: int | None, l3_kb: int | None) -> Level | None:

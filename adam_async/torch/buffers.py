@@ -6,10 +6,10 @@
 - ``pull``: this client takes the buffers of the store.
 
 Buffers in a store are arrays with the rule `Sgd(rate=1)`. A client pushes the values that it last pulled,
-less its current ones, as a gradient. The push so adds the client's changes to the array: divided by the
-number of clients for ``averaged`` (in bsp the servers take the mean), and undivided for ``push``. The servers
-apply these pushes exactly once, as all others. Only floating-point buffers that `state_dict` has are in a
-store. Whole numbers, such as `num_batches_tracked`, stay local.
+less its current ones, as a gradient. The push therefore adds the client's changes to the array: divided by
+the number of clients for ``averaged`` (in bsp the servers take the mean), and undivided for ``push``. The
+servers apply these pushes exactly once, as all others. Only floating-point buffers that `state_dict` has are
+in a store. Whole numbers, such as `num_batches_tracked`, stay local.
 
 With several pushes in flight, each has the changes since the push before it. Pulled values replace the
 buffers at their push; the changes since then stay, in the buffers and in the snapshots of later pushes.

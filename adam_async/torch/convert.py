@@ -48,7 +48,7 @@ def to_module(model: Model) -> nn.Module:
     A chain of layers becomes an `nn.Sequential`, another network a `LayerGraph`. The module is in evaluation
     mode, has the network's dtype, and shares no memory with the model. Parameters of frozen layers have
     ``requires_grad`` False. If several values in the window of a max pooling are the largest, the module may
-    give the gradient to another one than the network.
+    give the gradient to another of these values than the network does.
 
     Returns:
         A module from images, floats from 0 to 1, to scores. Its ``state_dict`` has the names of
@@ -78,7 +78,7 @@ def to_module(model: Model) -> nn.Module:
 
 
 _EMPTY = nn.Sequential(), LayerGraph((), ())
-"""Modules whose attributes are no names of layers."""
+"""Modules; no layer may have the name of an attribute of these."""
 
 
 def _path_of(name: str) -> str:
@@ -261,7 +261,7 @@ def _leaves(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]
 
 
 def _check_plain(path: str, module: nn.Module) -> None:
-    """Refuse a module whose instance computes something else than its type."""
+    """Refuse a module whose instance computes something other than its type."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     for attribute in hooks:
         if getattr(module, attribute, None):

@@ -32,7 +32,7 @@ async def from_torch(
     limit_bytes: int = LIMIT_BYTES,
     name: str = "torch",
 ) -> Dataset:
-    """Make a data set for a cluster of a PyTorch dataset; a thread reads all items.
+    """Make a data set for a cluster from a PyTorch dataset; a thread reads all items.
 
     Each item is read once, so random transforms of the source would give the same image in all epochs. Give a
     source without random transforms, and use ``--transforms`` or the step's `forward` for these. Normalise in
@@ -58,7 +58,7 @@ async def from_torch(
 
 
 class _Rows:
-    """The items of a source in their order, read on a thread."""
+    """The items of a source in their order; a thread reads them."""
 
     def __init__(self, source: Any, name: str) -> None:
         if isinstance(source, DataLoader):
@@ -76,7 +76,7 @@ class _Rows:
         """Yield the items.
 
         Raises:
-            DataError: An item cannot be read; it has the item's number.
+            DataError: An item cannot be read; the error has the item's number.
         """
         for start in range(0, len(self._source), ITEMS_PER_READ):
             for item in await asyncio.to_thread(self._read, start):

@@ -1,9 +1,10 @@
 """Staging memory on the CPU between tensors and a store's arrays, and the copies to and from a GPU.
 
-A `StagingBuffer` has the arrays of one device and type; `StagingBuffers` are those of a module, and `Staging`
-those of one exchange. On CUDA the memory on the CPU is pinned. `upload` copies values to the GPU on a stream
-of its own while the program computes, and `copy_into` copies them into the parameters within the GPU. On MPS
-the copies block. On the CPU both sides of a buffer are the same memory, so the same code runs without a GPU.
+A `StagingBuffer` has the arrays of one device and type; `StagingBuffers` has the buffers of a module, and
+`Staging` those of one exchange. On CUDA the memory on the CPU is pinned. `upload` copies values to the GPU on
+a stream of its own while the program computes, and `copy_into` copies them into the parameters within the
+GPU. On MPS the copies block. On the CPU both sides of a buffer are the same memory, so the same code runs
+without a GPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +26,8 @@ class StagingBuffer:
         stream: Stream of the copies to a CUDA device; None on other devices.
 
     Attributes:
-        arrays: Name to the array in the memory on the CPU.
-        views: Name to the tensor on the device.
+        arrays: Arrays in the memory on the CPU, by name.
+        views: Tensors on the device, by name.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], stream: "torch.cuda.Stream | None") -> None:
@@ -93,8 +94,8 @@ class StagingBuffers:
         streams: Streams of the copies, by device; `copy_streams` makes them.
 
     Attributes:
-        arrays: Name to the array in the memory on the CPU.
-        views: Name to the tensor on its device.
+        arrays: Arrays in the memory on the CPU, by name.
+        views: Tensors on their devices, by name.
     """
 
     def __init__(

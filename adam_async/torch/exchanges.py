@@ -27,7 +27,7 @@ class Exchange:
     names: tuple[str, ...] | None = None
     """Arrays to pull; None for no pull."""
     out: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """Memory for pulled values; arrays without it come in `values`."""
+    """Memory for pulled values, by name; values of other arrays come in `values`."""
     ends_step: bool = True
     """Whether the push is the last of its step."""
     staging: Staging | None = None

@@ -44,7 +44,7 @@ class LocallyConnected(nn.Module):
         return y_NOP.reshape(-1, filters, rows, columns) + self.bias
 
     def extra_repr(self) -> str:
-        """Shapes and options, for the text of a module."""
+        """Return shapes and options, for the text of a module."""
         return (
             f"{list(self.weight.shape)}, kernel={self.kernel}, stride={self.stride}, padding={self.padding}"
         )

@@ -1,7 +1,8 @@
 """A copy of a module for one thread at a time, whose parameters have the values of a run.
 
 On the CPU the parameters use the memory of the values, which is not copied. On another device they have
-memory of their own. Values then go through staging memory, which is pinned on CUDA, on a stream of the copy.
+memory of their own. Values then go through staging memory, which is pinned on CUDA; the copy has its own
+stream.
 """
 
 from collections.abc import Collection, Mapping

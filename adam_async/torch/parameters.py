@@ -28,8 +28,8 @@ class ModuleParameters:
         module: The module. Its parameters may be on any device.
 
     Attributes:
-        named: Name to parameter, each parameter once, in the order of `named_parameters()`.
-        specs: Name to shape and type.
+        named: Parameters by name, each parameter once, in the order of `named_parameters()`.
+        specs: Shape and type of each parameter, by name.
 
     Raises:
         ConfigError: The module has no parameter, or a parameter that a store cannot hold; the error has its
@@ -59,7 +59,7 @@ class ModuleParameters:
         }
 
     def check_store(self, arrays: Mapping[str, ArraySpec], store: str) -> None:
-        """Check that a store has these parameters, with the same shapes and types. It may have other arrays.
+        """Check that a store has these parameters, with the same shapes and types, and maybe other arrays.
 
         Raises:
             StoreError: A parameter is absent, or has another shape or type; the error has the remedy.

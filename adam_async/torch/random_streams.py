@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 _SEEDED = RLock()
-"""Held while a block has seeded the streams."""
+"""Lock that a block holds while it has seeded the streams."""
 
 
 def _numpy_state() -> tuple[Any, ...]:
@@ -44,7 +44,7 @@ def seeded(seed: int) -> Iterator[Callable[[], frozenset[str]]]:
     """Seed the streams for a block, and restore them at its end.
 
     Args:
-        seed: Seed, from 0.
+        seed: Seed, at least 0.
 
     Yields a function that returns the names of the streams from which the block has drawn. Draws of other
     threads count too.
@@ -61,6 +61,6 @@ def seeded(seed: int) -> Iterator[Callable[[], frozenset[str]]]:
 
 
 def seed_streams(names: Collection[str], seed: int) -> None:
-    """Seed some of the streams, and leave them so."""
+    """Seed some of the streams, without restoring them."""
     for name in names:
         _SEEDS[name](seed)

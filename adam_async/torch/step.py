@@ -151,7 +151,7 @@ class TorchStep(TrainStep):
 
         `prepare` sees the draws of its two images from the streams of PyTorch, Python (`random`) and NumPy
         (`numpy.random`). It sees no draws of a generator object of the module's own, of other branches of
-        `forward`, or of other sources, such as the clock: give such a step no record.
+        `forward`, or of other sources, such as the clock: do not record a run of such a step.
         """
         self._drawn: frozenset[str] = random_streams.ALL
         """Random streams that `step` seeds."""

@@ -5,7 +5,7 @@ Theory of operation
 A group joins a step when it is admitted (`replica_clock.py`). The group that opens a step is admitted when
 the copy has the values that the group may read; until then the *admission gate* is shut. Steps are pushed in
 their order, each after all its groups are trained; their gradients are summed in the order of their leases.
-At a *sync clock* a *clock skip* separates two steps: a tick to all shards.
+At a *sync clock* a *clock skip*, a tick to all shards, separates two steps.
 
 Under ``ssp``, as under ``asp``, answers to pushes contain values, with their clock. A clock-bound pull
 requests the necessary values only if no answer is in transit and the copy is too old; the server answers the
@@ -14,9 +14,9 @@ pull when the other replicas have reached the clock.
 Under ``bsp`` a clock-bound pull of the new sum follows each step. After the pull the copy has exactly that
 clock, and its snapshot is kept for the steps that read it: the first group of a step may be admitted before
 newer values are installed, and the last one afterwards. A push of clock p waits until the copy has the values
-of clock p - 1; see `replica_clock.py`. Local steps are not made.
+of clock p - 1; see `replica_clock.py`. Workers make no local steps.
 
-A wait names the slower replicas, which the servers report every half of `answer_s`.
+Errors and statistics of a wait name the slower replicas, which the servers report every half of `answer_s`.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from adam_async.worker.training import Admitted, GroupTrainer, Trained
 from adam_async.worker.weights import Snapshot
 
 Shards = tuple[tuple[str, tuple[ShardId, ...]], ...]
-"""Servers, each with some of its shards for one message."""
+"""Pairs of a server and some of its shards, for one message each."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +51,7 @@ class OrderedStep:
     """Number of the replica's earlier steps."""
     epoch: int
     needed: int
-    """Clock of the values that its groups read: the minimum, and under bsp the exact clock."""
+    """Clock of the values that the step's groups read: the exact clock under bsp, otherwise the minimum."""
     read: Snapshot | None
     """Values that all groups of the step read, under bsp."""
     admitted: int = 0
@@ -61,11 +61,11 @@ class OrderedStep:
     trained: list[Trained] = field(default_factory=list)
     """Groups that are added up."""
     early: dict[int, Trained] = field(default_factory=dict)
-    """By position: groups that were trained before an earlier group of the step."""
+    """Groups that were trained before an earlier group of the step, by position."""
     on_landed: Callable[[], None] | None = None
     """Callback of the step's last group."""
     leaving: Step | None = None
-    """The push of the step, after its first message was sent."""
+    """Push of the step; None before its first message is sent."""
 
     @property
     def complete(self) -> bool:
@@ -97,7 +97,7 @@ class Ticks:
 
 
 class BoundedStepper:
-    """Collects groups into steps in the order of their leases; also the admission gate of these groups.
+    """Collects groups into steps in the order of their leases, and is the admission gate of these groups.
 
     Args:
         config: The run.
@@ -139,13 +139,13 @@ class BoundedStepper:
         self._sync_clock = 0
         self._epoch = 0
         self.sent = 0
-        """Clock that the servers know, or will know after all messages in transit."""
+        """Clock that the servers have, or will have after all messages in transit."""
         self._reads: dict[int, Snapshot] = {}
-        """By clock: snapshots that steps may read, under bsp."""
+        """Snapshots that steps may read under bsp, by clock."""
         self._landed = -1
         """Clock of the newest snapshot."""
         self._landings = 0
-        """Number of pulls after pushes whose values are not installed."""
+        """Number of pulls after pushes whose values are not installed yet."""
         self._bound = -1
         """Clock of the last clock-bound pull."""
         self._broken: RunFailed | None = None
@@ -154,7 +154,7 @@ class BoundedStepper:
         """Whether the slowest clock has advanced since the wait began."""
         self._advanced_at = 0.0
         self._behind: dict[int, Values] = {}
-        """By request: the last answer that named slower replicas."""
+        """Last answer that named slower replicas, by request."""
         self._waits_before = -1
         self._waits = 0
         self._wait_s = 0.0
@@ -171,7 +171,7 @@ class BoundedStepper:
     # --- admission gate ----------------------------------------------------------------------
 
     def opens_for(self, group: ImageGroup) -> bool:
-        """Whether the next group may be admitted; in either case applies its sync clock."""
+        """Return whether the next group may be admitted; in either case apply its sync clock."""
         if group.sync_clock:
             self.sync_at(group.sync_clock)
         # A group begins no earlier than its clock. A replica that joined late ticks up to its clock.
@@ -224,8 +224,8 @@ class BoundedStepper:
         """Wait for an event that may open the gate. Cancelling it loses nothing.
 
         Raises:
-            DeadlineExceeded: The slowest clock has not advanced for `waits.clock_s`, or no own step was sent,
-                although no pushes wait for copies; the error names the slower replicas.
+            DeadlineExceeded: For `waits.clock_s` the slowest clock has not advanced, or this replica has sent
+                no step, although no pushes wait for copies; the error names the replicas.
             RunFailed: Servers sent the values of another clock.
         """
         if self._broken is not None:

@@ -29,11 +29,11 @@ because one step travels while the next computes; but if servers fall behind, mo
 staler."""
 
 OPEN_STEPS = 2
-"""Minimum of the steps that one server may leave unacknowledged, however many groups a step has."""
+"""Minimum number of steps that one server may leave unacknowledged, for any number of groups per step."""
 
 
 def open_steps(push_every: int) -> int:
-    """Maximum number of steps that one server has not acknowledged before the worker waits."""
+    """Return the maximum number of steps that one server may leave unacknowledged before the worker waits."""
     return max(OPEN_STEPS, OPEN_GROUPS // push_every)
 
 
@@ -209,7 +209,7 @@ class CopyMode:
         return b"" if self._log is None else self._log.data
 
     def statistics(self) -> WorkerStatistics:
-        """Protocol of each tensor, number of push buffers, and the replica's clock."""
+        """Return the protocol of each tensor, the number of push buffers, and the replica's clock."""
         counts = WorkerStatistics(
             protocols=list(self._plan.protocols.values()),
             push_buffers=self._trainer.buffers_made,
@@ -221,4 +221,4 @@ class CopyMode:
 
 
 def _nothing() -> None:
-    """The values of a pull in the background are installed; no group waits for it."""
+    """Do nothing after a pull in the background: no group waits for its values."""

@@ -1,4 +1,4 @@
-"""Pure: limits of a step's gradient, as factors on it before its push: clipping, layer-wise rate control.
+"""Pure: limits of a step's gradient, as factors on it before its push: clipping and layer-wise rate control.
 
 Clipping bounds the norm over all tensors. Layer-wise rate control bounds each tensor's rate by `layer_rate`
 times the tensor's norm over the norm of its clipped gradient, and by the scheduled rate (CL-07). A tensor of
@@ -11,7 +11,8 @@ by K; the matrices of several servers' rows add up. A product that is smaller th
 The factor multiplies E.
 
 The limits apply to the gradient that the rule would see from this push alone: the sum over the groups of the
-step. In bsp, in which servers average over all images of a step, it is the mean over the images of this push.
+step. In bsp, servers average over all images of a step, so this gradient is the mean over the images of this
+push.
 """
 
 import math
@@ -39,7 +40,7 @@ class Scaling:
 
     @classmethod
     def of(cls, config: Config) -> Self | None:
-        """The limits in a run's options; None without limits."""
+        """Return the limits in a run's options; None without limits."""
         if not config.clip and not config.layer_rate:
             return None
         return cls(clip=config.clip, layer_rate=config.layer_rate)
@@ -80,7 +81,7 @@ class Scaling:
 
 @np.errstate(over="ignore", invalid="ignore")
 def gradient_norms(buffer: PushBuffer) -> dict[str, float]:
-    """Euclidean norm of each tensor's gradient, in either form; not finite if a value is not."""
+    """Return the Euclidean norm of each tensor's gradient, in either form; not finite if a value is not."""
     squares: dict[str, float] = {}
     for name, delta in buffer.deltas():
         squares[name] = squares.get(name, 0.0) + _square(delta)
@@ -91,7 +92,7 @@ def gradient_norms(buffer: PushBuffer) -> dict[str, float]:
 
 @np.errstate(over="ignore", invalid="ignore")
 def norm_of(values: NDArray[Any]) -> float:
-    """Euclidean norm of an array."""
+    """Return the Euclidean norm of an array."""
     return math.sqrt(_square(values.reshape(-1)))
 
 

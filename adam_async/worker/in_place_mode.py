@@ -22,25 +22,25 @@ from adam_async.worker.training_mode import ModeSetup
 from dataflow import Firing, Graph
 
 JOB_IMAGES = 128
-"""Number of images that one job of a compute thread trains, in as many groups as they make. During the job
-the thread needs no service of the loop. A group reads the weights when its training begins, so waiting groups
-do not become stale."""
+"""Number of images that one job of a compute thread trains, in as many groups as these images fill. During
+the job the thread needs no service of the loop. A group reads the weights when its training begins, so
+waiting groups do not become stale."""
 
 JOB_GROUPS = range(2, 33)
-"""Bounds on the groups of a job: at least 2, so that some jobs have several; at most 32, so that a job of
-tiny groups stays short."""
+"""Bounds on the number of groups of a job: at least 2, so that some jobs have several groups; at most 32, so
+that a job of tiny groups stays short."""
 
 JOBS_PER_THREAD = 2
-"""Jobs per compute thread: one in training, and one in the queue of the thread."""
+"""Number of jobs per compute thread: one in training, and one in the queue of the thread."""
 
 
 def groups_of_a_job(images_per_group: int) -> int:
-    """Groups that a compute thread trains in one job."""
+    """Return the number of groups that a compute thread trains in one job."""
     return min(max(JOB_IMAGES // images_per_group, JOB_GROUPS[0]), JOB_GROUPS[-1])
 
 
 def groups_in_flight(threads: int, images_per_group: int) -> int:
-    """Groups in flight that keep the compute threads of a worker busy: full jobs."""
+    """Return the number of groups in flight that keeps the compute threads busy with full jobs."""
     return JOBS_PER_THREAD * threads * groups_of_a_job(images_per_group)
 
 
@@ -123,7 +123,7 @@ class InPlaceMode:
         return self._trainer.new_memory()
 
     def graph(self) -> Graph:
-        """See `TrainingMode.graph`. No group waits for a pull: its step is applied after its training."""
+        """See `TrainingMode.graph`. No group waits for a pull, because its training applies its step."""
         return replica_graph(
             self._trainer.train,
             self._on_trained,
@@ -145,6 +145,6 @@ class InPlaceMode:
         self._step_reports.close()
 
     def statistics(self) -> WorkerStatistics:
-        """The bytes that each tensor's gradient would need on a link; a run in place sends none."""
+        """Return the bytes that each tensor's gradient would need on a link; a run in place sends none."""
         choices = [replace(choice, chosen="in place") for choice in self._plan.protocols.values()]
         return WorkerStatistics(protocols=choices, push_buffers=0)

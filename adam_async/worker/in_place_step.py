@@ -32,7 +32,7 @@ class TrainedInPlace:
 
     lease: Lease
     loss: float
-    """Mean over the group's images."""
+    """Mean loss over the group's images."""
     staleness: int
     refused: tuple[str, ...]
     """Tensors whose gradient was not finite and therefore not applied."""
@@ -40,7 +40,7 @@ class TrainedInPlace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ThreadMemory:
-    """Training memory of one compute thread. Memory shared by consecutive groups of a thread."""
+    """Training memory of one compute thread, which the thread's consecutive groups share."""
 
     context: Context
     buffers: StepBuffers
@@ -54,7 +54,7 @@ class InPlaceTrainer:
         rule: The run's update rule.
         storage: The memory of the run's servers.
         schedule: Learning rate of a group.
-        group_images: Most images of a group.
+        group_images: Maximum number of images of a group.
         dice: Random numbers of layers such as dropout.
         clock: Clock for the times of groups, in seconds; None measures no times.
     """
@@ -86,7 +86,7 @@ class InPlaceTrainer:
     # The loss and the refused steps show a diverging run; a warning per group would not add information.
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def train(self, firings: Sequence[Firing], groups: Sequence[ImageGroup]) -> list[TrainedInPlace]:
-        """Forward, backward and rule, in place, group by group."""
+        """Run forward, backward and rule in place, group by group."""
         memory: ThreadMemory = firings[0].scratch
         clock = self._clock
         if clock is None:

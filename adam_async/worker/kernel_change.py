@@ -1,8 +1,8 @@
 """The change from NumPy's kernels, with which a worker begins, to compiled kernels.
 
 Compiling takes longer than many training runs. A child process compiles, because a compilation in this
-process would hold the interpreter's lock; it leaves the kernels on the disk. Then the network loads the
-kernels; a group in training keeps the kernels with which it began.
+process would hold the interpreter's lock; the child leaves the kernels on the disk. Then the network loads
+the kernels; a group in training keeps the kernels with which it began.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ class KernelChange:
     Args:
         network: The whole model.
         trained: The model, or its partitions.
-        waits: Whether the first group waits for compiled kernels: if results must not depend on the compile
-            time, or if the model is cut.
-        cores: Cores that this process may use.
+        waits: Whether the first group waits for compiled kernels, because results must not depend on the
+            compile time, or the model is cut.
+        cores: Number of cores that this process may use.
     """
 
     def __init__(self, network: Network, trained: Trainable, *, waits: bool, cores: int) -> None:
@@ -58,7 +58,7 @@ class KernelChange:
             self._engine = None
         self._compiled = (0, 0)
         self._changed_at: int | None = None
-        """Groups trained before the change."""
+        """Number of groups trained before the change; None before the change."""
 
     async def prepare(self, pool: ComputePool) -> None:
         """Compile the kernels of the first group, or read them from the disk."""
@@ -112,7 +112,7 @@ class KernelChange:
             over.set()
 
     async def _compile(self, engine: Engine) -> str:
-        """Compile in a child process. Returns why that failed."""
+        """Compile in a child process. Returns the cause of a failure; empty without a failure."""
         codes = [str(code) for code in sorted(engine.kernels)]
         command = (sys.executable, "-P", "-m", MODULE, self._network.dtype.name, *codes)
         loop = asyncio.get_running_loop()
@@ -142,7 +142,7 @@ class KernelChange:
         self._compiled = (done, total)
 
     def statistics(self, groups: int) -> KernelStatistics:
-        """The set in use, its compiled kernels, and the groups trained without them.
+        """Return the set in use, and the numbers of compiled kernels and of groups trained without them.
 
         Args:
             groups: Number of trained groups.

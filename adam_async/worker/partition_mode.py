@@ -23,9 +23,9 @@ class PartitionMode(CopyMode):
         setup: The run, with the shards of the partition.
         partition: The partition.
         send_block: Sends a block to the worker of another partition. Never waits.
-        session: As of `CopyMode`.
-        buffers: As of `CopyMode`.
-        in_flight: As of `CopyMode`.
+        session: See `CopyMode`.
+        buffers: See `CopyMode`.
+        in_flight: See `CopyMode`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class PartitionMode(CopyMode):
         )
 
     def statistics(self) -> WorkerStatistics:
-        """The statistics of `CopyMode`, and the size of the partition."""
+        """Return the statistics of `CopyMode`, and the size of the partition."""
         counts = super().statistics()
         counts.part = PartitionStatistics(
             segments=len(self._partition.segments), wires=self._partition_trainer.wires_made

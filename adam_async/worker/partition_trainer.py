@@ -2,7 +2,7 @@
 
 A group passes through a partition in a chain of segments (`adam_async/model/partition/network.py`). A segment
 fires after the earlier segment has run and all its blocks have arrived, in any order and for any group; the
-loop sends its own blocks for other workers right after it:
+loop then sends the segment's blocks for other workers:
 
     group -> [segment-0] -> [segment-1] -> ... -> [segment-n] -> (summed) -> trained -> [push, light]
               |        ^ in-3                 ^ in-7, in-9        ^ in-12
@@ -34,7 +34,7 @@ from adam_async.worker.weights import Snapshot, WorkerWeights
 from dataflow import Firing, Graph, Node
 
 SendBlock = Callable[[int, Parcel], None]
-"""Sends a block to the worker of a partition, on the loop."""
+"""Function that sends a block to the worker of a partition, on the loop."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,7 @@ class Passage:
     arrays: Mapping[str, NDArray[Any]]
     admitted: Admitted | None
     loss: float = 0.0
-    """Mean over the group's images, if this partition computes the loss."""
+    """Mean loss over the group's images, if this partition computes the loss."""
 
 
 class WirePool:
@@ -83,7 +83,7 @@ class PartitionTrainer(GroupTrainer):
         config: The run.
         weights: The worker's copy.
         plan: Messages and protocols of the gradients.
-        buffers: Push buffers made ahead.
+        buffers: Number of push buffers made ahead.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class PartitionTrainer(GroupTrainer):
             for crossing in partition.outgoing
         }
         self.targets = {crossing.number: crossing.target for crossing in partition.outgoing}
-        """Partition that each outgoing crossing leads to."""
+        """Partition that receives each outgoing crossing, by the number of the crossing."""
         rows = partition.input_rows
         # The data server cuts rows of images. Images that the model reads flat arrive whole.
         self._features = slice(rows.start, rows.stop) if len(partition.network.input_shape) == 1 else None
@@ -111,7 +111,7 @@ class PartitionTrainer(GroupTrainer):
 
     @property
     def wires_made(self) -> int:
-        """Send buffers that exist."""
+        """Number of send buffers."""
         return sum(buffer_pool.made for buffer_pool in self._buffer_pools.values())
 
     def begin(self, context: Context, group: ImageGroup | Admitted) -> Passage:
@@ -220,7 +220,7 @@ class PartitionTrainer(GroupTrainer):
 def _scratch(
     scratch: MutableMapping[PartitionTrainer, ThreadScratch], trainer: PartitionTrainer
 ) -> ThreadScratch:
-    """Find the thread's scratch memory for a partition: a thread may work for several of a replica."""
+    """Find the thread's scratch memory for a partition: a thread may work for several partitions."""
     found = scratch.get(trainer)
     if found is None:
         # The dictionary has weak keys: the memory is freed with the run.
@@ -236,10 +236,10 @@ def partition_graph(
     *,
     waits_for_pull: bool,
 ) -> Graph:
-    """The dataflow graph of one partition of a replica.
+    """Return the dataflow graph of one partition of a replica.
 
     Args:
-        trainer: Runs on compute threads.
+        trainer: Trainer whose methods run on compute threads.
         partition: The partition.
         send_block: Sends blocks to other workers; on the loop.
         push: Takes trained groups; on the loop.

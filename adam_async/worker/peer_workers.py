@@ -2,17 +2,18 @@
 
 Theory of operation
 -------------------
-Of two workers the worker with the lower part connects. Both sides begin with a `Greet`: the replica
-generation, and the number of received blocks, after which sending continues (`reliable_stream.py`). A worker
-of another generation gets no answer, so all messages of an earlier generation are refused.
+The worker with the lower part connects to the worker with the higher part. Both sides begin with a `Greet`:
+the replica generation, and the number of received blocks, after which sending continues
+(`reliable_stream.py`). A worker of another generation gets no answer, so all messages of an earlier
+generation are refused.
 
-Blocks that become ready in one iteration of the loop share one message, whatever their groups; the engine
-gets received blocks at once. Blocks of the other direction carry confirmations; after `CONFIRM_BLOCKS`
-received blocks without a reply, a message without blocks confirms them.
+Blocks that become ready in one iteration of the loop share one message, even if they are of different groups.
+The engine gets received blocks at once. Blocks of the other direction carry confirmations; after
+`CONFIRM_BLOCKS` received blocks without a reply, a message without blocks confirms them.
 
 A worker that only sends, for example because its layers are frozen, could train far ahead of a slower worker.
 Each worker therefore reports its number of begun groups, and begins no group more than a *lead* ahead of a
-worker to which it sends. The lead bounds the waiting groups everywhere.
+worker to which it sends. The lead bounds the number of waiting groups on every worker.
 """
 
 import asyncio
@@ -53,7 +54,7 @@ BLOCKS = 64
 """Maximum number of blocks in one message; their description must fit into a frame's meta."""
 
 MESSAGE_BYTES = 32 << 20
-"""Maximum size of the tensors of a message, in bytes, unless it has a single one."""
+"""Maximum size of the tensors of a message, in bytes; a single tensor may be larger."""
 
 MOST_BEGUN = 1 << 16
 """Maximum number of groups that the other side may begin between two messages."""
@@ -68,7 +69,7 @@ ROOM_S = 0.005
 """Pause before another attempt to send if the other side does not read fast enough, in seconds."""
 
 OnBlocks = Callable[[Sequence[tuple[Block, NDArray[Any]]]], None]
-"""Takes the blocks of one message."""
+"""Function that takes the blocks of one message."""
 
 
 class ExpectedBlocks:
@@ -93,7 +94,7 @@ class ExpectedBlocks:
         self._checked: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def __bool__(self) -> bool:
-        """Whether the other worker sends blocks here."""
+        """Return whether the other worker sends blocks here."""
         return bool(self._shapes)
 
     def check(self, block: Block, tensor: NDArray[Any], node: str) -> None:
@@ -120,7 +121,7 @@ class PeerWorkerEvents:
     """Functions that take the events of another worker."""
 
     blocks: OnBlocks
-    """Takes received blocks."""
+    """Function that takes received blocks."""
     progress: Callable[[], None]
     """Function that is called when the other worker has begun more groups."""
     linked: Callable[[], None]
@@ -128,7 +129,7 @@ class PeerWorkerEvents:
 
 
 class PeerWorker:
-    """One of the other workers, over successive links.
+    """Another worker of the replica, over successive links.
 
     Args:
         part: Part of the model on the other worker.
@@ -136,7 +137,8 @@ class PeerWorker:
         address: Address of the other worker.
         expected: Blocks that the other worker may send.
         lead: Maximum number of groups by which a sender is ahead of a receiver.
-        heeded: Whether this worker sends to the other one, and so waits until it has begun enough groups.
+        heeded: Whether this worker sends to the other worker, and so waits until that worker has begun enough
+            groups.
         events: Functions that take the events.
         callbacks: Runs the sending callbacks in a later iteration of the loop.
     """
@@ -180,7 +182,7 @@ class PeerWorker:
         return self._receiving.received
 
     def put(self, parcel: Parcel) -> None:
-        """Send a block with the others of this iteration of the loop. Never waits."""
+        """Send a block in one message with the others of this iteration of the loop. Never waits."""
         self._sending.add(parcel)
         self._flush_soon()
 
@@ -318,8 +320,8 @@ class PeerWorkers:
         greet: First message on a link; its counts are filled in.
         cluster: Map with the other workers.
         partition: This worker's part.
-        group_images: As in `ExpectedBlocks`.
-        lead: As in `PeerWorker`.
+        group_images: See `ExpectedBlocks`.
+        lead: See `PeerWorker`.
         on_blocks: Takes received blocks.
         waits: Deadlines.
 
@@ -363,7 +365,7 @@ class PeerWorkers:
                 )
 
     def put(self, part: int, parcel: Parcel) -> None:
-        """Send a block to the worker with a part. Never waits."""
+        """Send a block to the worker of a part. Never waits."""
         self._others[part].put(parcel)
 
     def begin(self) -> None:
@@ -377,7 +379,7 @@ class PeerWorkers:
         return all(other.keeps_up for other in self._others.values())
 
     async def wait_linked(self) -> None:
-        """Wait until each of them had a link. Cancelling it loses nothing.
+        """Wait until each other worker has had a link. Cancelling it loses nothing.
 
         Raises:
             DeadlineExceeded: A worker had no link for `waits.patience_s`; the error has its name.
@@ -395,7 +397,7 @@ class PeerWorkers:
         """Wait until another worker has begun a further group. Cancelling it loses nothing.
 
         Raises:
-            DeadlineExceeded: No worker did for `waits.clock_s`.
+            DeadlineExceeded: No other worker began a group for `waits.clock_s`.
         """
         late = ", ".join(other.node for other in self._others.values() if not other.keeps_up)
         self._progress.clear()
@@ -406,7 +408,7 @@ class PeerWorkers:
             raise DeadlineExceeded(f"{late} to begin another group", self._waits.clock_s) from None
 
     async def run(self) -> None:
-        """Keep a link to each worker with a higher part until cancelled; those with lower parts connect here.
+        """Keep links to workers with higher parts until cancelled; workers with lower parts connect here.
 
         Raises:
             RoleDied: A worker was unreachable for `patience_s`.

@@ -1,8 +1,9 @@
 """Pulled values in transit to the worker's copy: requested per server, assembled per tensor, installed whole.
 
-Answers to pushes contain values; if these are too many, answers to pulls. A tensor of one shard is installed
-at its arrival: the answer's memory becomes the copy. The shards of a larger tensor arrive in one new buffer,
-directly from the socket if they are one range of it. The tensor is installed when its last shard has arrived.
+Answers to pushes contain values. Values that are too many for these answers come in answers to pulls. A
+tensor of one shard is installed at its arrival: the answer's memory becomes the copy. The shards of a larger
+tensor arrive in one new buffer, directly from the socket if they are one range of it. The tensor is installed
+when its last shard has arrived.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from transport import BufferPool
 OnPlaceBehind = Callable[[int, Values], None]
 
 NO_CLOCK = 1 << 62
-"""Clock of a tensor before its first shard arrives: above any other."""
+"""Clock of a tensor before its first shard arrives: higher than any other clock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +59,7 @@ class Landing:
         self._assemblies: dict[str, _Assembly] = {}
 
     def into(self, specs: Sequence[ShardSpec]) -> NDArray[Any] | None:
-        """Memory for an answer with these shards: a range of a tensor, if they form one."""
+        """Return memory for an answer with these shards if they form a range of a tensor; otherwise None."""
         first, last = specs[0], specs[-1]
         if first.tensor not in self._puller.split:
             return None
@@ -188,7 +189,7 @@ class Puller:
         return tuple((server, tuple(group)) for server, group in found)
 
     def together(self, specs: Sequence[ShardSpec], place: int) -> int:
-        """Number of shards from an index on that are all shards of one tensor, in order; 1 otherwise."""
+        """Return the number of shards from an index on that are all shards of one tensor in order; else 1."""
         spec = specs[place]
         if spec.tensor not in self.split or spec.start:
             return 1
@@ -198,7 +199,7 @@ class Puller:
     def pull(
         self, on_landed: Callable[[], None], *, clock: int = 0, on_behind: OnPlaceBehind | None = None
     ) -> None:
-        """Request all tensors, or with a clock the trained ones. Never waits.
+        """Request all tensors, or with a clock only the trained tensors. Never waits.
 
         Args:
             on_landed: Called when all values are installed.
@@ -229,7 +230,7 @@ class Puller:
         clock: int = 0,
         on_behind: OnBehind | None = None,
     ) -> None:
-        """Ask one question of a pull."""
+        """Send one request of a pull."""
         self._client.pull(
             server,
             tuple(ShardId(spec.id) for spec in specs),
@@ -246,6 +247,6 @@ class Puller:
         landing.arrived(specs, values.versions, flat, values.clock)
 
     def fresh(self, tensor: str) -> NDArray[Any]:
-        """Memory for a whole tensor, flat."""
+        """Return new memory for a whole tensor, flat."""
         size = prod(self.shapes[tensor])
         return self._buffers.acquire(size * self._dtype.itemsize).view(self._dtype)

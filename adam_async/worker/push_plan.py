@@ -47,7 +47,7 @@ class ProtocolChoice:
     tensor: str
     delta_bytes: int
     factor_bytes: int | None
-    """None if the gradient has no factors."""
+    """Payload bytes of a step as factors; None if the gradient has no factors."""
     chosen: Protocol | Literal["in place"]
 
 
@@ -101,7 +101,7 @@ def choose_protocol(
     """Choose the protocol of one tensor's gradient, by the bytes of a step of `images`.
 
     Args:
-        rows: Rows of its factors for each image; 0 if the gradient has no factors.
+        rows: Number of rows of the factors for each image; 0 if the gradient has no factors.
     """
     shards = table.by_tensor[tensor]
     delta = prod(shape) * table.item_bytes
@@ -119,7 +119,7 @@ def choose_protocol(
 
 
 def factorable_tensors(network: Trainable) -> dict[str, int]:
-    """Return the tensors whose gradient has two factors, with the rows of a context for one image."""
+    """Return the tensors whose gradient has two factors, with the number of rows for one image."""
     context = network.context(1)
     pairs = {p.name: network.factors(context, p.name) for p in network.trained}
     return {name: len(pair[0]) for name, pair in pairs.items() if pair is not None}
@@ -139,7 +139,7 @@ def plan_pushes(
     Args:
         buckets: Primary of each bucket.
         images: Maximum number of images of a step (images per group times groups per push).
-        wanted: ``auto`` chooses by bytes; the others force one protocol if it is possible.
+        wanted: ``auto`` chooses by bytes; the other values force one protocol if it is possible.
         owned: Tensors that this worker of the replica pushes; None: all.
     """
     factorable = factorable_tensors(network)
@@ -186,9 +186,9 @@ def cut_shards(by_server: Mapping[str, Sequence[ShardId]]) -> tuple[tuple[str, t
 
 
 def travels_apart(table: ShardTable, tensor: str) -> bool:
-    """Whether the shards of a tensor share their messages with no other tensor.
+    """Return whether the shards of a tensor share their messages with no other tensor.
 
-    The shards share messages if they are too many for one: otherwise their values arrive in place.
+    They have messages of their own if their values exceed one message, so that the values arrive in place.
     """
     shards = table.by_tensor[tensor]  # consecutive: first and last give the size, without a sum per call
     return (shards[-1].stop - shards[0].start) * table.item_bytes > MESSAGE_BYTES
@@ -256,8 +256,8 @@ class _Fill:
 
 
 EARLY_BYTES = 256 << 10
-"""Minimum bytes of gradients of a message that is sent as soon as it is complete. For a smaller message, the
-notice to the loop would cost more time than the early start saves."""
+"""Minimum bytes of gradients of a message that is sent as soon as it is complete. For a smaller message, a
+call of the loop would take more time than the early start saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ class BackwardSection:
 
 
 def plan_sections(network: Network, plan: PushPlan) -> tuple[BackwardSection, ...]:
-    """Cut the backward pass at points of complete large messages; one section if a cut gains nothing.
+    """Cut the backward pass at the ends of large messages; return one section if no cut gains time.
 
     While one section is computed, the messages of earlier sections may travel (GP-10, DS-05).
     """
@@ -290,7 +290,7 @@ def plan_sections(network: Network, plan: PushPlan) -> tuple[BackwardSection, ..
 
 
 def _gradient_bytes(message: PushMessage, images: int, item_bytes: int) -> int:
-    """Bytes of gradients that a full step sends in one message."""
+    """Return the bytes of gradients that a full step sends in one message."""
     values = 0
     for part in message.parts:
         if part.factors:
@@ -389,12 +389,12 @@ class PushBuffer:
         self._tensors[-1] += [(self._inputs[tensor], each), (errors, each)]
 
     def fill(self, context: Any) -> None:
-        """Write the gradients of the group in `context`. On a compute thread."""
+        """Write the gradients of the group in `context`. Runs on a compute thread."""
         self.images = context.images
         self.fill_messages(context, range(len(self._fills)))
 
     def fill_messages(self, context: Any, messages: Iterable[int]) -> None:
-        """Write the gradients of these messages, which must be complete; `images` is set.
+        """Write the gradients of these messages, which must be complete; `images` must be set.
 
         A tensor that several messages share is complete for all of them at once: name these messages in their
         order.
@@ -453,7 +453,7 @@ class PushBuffer:
         self.images = stop
 
     def scale(self, factors: Mapping[str, float]) -> None:
-        """Multiply the gradients of these tensors."""
+        """Multiply the gradient of each of these tensors by its factor."""
         for name, share in (*self._shares, *self._apart.items()):
             if name in factors:
                 np.multiply(share, factors[name], out=share)
@@ -463,7 +463,7 @@ class PushBuffer:
                 np.multiply(used, factors[name], out=used)
 
     def scale_all(self, factor: float) -> None:
-        """Multiply all gradients."""
+        """Multiply all gradients by one factor."""
         for flat in self._flat:
             np.multiply(flat, factor, out=flat)
         for name, errors, _ in self._errors:
@@ -471,18 +471,18 @@ class PushBuffer:
             np.multiply(used, factor, out=used)
 
     def deltas(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """The deltas: each shard's tensor and its gradient, flat."""
+        """Yield the deltas: each shard's tensor and its gradient, flat."""
         yield from self._shares
 
     def factors(self) -> Iterator[tuple[str, NDArray[Any], list[NDArray[Any]]]]:
-        """The factors: tensor, activations (I, K), and the error gradients (R, K) of each server."""
+        """Yield the factors: tensor, activations (I, K), and the error gradients (R, K) of each server."""
         for name, inputs in self._inputs.items():
             count = self.images * self._rows[name]
             rows = [errors[:, :count] for tensor, errors, _ in self._errors if tensor == name]
             yield name, inputs[:, :count], rows
 
     def tensors(self, message: int) -> list[NDArray[Any]]:
-        """The tensors of one message of the plan. Factors of a short step are copied without gaps."""
+        """Return the tensors of one message of the plan. Factors of a short step are copied without gaps."""
         if self.images == self._capacity:
             return [tensor for tensor, _ in self._tensors[message]]
         return [
@@ -491,7 +491,7 @@ class PushBuffer:
         ]
 
     def delta(self, tensor: str) -> NDArray[Any] | None:
-        """The delta of a whole tensor after `fill`; None for a tensor sent as factors."""
+        """Return the delta of a whole tensor after `fill`; None for a tensor sent as factors."""
         for name, delta in self._deltas:
             if name == tensor:
                 return delta

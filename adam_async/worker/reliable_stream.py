@@ -61,7 +61,7 @@ class SendingStream:
 
     @property
     def unconfirmed(self) -> int:
-        """Number of blocks in memory."""
+        """Number of blocks in memory, which the receiver has not confirmed."""
         return len(self._open)
 
     @property

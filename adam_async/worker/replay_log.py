@@ -10,14 +10,15 @@ A log is one run of bytes, all numbers little-endian:
                    uint8 flags
       FULL         uint32 epoch, uint32 number; without it the group is the next one of the same epoch
       STEP         uint32 clock that its push carries; without it the group belongs to the step before
-      RATED        float64 progress, where rates go by it; without it that of the group before
+      RATED        float64 progress, if rates depend on it; without it that of the group before
       CHANGED      uint16 changes, and for each
                    uint16 tensor, uint8 local steps, uint32 version of each of its shards
 
-A group reads the same tensors as the one before it, except for the *changes*, which a pull had replaced. In a
-run with local steps each tensor that was not replaced has one more of them, the step of the group before; the
-log does not note it. A tensor replaced during the training of a group may already contain that group's local
-step when the next group reads it: `local steps` counts such steps, all of them by the groups right before.
+A group reads the same tensors as the group before it, except for the *changes*, tensors that a pull had
+replaced. In a run with local steps each tensor that was not replaced has one more local step, that of the
+group before; the log does not note this step. A tensor replaced during the training of a group may already
+contain that group's local step when the next group reads it: `local steps` counts such steps, all of them by
+the groups right before.
 
 The entry of a push takes at most 22 bytes for one group and one shard, 30 with a schedule; each further shard
 takes at most 7 more.
@@ -64,7 +65,7 @@ class GroupRead:
     versions: Mapping[str, tuple[int, ...]]
     """Version of each shard of each tensor."""
     local: Mapping[str, int]
-    """Number of local steps on top of the versions, by as many groups right before this one."""
+    """Number of local steps on top of the versions: those of as many groups directly before this group."""
 
 
 class ReadLog:

@@ -7,12 +7,13 @@ in the order of their leases, `push_every` to a step, so the same groups make th
 *sync clock*, which the data server sends, all replicas have the same clock: the open step ends short, and the
 clock *skips* to the sync clock without pushes in between.
 
-Under ``ssp:S`` the values that step c reads contain all pushes of live replicas up to clock c - S. Such a
-replica is at most S steps ahead of the slowest one when it begins a step, and S + 1 when its push is counted.
+Under ``ssp:S`` the values that step c reads contain all pushes of live replicas up to clock c - S. A replica
+is therefore at most S steps ahead of the slowest replica when it begins a step, and S + 1 steps when its push
+is counted.
 
 Under ``bsp`` step c reads the values of clock c - lag and no later ones, because the sums of different clocks
 differ. At a sync clock the pipeline is empty: the first step there, `base`, reads the values of clock `base`
-itself, and so does the next one if sums lag behind. A run that resumes at a sync clock continues as an
+itself, and so does the next step if sums lag. A run that resumes at a sync clock continues as an
 uninterrupted one. A push of clock p waits until the values of clock p - 1 are installed. Until then no server
 can have a later clock, so each replica gets the values of each clock.
 """
@@ -35,9 +36,9 @@ class ReplicaClock:
 
     Args:
         start: Number of steps that the replica has finished.
-        push_every: Groups of a full step.
-        slack: Steps by which the replica may be ahead of the slowest one; with `synchronous`, by which sums
-            may lag.
+        push_every: Number of groups of a full step.
+        slack: Number of steps by which the replica may be ahead of the slowest replica; with `synchronous`,
+            by which sums may lag.
         synchronous: Whether a step reads the values of exactly one clock.
     """
 
@@ -48,7 +49,7 @@ class ReplicaClock:
         self.step = start
         """Number of the step that the next group joins."""
         self.groups = 0
-        """Groups of the open step."""
+        """Number of groups of the open step."""
         self.base = start
         """The last sync clock."""
 
@@ -69,7 +70,7 @@ class ReplicaClock:
         return max(needed, self.base) if self._synchronous else needed
 
     def leaves(self, step: int, landed: int) -> bool:
-        """Whether a complete step may be pushed after the values of clock `landed`."""
+        """Return whether a complete step may be pushed after the values of clock `landed`."""
         return landed >= step if self._synchronous else True
 
     def join(self) -> StepPosition:

@@ -1,10 +1,10 @@
 """One worker's part in one run: training from the first pull to the end, and all objects made for it.
 
-Journey of a group: the data client receives it ahead of need. `_fill` admits it when the engine has a slot,
-no server owes too many answers and the admission gate is open. The engine runs it through the training mode's
-graph: a compute thread trains it (`training.py`), the stepper pushes its step (`stepper.py`), the puller
-installs the returned values (`puller.py`). `GroupEvents` returns the results: an installed pull frees the
-slot, and an acknowledged push sends the group's report to the data server. In a run in place the compute
+Path of a group: the data client receives it in advance. `_fill` admits it when the engine has a slot, no
+server has too many unanswered pushes, and the admission gate is open. The engine runs it through the training
+mode's graph: a compute thread trains it (`training.py`), the stepper pushes its step (`stepper.py`), the
+puller installs the returned values (`puller.py`). `GroupEvents` returns the results: an installed pull frees
+the slot, and an acknowledged push sends the group's report to the data server. In a run in place the compute
 thread applies the rule to the servers' memory (`in_place_step.py`), and the worker pushes only a report of
 the step (`step_reports.py`).
 """
@@ -64,7 +64,7 @@ from dataflow import (
 from transport import BufferPool, RemoteProtocolError
 
 COMPILE_S = 120.0
-"""Maximum wait of a run's end for a compute thread, which may be compiling, in seconds."""
+"""Maximum time that the end of a run waits for a compute thread, which may be compiling, in seconds."""
 
 LEAD = 2
 """Number of groups, per group in flight, by which a worker may be ahead of a receiver of its blocks: enough
@@ -76,9 +76,10 @@ class ComputeSettings:
     """The compute threads of a worker.
 
     Attributes:
-        threads: Compute threads.
-        in_flight: Groups in flight; 0 is twice the threads of the worker's replica, or in place as many as
-            keep the threads busy. Workers of one replica all use the smallest of their numbers.
+        threads: Number of compute threads.
+        in_flight: Number of groups in flight; 0 stands for twice the threads of the worker's replica, or in
+            place for as many groups as keep the threads busy. Workers of one replica all use the smallest of
+            their numbers.
         pace: Share of a core's time that each thread may use; see `ComputePool`.
         pool: Pool that the workers of a replica share, made with a `WeakKeyDictionary` for each thread; None
             for a pool of its own.
@@ -100,7 +101,7 @@ class SessionSetup:
     cluster: ClusterMap
     """The map when the session begins; it has a run."""
     program: TrainingProgram
-    """The run's blob."""
+    """Training program of the run."""
     replica: int
     part: int
     """Slot of the worker in its replica."""
@@ -114,7 +115,7 @@ class SessionSetup:
     """Memory of the servers, for a run in place."""
     layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
     step: TrainStep | None = None
-    """Step of a run that trains no network."""
+    """Step of a run that trains no network; None if the run trains a network."""
     timeline: Timeline | None = None
     """Timeline that notes the events of each group."""
 
@@ -390,7 +391,7 @@ class RunSession:
 
     @property
     def _early_limit(self) -> int:
-        """Maximum number of tokens that arrive before their groups begin here."""
+        """Maximum number of tokens that may arrive before their groups begin here."""
         partition = self._share.partition
         return 0 if partition is None else LEAD * self._in_flight * max(1, len(partition.incoming))
 
@@ -417,9 +418,9 @@ class RunSession:
     async def _new_contexts(self, pool: ComputePool) -> list[Context | None]:
         """Make a context for each group in flight, and a spare one, on compute threads in turn.
 
-        Memory is on the node of the thread that first writes it. Contexts move between threads, so no context
-        stays near all its users. Making the contexts on the threads in turn spreads them over the memory
-        nodes. The thread that fills a large push buffer writes it first.
+        Memory is on the NUMA node of the thread that first writes it. Contexts move between threads, so no
+        context stays near all its users. Making the contexts on the threads in turn spreads them over the
+        memory nodes. The thread that fills a large push buffer writes it first.
         """
         with self._enough_memory():
             return [
@@ -554,11 +555,11 @@ class RunSession:
             self._engine.deliver("landed", tag, None)
 
     def record(self, run: str) -> bytes | bytearray:
-        """The log for a replay of a run; empty for another run or without recording. It grows in the run."""
+        """Return the growing log for a replay of a run; empty for another run or without recording."""
         return self._mode.record if run == self._run_id else b""
 
     def statistics(self) -> WorkerStatistics:
-        """Counts of this run on this worker."""
+        """Return the counts of this run on this worker."""
         engine = self._engine.statistics() if self._engine is not None else None
         counts = self._mode.statistics()
         if self._kernels is not None:
@@ -575,10 +576,10 @@ class RunSession:
 def hand_over(
     engine: Engine | None, ports: Mapping[int, str], arrived: Sequence[tuple[Block, NDArray[Any]]]
 ) -> None:
-    """Deliver blocks of another worker, by the number of the crossing that each came over.
+    """Deliver each block of another worker to the port of its crossing.
 
     Raises:
-        RemoteProtocolError: No group has begun, or a block came before.
+        RemoteProtocolError: No group has begun, or a block has arrived before.
     """
     if engine is None:
         raise RemoteProtocolError("blocks", "the replica is not ready, and no group has begun")

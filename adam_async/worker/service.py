@@ -40,11 +40,12 @@ class ModelWorker(Role):
         entropy: Source of random bytes for the session id.
         storage_pool: Memory of the servers of this process, for runs in place.
         layers: Kinds of layers that a model may use.
-        steps: Steps of the user's that runs may train with.
+        steps: Steps of the user that runs may use.
 
-    At its end the block reports the leave to the controller: other replicas get its leases at once, and with
-    `ssp` and `bsp` stop waiting for it. The block ends after the jobs of the compute threads; pushes in
-    transit are applied at most once, and the data server leases their groups again.
+    At its end the `async with` block reports to the controller that the worker leaves: other replicas get the
+    worker's leases at once, and with `ssp` and `bsp` stop waiting for the worker. The block ends after the
+    jobs of the compute threads; pushes in transit are applied at most once, and the data server leases their
+    groups again.
     """
 
     def __init__(
@@ -237,7 +238,7 @@ class ModelWorker(Role):
         reply_when_room(request, nbytes, part)
 
     def _storage(self, run: ProgramRecord) -> ShardStorage | None:
-        """The servers' memory, for a run in place; None if they have already left the run.
+        """Return the servers' memory, for a run in place; None if the servers have already left the run.
 
         Raises:
             RunFailed: This process has no servers.
@@ -270,7 +271,7 @@ class ModelWorker(Role):
                 return
 
     def statistics(self) -> WorkerStatistics:
-        """Counts of the worker, and of the run in progress or just ended."""
+        """Return the counts of the worker, and of the run in progress or just ended."""
         session = self._run_session
         counts = session.statistics() if session is not None else WorkerStatistics()
         counts.lag_s = self._lag.percentiles()

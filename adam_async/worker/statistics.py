@@ -20,9 +20,9 @@ class PartitionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The worker's partition of a model."""
 
     segments: int
-    """Segments of the partition's dataflow graph."""
+    """Number of segments of the partition's dataflow graph."""
     wires: int
-    """Send buffers that exist."""
+    """Number of send buffers."""
 
 
 class KernelStatistics(
@@ -34,9 +34,9 @@ class KernelStatistics(
     """Name of the set in use."""
     compiled: int
     total: int
-    """Kernels of the set."""
+    """Number of kernels of the set."""
     numpy_groups: int
-    """Groups trained before the compiled kernels were ready."""
+    """Number of groups trained before the compiled kernels were ready."""
 
 
 class PeerWorkerStatistics(
@@ -47,7 +47,7 @@ class PeerWorkerStatistics(
     links: int
     """Number of links to that worker so far."""
     messages: int
-    """Messages sent to that worker."""
+    """Number of messages sent to that worker."""
     blocks_received: int
     blocks_duplicate: int
     blocks_resent: int
@@ -64,13 +64,13 @@ class WorkerStatistics(CommonStatistics, kw_only=True):
     protocols: list[ProtocolChoice] | UnsetType = UNSET
     push_buffers: int | UnsetType = UNSET
     left_ahead: int | UnsetType = UNSET
-    """Messages sent while the rest of their step was computed."""
+    """Number of messages sent while the rest of their step was computed."""
     clock: int | UnsetType = UNSET
-    """Clock of the replica that the servers know of."""
+    """Clock that the replica has at the servers after all messages in transit."""
     clock_waits: int | UnsetType = UNSET
     clock_wait_s: float | UnsetType = UNSET
     waiting_for: str | UnsetType = UNSET
-    """The replicas for which this one waits, in words."""
+    """Text that names the replicas for which this replica waits; empty without a wait."""
     part: PartitionStatistics | UnsetType = UNSET
     kernels: KernelStatistics | UnsetType = UNSET
     cpus: tuple[int, ...] | UnsetType | None = UNSET

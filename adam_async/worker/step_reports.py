@@ -17,7 +17,7 @@ from adam_async.worker.push_plan import cut_shards
 from adam_async.worker.training_mode import OnStep
 
 STEPS = 8
-"""Steps of a full report."""
+"""Number of steps of a full report."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,14 +38,14 @@ class _Part:
     """Tensor of each shard."""
 
     def places(self, tensors: Sequence[str]) -> tuple[int, ...]:
-        """Positions of the shards of these tensors."""
+        """Return the positions of the shards of these tensors."""
         if not tensors:
             return ()
         return tuple([place for place, tensor in enumerate(self.tensors) if tensor in tensors])
 
 
 class StepReports:
-    """Reports steps that were applied in place to the servers.
+    """Reports to the servers the steps that were applied in place.
 
     Args:
         table: Shards of the model.

@@ -1,9 +1,9 @@
 """From trained groups to pushes and pulls: the loop's side of training.
 
-A step is `push_every` groups, in the order in which they finish. The loop adds its gradients in that order;
-with one group per step it sends the group's own push buffer. The push of a step names, for each shard, the
-oldest version that its groups read, and the number of the worker's own pushes that local steps had put into
-that copy. The server counts staleness from these.
+A step is `push_every` groups, in the order in which they finish. The loop adds the gradients of a step in
+that order; with one group per step it sends the group's own push buffer. The push of a step names, for each
+shard, the oldest version that its groups read, and the number of the worker's own pushes that local steps had
+put into that copy. The server counts staleness from these numbers.
 
 In a run with a bound between replicas, groups belong to steps before they are trained
 (`bounded_stepper.py`); a step leaves in the same way.
@@ -36,10 +36,10 @@ class Step:
     epoch: int = 0
     """Epoch of the step's groups, for which servers in ssp and bsp wait; 0 in asp."""
     unsettled: int = 0
-    """Pushes without an acknowledgement."""
+    """Number of pushes without an acknowledgement."""
     rate: float = 0.0
     landing: Landing | None = None
-    """The pull after the step."""
+    """Pull after the step; None without a pull."""
     gone: set[int] = field(default_factory=set)
     """Indexes of messages sent while the others were computed."""
 
@@ -88,7 +88,7 @@ class Pusher:
         self._unit = config.images_per_group if config.synchronous else None
         self._log = log
         self.left_ahead = 0
-        """Messages sent while the rest of their step was computed."""
+        """Number of messages sent while the rest of their step was computed."""
         self._places = [[puller.places[spec.id] for spec in message.specs] for message in plan.messages]
 
     def send(self, step: Step, on_landed: Callable[[], None] | None) -> None:
@@ -170,7 +170,7 @@ class Pusher:
     def _read_versions(
         groups: Sequence[Trained], message: PushMessage, places: Sequence[int]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Oldest version of each shard that the groups read, and this worker's pushes in that copy."""
+        """Return each shard's oldest version that the groups read, and this worker's pushes in that copy."""
         if len(groups) == 1:
             read = groups[0].read
             copies, counts = read.copies, read.own_applied
@@ -200,8 +200,8 @@ class Stepper:
     Args:
         pusher: Sends the steps.
         trainer: Owner of the push buffers.
-        push_every: Groups per step.
-        pull_every: Steps per pull.
+        push_every: Number of groups per step.
+        pull_every: Number of steps per pull.
     """
 
     def __init__(self, *, pusher: Pusher, trainer: GroupTrainer, push_every: int, pull_every: int) -> None:
@@ -283,11 +283,11 @@ class Stepper:
 
 
 def _nothing() -> None:
-    """The values of a pull are installed; no group waits for it."""
+    """Do nothing after a pull: no group waits for its values."""
 
 
 def _stepped_by_all(groups: Sequence[Trained]) -> dict[str, TensorCopy]:
-    """The copies with a whole push: those that the local steps of all its groups changed."""
+    """Return the copies that the local steps of all groups of a push changed."""
     first, *others = groups
     return {
         name: copy

@@ -51,7 +51,7 @@ class Trained:
 
     lease: Lease
     loss: float
-    """Mean over the group's images."""
+    """Mean loss over the group's images."""
     buffer: PushBuffer
     read: Snapshot
     stepped: dict[str, TensorCopy]
@@ -63,8 +63,8 @@ class Trained:
 
 
 OnSection = Callable[[int, Tag, Trained | None], None]
-"""Takes a finished section of the backward pass, its group's tag, and the group; None for a group whose
-messages are sent all at once."""
+"""Function that takes a finished section of the backward pass, its group's tag, and the group; None for a
+group whose messages are sent all at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +75,7 @@ class Ahead:
     """
 
     step: Any = None
-    """The step, after its first message was sent."""
+    """Step of the group; None before its first message is sent."""
     over: bool = False
     """Whether the group is trained: a section reported from now on was sent with the rest."""
 
@@ -121,7 +121,7 @@ class GroupTrainer:
         buffers: Number of push buffers of each kind made ahead; more are made if all are in use.
         sections: Sections of the backward pass. With two or more sections, `on_section` is called after each
             of them except the last.
-        on_stage: Called on the compute thread.
+        on_section: Called on the compute thread.
     """
 
     def __init__(
@@ -161,11 +161,11 @@ class GroupTrainer:
         return sum(buffer_pool.made for buffer_pool in {self.group_buffers, self.step_buffers})
 
     def train(self, firing: Firing, group: ImageGroup) -> Trained:
-        """Forward, backward, gradients, local step; on the current values."""
+        """Run forward, backward, gradients and local step, on the current values."""
         return self._train(firing, group, self._weights.snapshot(), None)
 
     def train_admitted(self, firing: Firing, admitted: Admitted) -> Trained:
-        """Train an admitted group in the same way, on the values of its admission."""
+        """Do the work of `train` for an admitted group, on the values of its admission."""
         read = self._weights.snapshot() if admitted.read is None else admitted.read
         return self._train(firing, admitted.group, read, admitted)
 
@@ -258,13 +258,13 @@ def replica_graph(
     batch: int = 1,
     jobs: int | None = None,
 ) -> Graph:
-    """The dataflow graph of a replica that is one partition.
+    """Return the dataflow graph of a replica that is one partition.
 
     Args:
         train: Forward, backward and gradients; on a compute thread.
         push: Takes the result of `train`; on the loop.
-        batch: Maximum number of groups per call of `train`, which with more than one takes lists.
-        jobs: Maximum number of these calls at once; see `dataflow.Node`.
+        batch: Maximum number of groups per call of `train`; if it is above 1, `train` takes lists.
+        jobs: Maximum number of calls of `train` at once; see `dataflow.Node`.
         ahead: Function for each section of the backward pass except the last, called on the loop with its
             token: ``ahead-0`` and so on.
         waits_for_pull: Whether a tag is complete only with token ``landed``.

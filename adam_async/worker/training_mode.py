@@ -1,7 +1,7 @@
 """Pure: the interface of a training mode: on a copy, in place, or on one partition of a model.
 
 A mode is complete after construction: `ModeSetup` has the run, the servers, and `GroupEvents`, the only calls
-    from the mode to the session that feeds it. Groups enter the mode's graph, events leave it.
+from the mode to the session that feeds it. Groups enter the mode's graph, and events leave it.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from adam_async.worker.training import Admitted, OnSection
 from dataflow import Graph, Tag
 
 OnStep = Callable[[int, Sequence[Lease]], None]
-"""Takes a step just before its push to the servers: its clock, and the leases of its groups."""
+"""Function that takes a step just before its push to the servers: its clock, and its groups' leases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +27,13 @@ class GroupEvents:
     """Functions that take the events of groups. The loop calls all of them except `section_done`."""
 
     finished: Callable[[Finished], None]
-    """Takes the report of a group whose step the servers have counted."""
+    """Function that takes the report of a group whose step the servers have counted."""
     landed: Callable[[Tag], None]
-    """Takes the tag of a group after its pull is installed."""
+    """Function that takes the tag of a group after its pull is installed."""
     section_done: OnSection
-    """Takes a finished section of a group's backward pass, on the compute thread."""
+    """Function that takes a finished section of a group's backward pass, on the compute thread."""
     stepped: OnStep | None = None
-    """Takes each step; None in a run without a timeline."""
+    """Function that takes each step; None in a run without a timeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,7 +53,7 @@ class AdmissionGate(Protocol):
     """Admits a group only if the copy has the values that it may read."""
 
     def opens_for(self, group: ImageGroup) -> bool:
-        """Whether the next group may be admitted; in either case applies its sync clock."""
+        """Return whether the next group may be admitted; in either case apply its sync clock."""
         ...
 
     def admit(self, group: ImageGroup) -> Admitted:
@@ -64,14 +64,15 @@ class AdmissionGate(Protocol):
         """Wait for an event that may open the gate. Cancelling it loses nothing.
 
         Raises:
-            DeadlineExceeded: The slowest clock has not advanced for `waits.clock_s`; names the slowest.
+            DeadlineExceeded: The slowest clock has not advanced for `waits.clock_s`; the error names the
+                slower replicas.
             RunFailed: Servers sent the values of another clock.
         """
         ...
 
 
 class TrainingMode(Protocol):
-    """Turns image groups into steps of the run; `CopyMode`, `PartitionMode` and `InPlaceMode` do."""
+    """Turns image groups into steps of the run; `CopyMode`, `PartitionMode` and `InPlaceMode` are modes."""
 
     @property
     def gate(self) -> AdmissionGate | None:
@@ -98,7 +99,7 @@ class TrainingMode(Protocol):
         ...
 
     def graph(self) -> Graph:
-        """The dataflow graph of a group."""
+        """Return the dataflow graph of a group."""
         ...
 
     def flush(self, sync_clock: int) -> None:
@@ -111,5 +112,5 @@ class TrainingMode(Protocol):
         ...
 
     def statistics(self) -> WorkerStatistics:
-        """The mode's part of the worker's statistics."""
+        """Return the mode's part of the worker's statistics."""
         ...

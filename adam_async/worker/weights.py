@@ -16,10 +16,10 @@ In ssp and bsp each copy also has a clock: the values contain all pushes of live
 in any order, and the values with the newer clock stay.
 
 Answers also cross if steps overtake one another: the thread that sent its piece of a split tensor first may
-send the next piece last. Each of the two pulls then has a newer version of one shard. The first complete pull
-stays, so that no shard returns to an older version, unless the second one raises the clock of the whole. The
-next step ends this state: an answer to a request made after a copy was installed is no older in any shard, so
-it replaces the copy.
+send the next piece last. Each of the two pulls then has a newer version of one shard. The values of the first
+complete pull stay, so that no shard returns to an older version, unless the second pull raises the clock of
+the tensor. The next step ends this state: an answer to a request made after a copy was installed is no older
+in any shard, so it replaces the copy.
 
 Only the event loop changes the dictionary; reading or copying it is one atomic operation.
 """
@@ -53,15 +53,15 @@ class Snapshot:
 
     copies: dict[str, TensorCopy]
     own_applied: dict[str, int]
-    """`TensorCopy.own_applied` at the moment of the snapshot."""
+    """Values of `TensorCopy.own_applied` at the snapshot, by tensor."""
     clock: int
     """Clock up to which the arrays contain all pushes of live replicas; 0 in asp."""
     local: dict[str, int] | None = None
-    """`TensorCopy.local` at the snapshot, in recorded runs."""
+    """Values of `TensorCopy.local` at the snapshot, by tensor; None if the run is not recorded."""
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Tensor name to values, for the layers."""
+        """Values of each tensor by its name, for the layers."""
         return {name: copy.array for name, copy in self.copies.items()}
 
 
@@ -89,11 +89,11 @@ class WorkerWeights:
         return Snapshot(copies, {name: copy.own_applied for name, copy in copies.items()}, clock, local)
 
     def current(self, tensor: str) -> TensorCopy:
-        """The newest copy of one tensor. Safe from any thread."""
+        """Return the newest copy of one tensor. Safe from any thread."""
         return self._current[tensor]
 
     def install(self, tensor: str, array: NDArray[Any], versions: Sequence[int], clock: int = 0) -> None:
-        """Replace a tensor, unless the new copy is not newer, or older in some shard. Loop only."""
+        """Replace a tensor, unless the new copy is not newer or is older in some shard. For the loop only."""
         old = self._current.get(tensor)
         if old is not None:
             if all(map(le, versions, old.versions)):
@@ -105,11 +105,11 @@ class WorkerWeights:
         self.installed += 1
 
     def landed(self, clock: int) -> None:
-        """Raise the clock: values of all trained tensors up to it are installed. Loop only."""
+        """Raise the clock: values of all trained tensors up to it are installed. For the loop only."""
         self.clock = max(self.clock, clock)
 
     def count_local_steps(self, copies: Mapping[str, TensorCopy]) -> None:
-        """Count a sent push whose local step changed these copies. Loop only."""
+        """Count a sent push whose local step changed these copies. For the loop only."""
         for copy in copies.values():
             copy.own_applied += 1
 

@@ -17,7 +17,7 @@ from adam_async.model.rule_batches import NumpyBatches, Target
 from adam_async.model.rules import Adagrad, Adam, Rule, Sgd
 
 SMALL = 1024
-"""Maximum number of a gradient's values for which NumPy applies plain SGD, because a kernel call takes
+"""Maximum size of a gradient to which NumPy applies plain SGD, in values; a call of the kernel takes
 longer."""
 
 MOST_TABLES = 256
@@ -41,9 +41,10 @@ class _Table:
 
 
 class CompiledBatches:
-    """`adam_async.model.rule_batches.Batches` with a compiled kernel and the bits of `NumpyBatches`.
+    """`adam_async.model.rule_batches.Batches` with a compiled kernel.
 
-    The constructor compiles the kernel, or reads it from disk.
+    Its results equal those of `NumpyBatches` to the last bit. The constructor compiles the kernel, or reads
+    it from disk.
 
     Args:
         rule: The update rule.
@@ -97,7 +98,7 @@ class CompiledBatches:
     def _apply_adam(
         self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]
     ) -> None:
-        """Apply gradients with Adam, target by target: each has a count of steps of its own."""
+        """Apply gradients with Adam, target by target, because each target has its own count of steps."""
         rule, at = self._rule, 0
         assert isinstance(rule, Adam)
         for target in targets:

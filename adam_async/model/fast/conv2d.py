@@ -1,16 +1,16 @@
 """Pure: convolution without columns.
 
-A line of output pixels of all images is a product of the weights with runs of the input, one run per
-position in the kernel. A table has the start of each run, counted from the start of the line. With a stride s
-the input is first *packed*: columns are sorted by their number modulo s, so that the pixels of one kernel
-position are neighbours; packing also adds the padding.
+A line of output pixels of all images is a product of the weights with runs of the input, one run per position
+in the kernel. A table has the start of each run, counted from the start of the line. With a stride s the
+input is first *packed*: columns are sorted by their number modulo s, their *phase*, so that the pixels of one
+kernel position are neighbours. Packing also adds the padding.
 
 Backward is the same product with inverse tables: the error gradient of an input pixel is a sum of runs of the
-output's error gradient, over the kernel positions that read the pixel. With a stride, different positions
-read pixels of different phase, so each phase has its own table. Near the edges fewer positions read a pixel.
-If the images of one pixel fill a vector, columns with the same positions are a *strip* with its own table.
-Fewer images would leave vectors half empty; then a whole line is one strip, and the error gradient gets a
-border of zeros.
+output's error gradient, over the kernel positions that read the pixel. With a stride, the kernel positions
+that read a pixel depend on its phase, so each phase has its own table. Near the edges fewer positions read a
+pixel. If the images of one pixel fill a vector, columns with the same positions are a *strip* with its own
+table. With fewer images, vectors of strips would be partly empty; a whole line is then one strip, and the
+error gradient gets a border of zeros.
 
 The gradient of the weights is a table of dot products of lines of errors with the same runs of the input.
 """
@@ -46,9 +46,10 @@ class Strip:
         first: The first column, counted within the phase.
         columns: Number of columns.
         line: Number of columns in a line of the output's error gradient.
-        weights: Position of each factor.
+        weights: Position of each factor in the weights.
         errors: Start of each factor's run, counted from the line of the same number.
-        ranges: For each line the first and the last entry with a run inside the error gradient.
+        ranges: For each line the first entry with a run inside the error gradient, and the entry after the
+            last one.
     """
 
     phase: int
@@ -61,7 +62,7 @@ class Strip:
 
 
 class FastSliding(Compiled, SlidingKernel):
-    """Packed input and runs of a sliding kernel. A base class before the NumPy layer."""
+    """A layer that packs its input for a sliding kernel. Subclasses list it before the NumPy layer."""
 
     def _packed(self) -> bool:
         return bool(self.padding) or self.stride > 1
@@ -71,7 +72,7 @@ class FastSliding(Compiled, SlidingKernel):
         return (channels, rows, self.stride, -(-columns // self.stride), images)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Packed input and input error, if they differ from the images."""
+        """Name the packed input and its error gradient, if the input needs packing."""
         if not self._packed():
             return {}
         shape = self._packed_shape(images)
@@ -92,7 +93,7 @@ class FastSliding(Compiled, SlidingKernel):
         return slots.scratch["packed"] if self._packed() else slots.inputs[0]
 
     def _line(self, images: int) -> int:
-        """Number of values from the runs of one output line to the runs of the next."""
+        """Return the number of values from the runs of one output line to those of the next."""
         # The kernel moves down by `stride` rows, and a packed row has the columns of all phases.
         _, _, stride, width, _ = self._packed_shape(images)
         return stride * stride * width * images
@@ -120,7 +121,7 @@ class FastConv2d(FastSliding, Conv2d):
         return (self.filters, self.output_shape[1], columns + (self.kernel - 1) // self.stride, images)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Packed input and input error, if they differ; the error with its border; a block of sums."""
+        """Name the arrays for packing, the error gradient with its border, and a block of sums."""
         return {
             **super().scratch(images),
             "bordered": (self._bordered_shape(images), None),
@@ -128,7 +129,7 @@ class FastConv2d(FastSliding, Conv2d):
         }
 
     def prepare(self, slots: Slots) -> None:
-        """Make the tables, and those of each strip of each phase."""
+        """Make the tables of the forward pass, and those of each strip of each phase."""
         super().prepare(slots)
         slots.views["strips"] = tuple(self._strips(slots.images))
 
@@ -155,7 +156,7 @@ class FastConv2d(FastSliding, Conv2d):
     def _strip(
         self, images: int, down: int, across: int, reach: tuple[int, int], own: Sequence[int]
     ) -> "Strip":
-        """Make the strip of the columns `own`, which the kernel columns of steps `reach` read."""
+        """Make the strip of the columns `own`; kernel column x reads it if `reach` includes x // stride."""
         channels, stride, size = self.input_shapes[0][0], self.stride, self.kernel
         _, lines, columns, _ = self._bordered_shape(images)
         border = (size - 1) // stride

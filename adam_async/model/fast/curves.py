@@ -7,13 +7,13 @@ calls the C library.
     e**x = 2**n * e**r,   n = x / log 2 rounded,   |r| <= log 2 / 2
     e**r - 1 = r + r**2 * q(r)
 
-q is the polynomial of degree 4 with the smallest largest error of e**r, 3e-9. Every function follows from
-e**r - 1 and 2**n: tanh from e**2|x| - 1, which keeps small x exact to the last bits. Errors are at most 2e-7
-relative to the result, unless the result is a denormal number; NaN stays NaN.
+q is the polynomial of degree 4 that minimises the largest error of e**r, which is 3e-9. Every function
+follows from e**r - 1 and 2**n: tanh from e**2|x| - 1, which keeps small x exact to the last bits. Errors are
+at most 2e-7 relative to the result, unless the result is a denormal number; NaN stays NaN.
 
-Rounding adds and subtracts a number at which floats are integers; the last bits of the sum are n. A compiler
-that reorders sums would remove both operations, so kernels with these functions are compiled without
-reordering.
+Rounding adds and subtracts a number so large that all floats near it are integers; the last bits of the sum
+are n. A compiler that reorders sums would remove both operations, so kernels with these functions are
+compiled without reordering.
 """
 
 import math
@@ -88,7 +88,7 @@ class _Floats:
         return bits, grown
 
     def exponential(self, x: Any) -> Any:
-        """Return e**x; 0 or infinity beyond the bounds, and NaN of NaN."""
+        """Return e**x; 0 or infinity beyond the bounds, and NaN for NaN."""
         builder = self.builder
         n, grown = self.reduced(self.bounded(x, *_EXP_BOUNDS))
         # Two factors, because neither the smallest nor the largest results are 2**n times a number near 1.

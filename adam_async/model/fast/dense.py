@@ -1,7 +1,8 @@
 """Pure: the dense layer with compiled kernels.
 
-With one image its products are matrix times vector, bounded by reading the weights; they have separate
-kernels. Other products read the weights row by row and multiply each value with a vector of images.
+With one image its products multiply a matrix and a vector, which takes as long as reading the weights; they
+have separate kernels. Other products read the weights row by row and multiply each value with a vector of
+images.
 """
 
 from typing import ClassVar
@@ -33,7 +34,7 @@ class FastDense(Compiled, Dense):
         return self.output_shape[0], self.input_shapes[0][0]
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Memory for the input, batch first, and for a block of the gradient, for updates in place."""
+        """Name memory for the input, batch first, and for a block of the gradient, for updates in place."""
         inputs = self._sizes[1]
         return {
             # A row `apart` may have a line more: LINE // 4 values of float32, fewer of float64.

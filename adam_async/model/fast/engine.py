@@ -39,7 +39,7 @@ _WORD = 4
 """Bytes of a word, the unit in which targets are copied."""
 
 STALENESS, REFUSED = 2, 3
-"""Columns of a group's row with the number of other threads' steps, and with the first tensor's flag."""
+"""Columns of a group's row: the number of other threads' steps, and the flag of the first tensor."""
 
 
 def fast_kinds(kinds: Mapping[str, type[Layer]]) -> dict[str, type[Layer]]:
@@ -67,7 +67,7 @@ class TapeEngine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether these kernels are compiled, in this process or on disk."""
+        """Whether the network's kernels are compiled, in this process or on disk."""
         return program.are_ready(self.kernels, self.dtype)
 
     @property
@@ -120,11 +120,11 @@ class TapeEngine:
         rule: Sgd,
         rate: float,
     ) -> StepOutcome:
-        """Run forward, backward and the rule in place; one call if every layer has compiled kernels."""
+        """Run forward, backward and the rule in place, in one call if every layer has compiled kernels."""
         return self._descent(context, buffers, rule).run(weights, state, context, rate)
 
     def can_descend_groups(self, context: Context, groups: Sequence[StepInput]) -> bool:
-        """Whether one call can train these groups, each as large as the context is laid out for."""
+        """Return whether one call can train these groups, each with the context's number of images."""
         # Between two groups the call runs no Python: no draws, no layer without kernels, no conversion.
         return (
             not context.draws
@@ -143,7 +143,7 @@ class TapeEngine:
         groups: Sequence[StepInput],
         steps: Array,
     ) -> list[StepOutcome]:
-        """Do the same for groups of one size, one after the other, in one call."""
+        """Load groups of one size, and do the work of `descend` for each, all in one call."""
         return self._descent(context, buffers, rule).run_groups(weights, state, context, groups, steps)
 
     def _descent(self, context: Context, buffers: StepBuffers, rule: Sgd) -> "Descent":
@@ -161,7 +161,7 @@ class TapeEngine:
         layers: Iterable[int],
         ops_of: Callable[[Context, int, Compiled], list[Op]],
     ) -> tuple[Step, ...]:
-        """Join neighbouring layers with kernels to tapes; a number stands for a layer without kernels."""
+        """Join neighbouring layers with kernels into tapes; a number stands for a layer without kernels."""
         steps: list[Step] = []
         ops: list[Op] = []
         for number in layers:
@@ -179,11 +179,11 @@ class TapeEngine:
         return tuple(steps)
 
     def forward_ops(self, context: Context, number: int, layer: Compiled) -> list[Op]:
-        """Ops of a layer's forward."""
+        """Return the ops of a layer's forward."""
         return layer.forward_ops(context.slots(number))
 
     def backward_ops(self, context: Context, number: int, layer: Compiled) -> list[Op]:
-        """Ops of a layer's backward, after the sum of its readers' error gradients."""
+        """Return the ops of a layer's backward, after the sum of its readers' error gradients."""
         slots = context.slots(number)
         ops = self.gather_ops(context, number)
         # Before the first parameters to train no layer needs an error gradient, and backward has no ops.
@@ -192,7 +192,7 @@ class TapeEngine:
         return ops
 
     def gather_ops(self, context: Context, number: int) -> list[Op]:
-        """Ops of the sum of several readers' error gradients; see `Context.gather_error`."""
+        """Return the ops of the sum of several readers' error gradients; see `Context.gather_error`."""
         parts = context.error_parts(number)
         if not parts:
             return []
@@ -361,7 +361,7 @@ class Descent:
 
 
 def can_load(context: Context, groups: Sequence[StepInput]) -> bool:
-    """Whether a kernel can read all these images in place; `Context.load` converts others group by group."""
+    """Return whether a kernel can read these images in place; `Context.load` converts other images."""
     shape = context.input.shape
     # One call has one type of images: bytes, or the network's own.
     kinds = {None if group.images is None else group.images.dtype for group in groups}

@@ -1,4 +1,4 @@
-"""Pure: kernels that load the next group's images and targets within one call, and count its steps.
+"""Pure: kernels that load the next group's images and targets and count steps, within one call.
 
 A compute thread that trains group after group in Python needs the interpreter's lock twice per group, and
 waits for it while an event loop works. `program.run_groups` therefore trains several groups in one call
@@ -31,7 +31,7 @@ _bytes_at, _words_at = _pointer_to(types.uint8), _pointer_to(types.int32)
 
 @intrinsic
 def add_steps(typing: Any, address: Any, steps: Any) -> Any:
-    """Add to a count atomically, because other threads add to it too; returns the old count."""
+    """Add to a count atomically, because other threads add to it, too; return the old count."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         count = builder.inttoptr(arguments[0], ir.PointerType())
@@ -46,8 +46,9 @@ def load_images(source, layout, levels, like):
     """Read a group's images, batch first, into the context's input, batch last.
 
     Args:
-        source: Address of the images: bytes if there are `levels`, else numbers of the network's type.
-        layout: int64: address of the input, features of an image, images.
+        source: Address of the images, which are bytes if there are `levels`, else numbers of the network's
+            type.
+        layout: int64: address of the input, number of features of an image, number of images.
         levels: Value of each byte; empty if the images are not bytes.
         like: Any number of the network's type.
     """

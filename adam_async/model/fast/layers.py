@@ -37,7 +37,7 @@ from adam_async.model.layers.pool import Pool
 
 
 class _ByValue(Compiled):
-    """A function of each value, whose derivative follows from the output: no scratch, and one op each way."""
+    """An activation function with one op each way and no scratch: its derivative follows from its output."""
 
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Apply the function."""
@@ -50,17 +50,17 @@ class _ByValue(Compiled):
 
 
 class FastRelu(_ByValue, Relu):
-    """ReLU with compiled kernels; on most tapes the ending of the kernel before it."""
+    """ReLU with compiled kernels; on most tapes it is the ending of the kernel before it."""
 
     KERNELS: ClassVar[tuple[int, ...]] = (program.RELU, program.RELU_BACK)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Need no scratch."""
+        """Name no array: the kernel needs no scratch."""
         # The kernel compares value by value, so it needs no mask.
         return {}
 
     def prepare(self, slots: Slots) -> None:
-        """Need no views."""
+        """Make no views: the kernel needs none."""
 
 
 class FastMaxPool(Compiled, MaxPool):
@@ -69,7 +69,7 @@ class FastMaxPool(Compiled, MaxPool):
     KERNELS: ClassVar[tuple[int, ...]] = (program.MAX_POOL, program.MAX_POOL_BACK)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Positions, as numbers of the network's type, so that vectors of both have one width."""
+        """Name the positions: numbers of the values' type, so that vectors of both have one width."""
         return {"winners": ((*self.output_shape, images), None)}
 
     def prepare(self, slots: Slots) -> None:
@@ -102,7 +102,7 @@ class FastAveragePool(Compiled, AveragePool):
     KERNELS: ClassVar[tuple[int, ...]] = (program.AVERAGE_POOL, program.AVERAGE_POOL_BACK)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Need no scratch."""
+        """Name no array: the kernel needs no scratch."""
         # Each square is one pass; the NumPy layer has two passes, with values between them.
         return {}
 
@@ -119,7 +119,7 @@ class FastAveragePool(Compiled, AveragePool):
         return [self._op(program.AVERAGE_POOL, slots, slots.output, slots.inputs[0])]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
-        """Give each position its part."""
+        """Give each position its part of the error gradient."""
         target = slots.input_error
         return [self._op(program.AVERAGE_POOL_BACK, slots, slots.error, target)]
 
@@ -216,7 +216,7 @@ class FastMeanSquaredError(Compiled, MeanSquaredError):
     KERNELS: ClassVar[tuple[int, ...]] = (program.SQUARED_ERROR, program.SQUARED_ERROR_BACK)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Targets and differences."""
+        """Name the targets and the differences."""
         # The kernel adds each square to the loss at once, so it needs no array of squares.
         specs = super().scratch(images)
         return {name: specs[name] for name in ("targets", "difference")}
@@ -229,7 +229,7 @@ class FastMeanSquaredError(Compiled, MeanSquaredError):
         return [Op.of(program.SQUARED_ERROR, difference.size // slots.images, slots.images, *arrays)]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
-        """Twice the difference, divided by features and images."""
+        """Multiply the difference by two, and divide it by features and images."""
         target = slots.input_error
         return [Op.of(program.SQUARED_ERROR_BACK, target.size, target, slots.scratch["difference"])]
 
@@ -313,7 +313,7 @@ FAST_LAYERS: Mapping[type[Layer], type[Layer]] = MappingProxyType(
 
 
 def _positions(pool: Pool, slots: Slots) -> Array:
-    """Offsets of a square's values: column by column, from the top."""
+    """Return the offsets of a square's values: column by column, from the top."""
     # This order decides ties: among equal values the leftmost column is chosen, and in it the topmost row.
     columns, rows = np.indices((pool.kernel, pool.kernel)).reshape(2, -1)
     positions: Array = (rows * pool.input_shapes[0][2] + columns) * slots.images

@@ -14,7 +14,7 @@ def local_forward(t, like, hyper):
     """Compute the output. Fields: filters rows columns k b, output weights bias, steps source runs line.
 
     `line` is the distance from the runs of one output row to the runs of the next, in values; `steps` is the
-    address of 0 to k - 1.
+    address of a table with the numbers 0 to k - 1.
     """
     filters, rows, columns, k, b = t[1], t[2], t[3], t[4], t[5]
     output, weights, bias, steps, source, runs, line = t[6], t[7], t[8], t[9], t[10], t[11], t[12]

@@ -28,7 +28,7 @@ class FastLocallyConnected(FastSliding, LocallyConnected):
         return self if piece is self else LocallyConnected(self.spec, self.input_shapes).cut(block)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Packed images, one pixel's input errors, and a block of sums."""
+        """Name the arrays for packing, the input errors of one pixel, and a block of sums."""
         return {
             **super().scratch(images),
             # Runs of two pixels may overlap, so a pixel's products have their own memory.

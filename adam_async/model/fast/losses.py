@@ -11,7 +11,8 @@ def softmax(t, like, hyper):
     """Compute the shares of the classes and each image's loss. Subtracts the largest score first.
 
     `targets` are the positions of the images' right scores among all scores; `factors` multiply the images'
-    losses, and 0 stands for none. Fields: classes images, scores shares losses targets factors.
+    losses; an address of 0 stands for no factors. Fields: classes images, scores shares losses targets
+    factors.
     """
     classes, images = t[1], t[2]
     scores, shares = floats(t[3], classes * images, like), floats(t[4], classes * images, like)

@@ -42,7 +42,7 @@ _COMPILER = hashlib.blake2b(
     ).encode(),
     digest_size=8,
 ).hexdigest()
-"""Digest of all that machine code depends on: the kernels' text, the compiler and the processor."""
+"""Digest of the kernels' text, the compiler and the processor, which determine the machine code."""
 
 
 def kept_name(kernel_name: str, dtype: np.dtype[Any]) -> str:
@@ -138,10 +138,11 @@ def longs(address, count):
 
 @exact
 def largest(address, count, like):
-    """Return the largest absolute value; infinity or NaN if a value is.
+    """Return the largest absolute value; infinity or NaN if a value is infinite or NaN.
 
-    Without the sign, the bits of floating-point numbers have the order of the numbers, then infinity, then
-    NaN: this is a maximum of integers, which vectors compute in any order.
+    Without the sign, the bits of floating-point numbers, read as integers, have the order of the numbers,
+    then infinity, then NaN. The result is therefore a maximum of integers, which vectors compute in any
+    order.
     """
     bits = carray(_bits_pointer(address, like), count)
     kind = bits.dtype.type

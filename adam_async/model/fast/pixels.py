@@ -57,7 +57,7 @@ def pack(t, like, hyper):
 
 @kernel
 def unpack(t, like, hyper):
-    """Copy the images out of a packed array, without its border. Fields of `pack`; fills the source."""
+    """Copy the images from a packed array to the source, without the border. Fields: those of `pack`."""
     c, h, w, b, packed, source = t[1], t[2], t[3], t[4], t[5], t[6]
     rows, width, stride, top, left = t[7], t[8], t[9], t[10], t[11]
     size, line = size_of(like), stride * width * b
@@ -76,10 +76,10 @@ def unpack(t, like, hyper):
 
 @kernel
 def max_pool(t, like, hyper):
-    """Compute maxima over squares and their positions: column by column, from the top. NaN is the largest.
+    """Compute maxima over squares and their positions. NaN is the largest value.
 
-    `table` is the address of the offsets of a square's positions. Fields: c h w b, rows columns kernel
-    stride, output input winners, table.
+    Positions count column by column, from the top. `table` is the address of the offsets of a square's
+    positions. Fields: c h w b, rows columns kernel stride, output input winners, table.
     """
     c, h, w, b, rows, columns, kernel, stride = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
     size = size_of(like)
@@ -145,7 +145,10 @@ def average_pool(t, like, hyper):
 
 @kernel
 def average_pool_back(t, like, hyper):
-    """Give each position its part of the error gradient. Fields of `average_pool`: error, input_error."""
+    """Give each position its part of the error gradient.
+
+    Fields: those of `average_pool`, with error in place of output, and input_error in place of input.
+    """
     c, h, w, b, rows, columns, kernel, stride = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
     size = size_of(like)
     lanes, share = VECTOR_BYTES // size, 1 / (kernel * kernel)

@@ -42,7 +42,7 @@ def relu_back(t, like, hyper):
         copy(t, like, hyper)
     to, y = floats(t[2], n, like), floats(t[4], n, like)
     for i in range(n):
-        # Reads both in any case: a loop without a branch becomes vector code.
+        # Both are read in any case, because a loop without a branch becomes vector code.
         error, output = to[i], y[i]
         to[i] = error if output > zero else zero
 

@@ -45,7 +45,7 @@ negative results to 0; set results to 0 if an array of their layout is not posit
 
 @kernel
 def rows_per_panel(rows):
-    """Number of rows of a panel, at most `TILE_ROWS`; panels are equally high, except the last."""
+    """Return the number of rows of a panel, at most `TILE_ROWS`; panels are equally high, except the last."""
     # A tile of 8 rows needs too many addresses: 16 rows are 9 and 7.
     panels = (rows + TILE_ROWS - 1) // TILE_ROWS
     height = (rows + panels - 1) // panels
@@ -73,7 +73,7 @@ def panel(like, rows, n, c, c_row, a, a_row, b, b_step, depth, add):
 
 @kernel
 def columns_panel(like, rows, n, c, c_row, a, a_step, b, b_step, depth, add):
-    """Do the same with contiguous columns of a, `a_step` apart."""
+    """Do the work of `panel` with contiguous columns of a, `a_step` apart."""
     size = size_of(like)
     lanes = VECTOR_BYTES // size
     i = 0
@@ -90,7 +90,7 @@ def columns_panel(like, rows, n, c, c_row, a, a_step, b, b_step, depth, add):
 
 @kernel
 def table_panel(like, rows, n, c, c_row, a, a_row, a_table, b, b_table, depth):
-    """Do the same with tables of a row's factors and of b's rows."""
+    """Do the work of `panel` with tables of a row's factors and of b's rows."""
     size = size_of(like)
     lanes = VECTOR_BYTES // size
     i = 0
@@ -114,7 +114,7 @@ def _finish(like, first, rows, n, c, c_row, ending, extra):
         if ending == WHERE_POSITIVE:
             guide = floats(extra + row * c_row * size, n, like)
             for i in range(n):
-                # Reads both in any case: a loop without a branch becomes vector code.
+                # Both are read in any case, because a loop without a branch becomes vector code.
                 result, beside = results[i], guide[i]
                 results[i] = result if beside > zero else zero
         else:
@@ -161,7 +161,10 @@ def multiply(t, like, hyper):
 
 @kernel
 def multiply_one(t, like, hyper):
-    """Do the same for one image, with contiguous rows of a. Fields: m k, c, a, b, ending extra."""
+    """Do the work of `multiply` for one image; rows of a are contiguous.
+
+    Fields: m k, c, a, b, ending extra.
+    """
     m, k, c, a, b, ending, extra = t[1], t[2], t[3], t[4], t[5], t[6], t[7]
     size = size_of(like)
     results, x = floats(c, m, like), floats(b, k, like)
@@ -214,7 +217,7 @@ def multiply_back_one(t, like, hyper):
 def convolve(t, like, hyper):
     """Compute the output pixels of all images line by line, without columns.
 
-    `ranges` is 0, or the address of a range of table entries for each line, first and last; the entries
+    `ranges` is 0, or the address of the start and the stop of a range of table entries for each line; entries
     outside the range would read only a border of zeros.
 
     Fields: m lines n k, c c_row c_line, a a_row a_table, b b_table b_line, ending extra, ranges.
@@ -273,7 +276,7 @@ def apart(values, like):
 
 @kernel
 def transpose(to, source, rows, columns, like):
-    """Write an array (rows, columns) as (columns, rows), with rows `apart`."""
+    """Write an array (rows, columns) as (columns, rows), with `apart` as the distance between rows."""
     size, step = size_of(like), apart(rows, like)
     for column in range(columns):
         turned = floats(to + column * step * size, rows, like)
@@ -286,7 +289,8 @@ def transpose(to, source, rows, columns, like):
 def outer(t, like, hyper):
     """Compute the gradient of a dense layer's weights, c (m, n) = errors (m, k) x (n, k)T.
 
-    Fields: m n k, c, errors, x, turned. `turned` is memory for x batch first, with rows `apart`.
+    Fields: m n k, c, errors, x, turned. `turned` is memory for x, batch first, with `apart` as the distance
+    between rows.
     """
     m, n, k, c, errors, x, turned = t[1], t[2], t[3], t[4], t[5], t[6], t[7]
     size = size_of(like)

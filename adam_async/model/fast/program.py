@@ -176,7 +176,7 @@ def run_groups(tape, like, hyper, groups, rates, layout, target_arrays, levels, 
         like: Any number of the arrays' type.
         hyper: See `run`; each group sets the rate.
         groups: int64 (G, 3 + tensors): addresses of a group's images and of its targets; then results: the
-            number of steps of other threads during the group's own, and for each tensor 1 if its gradient
+            number of steps of other threads during the group's step, and for each tensor 1 if its gradient
             was refused, else 0.
         rates: float64 (G,): learning rates; replaced by the mean losses.
         layout: See `load_images`.
@@ -223,17 +223,17 @@ def _name(code: int, dtype: np.dtype[Any]) -> str:
 
 
 def are_kept() -> bool:
-    """Whether this process can read kernels that another process compiles."""
+    """Return whether this process can read kernels that another process compiles."""
     return CACHE.is_kept
 
 
 def are_ready(codes: Collection[int], dtype: np.dtype[Any]) -> bool:
-    """Whether these kernels and the interpreter are compiled, in this process or on disk."""
+    """Return whether these kernels and the interpreter are compiled, in this process or on disk."""
     return all((code, dtype.name) in _addresses or CACHE.has(_name(code, dtype)) for code in (MEAN, *codes))
 
 
 def address(code: int, dtype: np.dtype[Any]) -> int:
-    """Return the address of a kernel; the first call compiles it or reads it from disk. 0 for `MEAN`.
+    """Return the address of a kernel, 0 for `MEAN`; the first call compiles the kernel or reads it from disk.
 
     Args:
         code: Number of the kernel.
@@ -263,7 +263,7 @@ def compile_kernels(
     Args:
         codes: Numbers of the kernels.
         dtype: float32 or float64.
-        progress: Called with the number of ready kernels and of all, before the first and after each.
+        progress: Called with the number of ready kernels and of all kernels, before the first and after each.
     """
     # Every tape needs the interpreter too.
     wanted = sorted({MEAN, *codes})

@@ -1,6 +1,6 @@
 """Pure: the vector registers of a machine, which decide the shape of every innermost loop.
 
-A loop with more sums than registers spills them to the stack, and a loop with fewer waits for the last
+A loop with more sums than registers spills sums to the stack, and a loop with few sums waits for its last
 product. The width and the number of the registers therefore determine the shapes.
 """
 
@@ -36,12 +36,18 @@ class Registers:
 
     @property
     def tile_rows(self) -> int:
-        """Maximum number of rows of a tile, with two sums a row, two vectors of b and one value of a."""
+        """Maximum number of rows of a tile.
+
+        Registers have two sums per row, two vectors of b and one value of a.
+        """
         return min(MOST_ROWS, (self.number - 3) // 2)
 
     @property
     def dot_rows(self) -> int:
-        """Rows of a, and of b, in a block of dot products, with the sums, b, and one or all rows of a."""
+        """Number of rows of a, and of b, in a block of dot products.
+
+        Registers have the sums, the rows of b, and one or all rows of a.
+        """
         # A square block: `side` rows of each factor serve the most products per load.
         sides = range(1, self.number)
         return max(
@@ -86,4 +92,4 @@ def registers_of(features: Mapping[str, bool], wanted: str = AUTO) -> Registers:
 
 # Chosen once per process, because the shapes are fixed when the loops are emitted.
 HOST = registers_of(llvmlite.binding.get_host_cpu_features(), wanted_vectors())
-"""Registers in the kernels of this process."""
+"""Registers that the kernels of this process use."""

@@ -2,11 +2,11 @@
 
 Gradients come from memory, but values and state mostly from the cache, so reading the gradients determines
 the time. SGD and momentum read four gradients at a time, each in one run that the processor prefetches, and
-read and write each value once for the four; Nesterov's momentum reads one at a time. The arithmetic of the
-other rules takes longer than their memory traffic.
+read and write each value once for the four; Nesterov's momentum reads one gradient at a time. The arithmetic
+of the other rules takes longer than their memory traffic.
 
 Each value gets the operations of `adam_async.model.rules` in their order, gradient after gradient, each
-rounded separately: the results have the bits of NumPy's loops.
+rounded separately, so the results equal those of NumPy's loops to the last bit.
 """
 
 from typing import Any
@@ -20,10 +20,10 @@ SGD, MOMENTUM, NESTEROV, ADAGRAD, ADAM = range(5)
 """Numbers of the rules in the kernel."""
 
 PER_PUSH = 3
-"""Numbers per push in the rates of the kernel."""
+"""Count of numbers per push in the kernel's argument `rates`."""
 
 TILE = 1 << 16
-"""Number of values that get all gradients before the next values, and stay in the second cache."""
+"""Number of values of a tile, which stays in the second cache while all gradients are applied to it."""
 
 
 @exact
@@ -174,15 +174,15 @@ def apply_rule(kind, like, shards, gradients, constants, rates):
     """Apply one gradient of each push to each shard, push after push.
 
     Args:
-        kind: `SGD`, `MOMENTUM`, `NESTEROV`, `ADAGRAD` or `ADAM`, which is `AdamW`'s as well.
+        kind: `SGD`, `MOMENTUM`, `NESTEROV`, `ADAGRAD` or `ADAM`, also for `AdamW`.
         like: Any number of the arrays' type.
         shards: int64 (shards, 5): number of values; addresses of the values and of up to two arrays of state;
             start of the shard's gradient in each push, in values.
         gradients: int64 (pushes): addresses.
         constants: float64 (6): weight decay; then the momentum, or epsilon, or Adam's beta1, 1 - beta1,
             beta2, 1 - beta2 and epsilon.
-        rates: float64 (PER_PUSH * pushes): the rate of each push, Adam's root, and the part of itself that a
-            value loses first, or 0.
+        rates: float64 (PER_PUSH * pushes): for each push the rate, Adam's root, and the share of each value
+            that is subtracted first, or 0.
     """
     size, pushes = size_of(like), len(gradients)
     for shard in range(shards.shape[0]):

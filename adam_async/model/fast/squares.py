@@ -1,7 +1,7 @@
 """Pure: pooling of the vectors under one square, as vector code.
 
 Each function takes the address of a table with the starts of a square's vectors, and the number of remaining
-values of the run: if these are fewer than a vector, the other lanes are neither read nor written.
+values of the run: if fewer values than lanes remain, the other lanes are neither read nor written.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ def emit_best_of(builder: Any, element: Any, arguments: list[Any], registers: Re
         values = VectorStarts(vector, builder.add(start, behind), offsets)
 
         def step(k: Any, kept: list[Any]) -> list[Any]:
-            """Emit the comparison with vector `k`; `kept`: the largest, its number, the last number."""
+            """Emit the comparison with vector `k`; `kept`: the largest value, its number, the last number."""
             # The number is of the vectors' type, so that one mask selects in both; such counts are exact.
             largest, mark, last = kept
             following, value = builder.fadd(last, one), vector.load(values[k])
@@ -80,7 +80,7 @@ def _make_route(*, adding: bool) -> Any:
     ) -> Any:
         """Write, or add, each error to the vector of the maximum, and zeros to the others.
 
-        With `positive` not 0 an error counts only if the output is positive.
+        If `positive` is not 0, an error counts only if the output is positive.
         """
 
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

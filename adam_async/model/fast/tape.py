@@ -1,8 +1,9 @@
 """Pure: tapes, the rows that `program.run` runs, with the addresses of arrays.
 
-Layers return their steps as `Op`s: a kernel and its fields. An array in an `Op` is its address, and a `Ref`
-an array that each call passes, such as weights. `Tape` keeps the arrays alive, checks each new array and
-stores its address. It fuses neighbours: a ReLU becomes the ending of the kernel before it.
+Layers return their steps as `Op`s: a kernel and its fields. A row has the address of each array in an `Op`; a
+`Ref` stands for an array that each call passes, such as weights. `Tape` keeps the arrays alive, checks each
+new array and stores its address. A tape also fuses neighbouring ops: a ReLU becomes the ending of the kernel
+before it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from adam_async.model.layer import Array, Weights
 from adam_async.model.spec import Shape
 
 OUT = "out"
-"""Name of the array for a gradient in the calls of a tape."""
+"""Name under which calls of a tape pass the array for a gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ Field = int | Array | Ref
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """One kernel and its fields, in the order of its docstring."""
+    """One kernel and its fields, in the order of the kernel's docstring."""
 
     code: int
     fields: tuple[Field, ...]
@@ -51,7 +52,8 @@ class Op:
 _PARAMETER_OPS = frozenset(
     {program.OUTER, program.ROW_SUMS, program.CORRELATE, program.DESCEND, program.DESCEND_OUTER}
 )
-"""Kernels between the backward of two layers that neither read nor write the error gradient between them."""
+"""Kernels that may come between the backward of two layers, and do not use the error gradient between these
+layers."""
 
 _ENDINGS = {
     program.MULTIPLY: (4, 8),
@@ -63,7 +65,7 @@ _ENDINGS = {
 
 
 def same_memory(first: Field, second: Field) -> bool:
-    """Whether two fields are arrays that start at one address and are equally large."""
+    """Return whether two fields are arrays that start at one address and are equally large."""
     return (
         isinstance(first, np.ndarray)
         and isinstance(second, np.ndarray)
@@ -73,7 +75,7 @@ def same_memory(first: Field, second: Field) -> bool:
 
 
 def fuse(ops: Sequence[Op]) -> list[Op]:
-    """Make each ReLU, and its backward, the ending of the kernel before it, if that has the same results."""
+    """Make each ReLU, and its backward, the ending of the kernel before it, if both have the same results."""
     fused: list[Op] = []
     for op in ops:
         # The kernel just before applies its ending to each row of results while the cache has it.
@@ -108,7 +110,7 @@ def _with_relu(before: Op, relu: Op) -> Op | None:
 
 
 def _with_relu_back(before: Op, relu: Op) -> Op | None:
-    """Return an op that also does the ReLU behind it; None if the kernels cannot join."""
+    """Return an op that also does the backward of the ReLU after it; None if the kernels cannot join."""
     _, target, errors, output = relu.fields
     if not same_memory(target, errors):
         return None

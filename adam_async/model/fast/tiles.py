@@ -1,14 +1,14 @@
 """Pure: the two innermost loops of all products, as vector code.
 
-A compiler does not keep a block of sums in registers for three nested loops, and without that a product runs
-at a tenth of the machine's speed. These loops are therefore emitted as LLVM vectors, with one register per
-vector of sums:
+A compiler does not keep the block of sums of three nested loops in registers, so a compiled product runs at a
+tenth of the machine's speed. These loops are therefore emitted as LLVM vectors, with one register per vector
+of sums:
 
     tile    c[m, n] (+)= sum over k of a[m, k] * b[k, n]     n along the vectors, a broadcast
     dots    c[m, k]  += sum over n of a[m, n] * b[k, n]      n along the vectors, added up at the end
 
-Both read their operands unpacked: the rows of b need only be runs of memory. A convolution is therefore a
-product without columns: a row of output pixels of all images reads one run of the input per position in the
+Both loops read their operands unpacked: the rows of b need only be runs of memory. A convolution is therefore
+a product without columns: a row of output pixels of all images reads one run of the input per position in the
 kernel, and a table has the start of each run. Addresses are bytes; strides and tables count values.
 
 Products are added in the order of k for any number of vectors: results do not depend on the ends of tiles.
@@ -28,8 +28,8 @@ TILE_ROWS = HOST.tile_rows
 """Maximum number of rows of a tile with two vectors a row: 12 with 32 registers, 6 with 16."""
 
 ONE, TWO, REST = "one vector", "two vectors", "rest"
-"""Widths of a tile, in values of a row. `REST` has at most a vector, with some lanes masked, or one value if
-the machine has no masks."""
+"""Widths of a tile: the length of its rows. The width of `REST` is at most one vector, with some lanes
+masked, or one value if the machine has no masks."""
 
 WHOLE_VECTORS_ALONE = not HOST.masked_stores
 """Whether a last whole vector has its own code, without a mask."""
@@ -58,9 +58,9 @@ def _make_tile(width: str, access: str) -> Any:
     ) -> Any:
         """Fill `rows` rows of c.
 
-        Access to a is by ``"rows"`` of `a_step` values each; by ``"columns"``, `a_step` apart along k; or by
-        ``"table"``: then `a_step` is the step from row to row, and `a_table` and `b_step` are addresses of
-        tables.
+        With access by ``"rows"``, a has rows of `a_step` values; with access by ``"columns"``, columns are
+        `a_step` apart along k. With access by ``"table"``, `a_step` is the step from row to row, and
+        `a_table` and `b_step` are addresses of tables.
         """
 
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -89,7 +89,7 @@ def _make_tile(width: str, access: str) -> Any:
 
 
 def tile_vectors(builder: Any, element: Any, width: str, left: Any, registers: Registers) -> Vectors:
-    """Vectors for a tile of this width; a `REST` has `left` values."""
+    """Return the vectors for a tile of this width; a `REST` has `left` values."""
     # A masked load is as fast as a whole one only on some machines; others load value by value.
     if width == REST and registers.masked_loads:
         return Vectors(builder, element, registers=registers, lanes_left=left)
@@ -202,10 +202,10 @@ class DotBlock:
     Args:
         vector: Vectors for the starts.
         side: Number of rows of a, and of b.
-        a: Address from which the starts of the rows of a count.
-        a_rows: Address of the table of these starts.
-        b: As a, for b.
-        b_rows: As a_rows, for b.
+        a: Base address of the starts of the rows of a.
+        a_rows: Address of the table of the starts of the rows of a.
+        b: Base address of the starts of the rows of b.
+        b_rows: Address of the table of the starts of the rows of b.
     """
 
     def __init__(self, vector: Vectors, side: int, a: Any, a_rows: Any, b: Any, b_rows: Any) -> None:

@@ -2,8 +2,8 @@
 
 `hyper` is (rate, momentum, weight decay, 1 with Nesterov's momentum). A gradient is checked before its tensor
 changes; a small gradient is checked value by value. The gradient of a dense layer is not formed as a whole,
-because no value exceeds the number of images times the largest error times the largest input. Only if this
-bound is near the end of the number range, or not a number, is the gradient formed and checked.
+because no value exceeds the number of images times the largest error times the largest input. The kernel
+forms and checks the gradient only if this bound is not a number, or near the end of the number range.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from adam_async.model.fast.tiles import TILE_ROWS
 
 COLUMNS = 2048
 """Maximum number of columns of a block of rows, whose gradient stays in the second cache until it is applied.
-Length of the runs in which weights are read and written."""
+Weights are read and written in runs of this length."""
 
 AHEAD = 128
 """Number of weights per row that are prefetched before their part of the gradient is computed."""
@@ -150,8 +150,8 @@ def descend_outer(t, like, hyper):
     """Check and apply the gradient of a dense layer's weights (m, n) = errors (m, k) x (n, k)T.
 
     Fields: m n k, values errors x turned, buffer block refused, whole. `block` is memory for n values and for
-    TILE_ROWS rows of COLUMNS, `turned` for x batch first, with rows `apart` in both; `whole` is the address
-    of the fields of an `outer`, in case the bound proves nothing.
+    TILE_ROWS rows of COLUMNS, `turned` for x, batch first, with `apart` as the distance between rows in both;
+    `whole` is the address of the fields of an `outer`, for a gradient that the bound does not prove finite.
     """
     m, n, k = t[1], t[2], t[3]
     if _bounded(t[5], m * k, t[6], n * k, k, like):

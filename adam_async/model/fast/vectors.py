@@ -21,7 +21,7 @@ class Vectors:
     """Vector instructions for one element type, emitted at the builder's position.
 
     Attributes:
-        lanes: Number of values of a vector; by default a register full.
+        lanes: Number of values of a vector; by default those that fill a register.
         mask: Lanes to read and write: the first `lanes_left`, or all without a mask. Other lanes are zero.
     """
 
@@ -156,8 +156,8 @@ def emit_part(
 ) -> None:
     """Emit ``body(vector, offset)`` for the next values of a run with `left` more values.
 
-    `body` gets a whole vector if there are enough values; else a masked one, or each value alone with its
-    offset in bytes.
+    `body` gets a whole vector if there are enough values; otherwise a masked vector, or each value alone with
+    its offset in bytes.
     """
     if registers.masked_stores:
         # A mask costs nothing here, so whole vectors share its code.

@@ -19,7 +19,7 @@ class Relu(Layer):
     READS_OUTPUT: ClassVar[bool] = True
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """One mask."""
+        """Name one mask."""
         return {"mask": ((*self.output_shape, images), np.bool_)}
 
     def prepare(self, slots: Slots) -> None:

@@ -35,7 +35,7 @@ class Dropout(Layer):
         self._first += block.start
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Draws, and factors: 0, or 1 over the share of kept values."""
+        """Name the draws, and the factors: 0, or 1 over the share of kept values."""
         shape: Shape = (*self.output_shape, images)
         return {"drawn": (shape, np.float64), "factors": (shape, None)}
 

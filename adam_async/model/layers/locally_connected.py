@@ -41,7 +41,7 @@ class LocallyConnected(SlidingKernel):
         self._own_rows = self._own_rows[block.start : block.stop]
 
     def _own(self, tensor: Array) -> Array:
-        """Part of a tensor, or of its gradient, for the computed rows."""
+        """Return the part of a tensor, or of its gradient, for the computed rows."""
         return tensor[:, self._own_rows.start : self._own_rows.stop]
 
     def prepare(self, slots: Slots) -> None:

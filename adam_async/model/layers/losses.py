@@ -18,8 +18,8 @@ class SoftmaxCrossEntropy(Loss):
     """Softmax over the classes and the negative logarithm of the right class's share.
 
     Labels: class numbers, ``(n,)``. Options: class_weights, one factor per class for the losses of its images
-    (empty: 1 for all). The group's loss is the mean over its images with any weights, so an image counts the
-    same in every group.
+    (empty: 1 for all). With any weights, the group's loss is the sum over its images divided by their number,
+    so an image counts the same in every group.
     """
 
     OPTIONS: ClassVar[Mapping[str, OptionValue | None]] = {"class_weights": ()}
@@ -44,7 +44,7 @@ class SoftmaxCrossEntropy(Loss):
         return tuple(float(weight) for weight in value)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Shares of the classes, rows with a number per image, positions of the images' right scores."""
+        """Name shares of classes, rows with a number per image, and positions of the images' right scores."""
         classes = self.input_shapes[0][0]
         specs: dict[str, ScratchSpec] = {
             "shares": ((classes, images), None),
@@ -56,7 +56,7 @@ class SoftmaxCrossEntropy(Loss):
         return specs
 
     def prepare(self, slots: Slots) -> None:
-        """Number the images: with a class number this gives a position among all scores."""
+        """Number the images: an image's number and class number give a position among all scores."""
         slots.views["numbers"] = np.arange(slots.images)
         if self.class_weights:
             slots.views["class_weights"] = np.array(self.class_weights, slots.output.dtype)
@@ -94,7 +94,7 @@ class SoftmaxCrossEntropy(Loss):
             np.multiply(losses_B, slots.scratch["weights"], out=losses_B)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Shares minus one at the right class, times its weight, divided by the number of images."""
+        """Compute the shares, minus one at the right class, times its weight, over the number of images."""
         target = slots.input_error
         share = 1.0 / slots.images
         np.multiply(slots.scratch["shares"], share, out=target)
@@ -113,7 +113,7 @@ class MeanSquaredError(Loss):
     TARGETS: ClassVar[tuple[str, ...]] = ("targets",)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Targets, differences and squares."""
+        """Name the targets, differences and squares."""
         shape: Shape = (*self.input_shapes[0], images)
         return {"targets": (shape, None), "difference": (shape, None), "squares": (shape, None)}
 
@@ -146,6 +146,6 @@ class MeanSquaredError(Loss):
         np.divide(slots.output, rows_FB.shape[0], out=slots.output)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Twice the difference, divided by features and images."""
+        """Multiply the difference by two, and divide it by features and images."""
         difference = slots.scratch["difference"]
         np.multiply(difference, 2.0 / difference.size, out=slots.input_errors[0])

@@ -44,19 +44,19 @@ class Pool(Layer):
 
     @property
     def _tiles(self) -> bool:
-        """Whether squares tile, without overlaps or gaps: backward writes every input exactly once."""
+        """Whether squares tile without overlaps or gaps: backward then writes every input exactly once."""
         _, rows, columns = self.output_shape
         covered = (rows * self.kernel, columns * self.kernel)
         return self.stride == self.kernel and covered == self.input_shapes[0][1:]
 
     def needs(self, block: range, position: int = 0) -> range:
-        """Rows under the squares of the given output rows."""
+        """Return the rows under the squares of the given output rows."""
         if not block:
             return range(0)
         return range(block.start * self.stride, (block.stop - 1) * self.stride + self.kernel)
 
     def tall_shape(self, images: int) -> Shape:
-        """Shape of the values between the two passes."""
+        """Return the shape of the values between the two passes."""
         channels, rows, _ = self.output_shape
         return (channels, rows, self.input_shapes[0][2], images)
 
@@ -83,7 +83,7 @@ class MaxPool(Pool):
     READS_OUTPUT: ClassVar[bool] = True
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Maxima over columns only, their error gradient, and a mask and a rest for each backward pass."""
+        """Name maxima over columns, their error gradient, and a mask and a rest for each backward pass."""
         tall, whole = self.tall_shape(images), (*self.output_shape, images)
         return {
             "tall": (tall, None),
@@ -160,7 +160,7 @@ class AveragePool(Pool):
     """
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Sums over columns only, their error gradient, and each square's part."""
+        """Name the sums over columns only, their error gradient, and the part of each square."""
         tall = self.tall_shape(images)
         return {
             "tall": (tall, None),

@@ -3,8 +3,8 @@
     scale_c = k + alpha / size * (sum of x_j squared, over the `size` channels j around c)
     y_c     = x_c * scale_c ** -beta
 
-The window of channel c extends from ``c - size // 2`` to ``c + (size - 1) // 2``, cut off at the edges, at
-which the sum is divided by `size` too (PyTorch's definition). With errors e, backward computes
+The window of channel c extends from ``c - size // 2`` to ``c + (size - 1) // 2``, cut off at the edges; the
+sum is divided by `size` there, too (PyTorch's definition). With errors e, backward computes
 
     e_c * scale_c ** -beta  -  2 * alpha * beta / size * x_c * (sum of e_j * y_j / scale_j, over the channels
                                                                 j with c in their window)
@@ -45,7 +45,7 @@ class LocalResponseNorm(Layer):
             raise self.refusal("option 'k' must be more than 0, to keep the output of an input of 0 finite")
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Scales, their powers, and one array of terms for the sums."""
+        """Name the scales, their powers, and one array of terms for the sums."""
         shape: Shape = (*self.output_shape, images)
         return {"scale": (shape, None), "power": (shape, None), "terms": (shape, None)}
 

@@ -57,31 +57,31 @@ class SlidingKernel(Layer):
         self.weight, self.bias = f"{self.name}.weight", f"{self.name}.bias"
 
     def needs(self, block: range, position: int = 0) -> range:
-        """Rows under the kernel of the first to the last output row, without the padding."""
+        """Return the rows under the kernel of the first to the last output row, without the padding."""
         reach = self._reach(block)
         rows = range(max(reach.start, 0), min(reach.stop, self.input_shapes[0][1]))
         return rows or range(0)
 
     def _reach(self, block: range) -> range:
-        """Rows under the kernel, including rows of the padding outside the image."""
+        """Return the rows under the kernel, including rows of the padding outside the image."""
         if not block:
             return range(0)
         start = block.start * self.stride - self.top
         return range(start, start + (len(block) - 1) * self.stride + self.kernel)
 
     def limit(self, block: range) -> None:
-        """Leave padding only at the borders of the image that the block reaches beyond."""
+        """Keep padding only at those borders of the image that the block crosses."""
         reach, height = self._reach(block), self.input_shapes[0][1]
         self.top = min(max(-reach.start, 0), len(reach))
         self.bottom = min(max(reach.stop - height, 0), len(reach))
 
     def padded_shape(self, images: int) -> Shape:
-        """Shape of a group's input with its padding."""
+        """Return the shape of a group's input with its padding."""
         channels, height, width = self.input_shapes[0]
         return (channels, self.top + height + self.bottom, width + 2 * self.padding, images)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Columns and their error gradient; with padding, padded copies of input and input error too."""
+        """Name columns, their error gradient, and, with padding, padded copies of input and input error."""
         channels = self.input_shapes[0][0]
         columns: Shape = (channels, self.kernel, self.kernel, *self.output_shape[1:], images)
         tall: Shape = (channels, self.kernel, self.padded_shape(images)[1], self.output_shape[2], images)
@@ -96,7 +96,7 @@ class SlidingKernel(Layer):
         return specs
 
     def _inner(self, padded: Array) -> Array:
-        """Part of a padded array without the padding."""
+        """Return the part of a padded array without the padding."""
         _, height, width = self.input_shapes[0]
         top, left = self.top, self.padding
         return padded[:, top : top + height, left : left + width]

@@ -41,7 +41,7 @@ class Wire:
 
 
 class Departure(Layer):
-    """Copies rows of its input for other workers, and adds up their error gradients; outputs the input.
+    """Copies rows of its input for other workers, and adds up their error gradients; its output is its input.
 
     Args:
         of: Name of the layer.
@@ -65,7 +65,7 @@ class Departure(Layer):
         self._before = sum(wire.back is not None and wire.peer < worker for wire in self.wires)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Sum of the error gradients from lower workers, if there are several."""
+        """Name the sum of the error gradients from lower workers, if there are several."""
         return {"before": ((*self.output_shape, images), None)} if self._before > 1 else {}
 
     def prepare(self, slots: Slots) -> None:
@@ -149,7 +149,7 @@ class Arrival(Layer):
             slots.views["hosted back"] = np.may_share_memory(target, slots.error)
 
     def forward(self, weights: Weights, slots: Slots) -> None:
-        """Join the rows."""
+        """Join the rows of all sources."""
         incoming = slots.views[WIRES]
         if self.own is not None and not slots.views["hosted"]:
             target, source = slots.views["own"]
@@ -160,7 +160,7 @@ class Arrival(Layer):
                 np.copyto(rows, part)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Return the error gradients of the input; rows that the arrival leaves out get zero."""
+        """Write the error gradients of the input; rows that the arrival leaves out get zero."""
         if slots.views["hosted back"]:
             return
         target, source = slots.views["own errors"]
@@ -192,12 +192,12 @@ class Landing(Arrival):
 
 
 def with_rows(shape: Shape, rows: int) -> Shape:
-    """Shape of an output with this number of rows."""
+    """Return the shape of an output with this number of rows."""
     return (shape[0], rows, shape[2]) if len(shape) == 3 else (rows,)
 
 
 def _rows(array: Array, rows: range, base: range) -> Array:
-    """View rows of an output in an array, batch last, with the rows `base`."""
+    """Return a view of rows of an output, in an array with its rows `base`, batch last."""
     start, stop = rows.start - base.start, rows.stop - base.start
     return array[:, start:stop] if array.ndim == 4 else array[start:stop]
 

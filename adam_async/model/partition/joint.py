@@ -9,7 +9,7 @@ gradients in place.
 
 A joint network has the interface of the whole network: weights are whole tensors, and each part reads its
 rows of them. A gradient consists of the parts' rows, or is the sum of the parts' gradients in the order of
-the workers, with the bits of a run in several processes.
+the workers, so it has the bits of a run in several processes.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +59,7 @@ class JointContext:
         self.partial: NDArray[Any] = np.zeros(partial, dtype)
         """Memory for one part's summand of a gradient."""
         self.errors = {name: np.zeros((rows, group_images), dtype) for name, rows in errors.items()}
-        """Memory for error gradients of outputs in several parts."""
+        """Memory for the error gradients of outputs in several parts, by the name of the tensor."""
         self._wired: set[int] = set()
         self._cuts = [_cut_of(part) for part in parts]
 
@@ -79,7 +79,7 @@ class JointContext:
             self._wire()
 
     def _wire(self) -> None:
-        """Make the arrays of the receiving parts the wires, in the contexts' layout for this group's size."""
+        """Use the arrays of the receiving parts as wires, in the contexts' layout for this group's size."""
         wires: dict[int, NDArray[Any]] = {}
         for part, context in zip(self._parts, self.contexts, strict=True):
             for number, layer in enumerate(part.network.layers):
@@ -133,7 +133,7 @@ class JointNetwork:
         }
 
     def _ends_in_loss(self, part: int, number: int) -> bool:
-        """Whether this segment computes the loss."""
+        """Return whether this segment computes the loss."""
         partition = self.parts[part]
         last = len(partition.network.layers) - 1
         return partition.has_loss and last in partition.segments[number].forward
@@ -195,7 +195,7 @@ class JointNetwork:
             self._run(weights, context, self._back)
 
     def _tapes(self, context: JointContext) -> "JointTapes":
-        """Tapes for the group's number of images, kept in the context of the first part."""
+        """Return the tapes for the group's number of images, kept in the context of the first part."""
         kept = context.contexts[0].tapes
         if "joint" not in kept:
             from adam_async.model.partition.joint_tapes import JointTapes

@@ -18,11 +18,11 @@ from adam_async.model.partition.exchange import WIRES, Arrival, Departure
 from adam_async.model.partition.network import Partition
 
 Pieces = Mapping[str, Sequence[tuple[int, slice | None]]]
-"""Parts with rows of a tensor, and their ranges of the whole, by the tensor's name; None: all rows."""
+"""Pieces of each tensor, by its name: a part, and the range of its rows in the tensor; None: all rows."""
 
 
 def can_join(parts: Sequence[Partition]) -> bool:
-    """Whether every layer of all parts has compiled kernels."""
+    """Return whether every layer of all parts has compiled kernels."""
     return all(
         part.network.engine is not None
         and all(isinstance(layer, Compiled | Arrival | Departure) for layer in part.network.layers)
@@ -36,8 +36,8 @@ class JointTapes:
     Args:
         parts: All parts, for which `can_join` holds.
         contexts: Contexts of the parts, laid out for such groups and wired to one another.
-        there: Parts and segments in their order, up to the loss.
-        back: The other parts and segments.
+        there: Segments up to the loss, in their order, each as the numbers of its part and of itself.
+        back: The other segments, in their order.
         pieces: Rows of each tensor in each part.
         partial: Memory for one part's summand of a gradient.
     """

@@ -33,9 +33,9 @@ class Segment:
     sends: tuple[int, ...]
     """Crossings that are complete when the segment ends."""
     wiring: tuple[tuple[int, int], ...]
-    """Layer of the part and crossing, for each of `receives`, then of `sends`."""
+    """Pairs of a layer of the part and a crossing, for each of `receives`, then of `sends`."""
     departs: tuple[int, ...]
-    """Arrivals in `back` that copy error gradients out."""
+    """Arrivals in `back` that copy error gradients to wires."""
 
 
 class Partition:
@@ -68,7 +68,7 @@ class Partition:
         self.partial: tuple[Crossing, ...] = tuple(c for c in self.outgoing if c.kind == "gradient")
         """Partial weight gradients that other workers add up."""
         self.owned = frozenset(self._owned(network))
-        """Parameters with shards that only this worker of the replica pushes or ticks."""
+        """Names of the parameters whose shards only this worker of the replica pushes or ticks."""
         self.segments: tuple[Segment, ...] = tuple(_cut(self.network.layers))
         self._shapes = {crossing.number: self._shape(crossing) for crossing in crossings}
 
@@ -93,7 +93,7 @@ class Partition:
         return with_rows(self.layout.topology.layers[crossing.layer].output_shape, len(crossing.rows))
 
     def wire_shape(self, crossing: Crossing, images: int) -> Shape:
-        """Shape of a crossing's tensor for this number of images, batch last; flat for weight gradients."""
+        """Return the shape of a crossing's tensor for so many images, batch last; flat for gradients."""
         shape = self._shapes[crossing.number]
         return shape if crossing.kind == "gradient" else (*shape, images)
 
@@ -112,7 +112,7 @@ class Partition:
         self.disconnect(context, segment)
 
     def connect(self, context: Context, segment: Segment, wires: Sequence[Array]) -> None:
-        """Put a segment's wires into its slots: first the received ones, then the sent ones, in its order."""
+        """Put a segment's wires, in the order of `Segment.wiring`, into the slots of its layers."""
         for (layer, crossing), wire in zip(segment.wiring, wires, strict=True):
             context.slots(layer).views[WIRES][crossing] = wire
 
@@ -157,7 +157,7 @@ class _Builder:
         self._producers: list[tuple[int, ...]] = []
         self._wants: list[bool] = []
         self._made: dict[int, tuple[int, range]] = {}
-        """For each layer of the whole network: layer of the part with its output, and rows of the output."""
+        """For each layer of the whole network, the layer of the part with its output, and the rows there."""
 
     def topology(self) -> Topology:
         """Assemble the topology of the part."""
@@ -202,7 +202,7 @@ class _Builder:
             self._made[number] = at, need
 
     def _source(self, reader: Layer, position: int, source: int, rows: range) -> int:
-        """Return the layer with the rows of a source that `reader` reads; may add a slice of more rows."""
+        """Return the layer with the rows of a source that `reader` reads; may add a layer for it."""
         name, shape = f"{reader.name} reads {position}", reader.input_shapes[position]
         if source == INPUT_INDEX:
             at, have, wants = INPUT_INDEX, self._layout.input_rows[self._worker], False

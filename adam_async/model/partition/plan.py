@@ -5,9 +5,9 @@ Theory of operation
 A `PartitionPlan` names for each layer the *block* of its output that each worker owns: image rows, or
 features. `Layout` derives everything else, from the loss back to the images:
 
-    needs       the range of an output that a worker's later layers read: the hull of their needs
-    computes    the range that the worker computes: its block, or its whole need if the layer is *recomputed*
-    pieces      the ranges that it needs and does not compute: the owners send them, each value once
+    needs      the range of an output that a worker's later layers read: the hull of their needs
+    computes   the range that the worker computes: its block, or its whole need if the layer is *recomputed*
+    pieces     the ranges that the worker needs and does not compute: the owners send them, each value once
 
 No worker sends the output of a layer that only *moves* values (flatten): each reader computes it. A value
 therefore crosses between two workers at most once forward. Its error gradient crosses at most once backward,
@@ -15,8 +15,8 @@ to the owner, which adds up the gradients of all workers in their order. Recompu
 worker has the error gradients of the rows that its own later layers read, and its weight gradients are
 partial sums anyway.
 
-Every worker that computes a block has the weights of a convolution; their gradients are partial sums, which
-one *owner* per layer adds up and pushes. Rows of dense weights are on the worker of their outputs.
+Every worker that computes a block of a convolution has all its weights; their gradients are partial sums,
+which one *owner* per layer adds up and pushes. Rows of dense weights are on the worker of their outputs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ class LayerPlan:
     """Reason why the layer is not cut; empty if it is."""
 
     def block(self, worker: int) -> range:
-        """Rows (or features) that one worker owns."""
+        """Return the rows (or features) that one worker owns."""
         return range(*self.blocks[worker])
 
 
@@ -80,7 +80,7 @@ class PartitionPlan:
             raise ModelError(f"not a partition plan: {error}") from None
 
     def row_cuts(self, layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
-        """First rows of the workers' pieces of each tensor that is cut, without row 0."""
+        """Return the first rows of the workers' pieces of each tensor that is cut, without row 0."""
         cuts: dict[str, tuple[int, ...]] = {}
         for layer, planned in zip(layers, self.layers, strict=True):
             starts = sorted({start for start, stop in planned.blocks if start < stop} - {0})
@@ -143,13 +143,14 @@ class Layout:
         self._check_work()
         self._check_input(extent(input_shape))
         self.crossings = tuple(self._cross())
-        """Crossings by number: for each output values, then error gradients; weight gradients at the end."""
+        """Crossings by number: each output's values, then its error gradients; weight gradients at the
+        end."""
 
     def reads(self, reader: int, position: int, worker: int) -> range:
-        """Range of an input that one worker's part of a layer reads.
+        """Return the range of an input that one worker's part of a layer reads.
 
-        A layer that is not cut reads its whole input, even rows that no square of a pool reaches, which gives
-        its results the bits of the uncut network.
+        A layer that is not cut reads its whole input, even rows that no square of a pool reaches, so its
+        results have the bits of the uncut network.
         """
         layer, computed = self.topology.layers[reader], self.computes[reader][worker]
         if len(computed) == extent(layer.output_shape):
@@ -249,13 +250,13 @@ class Layout:
                     number += 1
 
     def piece(self, layer: int, source: int, target: int) -> range:
-        """Range of a layer's output that one worker sends another; may be empty."""
+        """Return the range of a layer's output that one worker sends another; it may be empty."""
         if source == target or self.topology.layers[layer].moves or self.plan.layers[layer].recomputed:
             return range(0)
         return common(self.computes[layer][source], self.needs[layer][target])
 
     def _summed(self, source: int, target: int) -> list[int]:
-        """Layers with a partial weight gradient at the source, which the target adds up."""
+        """Return the layers with a partial weight gradient at the source, which the target adds up."""
         if source == target:
             return []
         return [
@@ -269,7 +270,7 @@ class Layout:
         ]
 
     def owner(self, layer: int) -> int:
-        """Worker that pushes the parameters of a layer, if several workers may have all of them."""
+        """Return the worker that pushes a layer's parameters, if several workers may have all of them."""
         holders = [worker for worker in self.workers if self.computes[layer][worker]]
         planned = self.plan.owners.get(self.topology.layers[layer].name, holders[0] if holders else 0)
         return planned if planned in holders else holders[0]
@@ -311,7 +312,7 @@ def _check_plan(topology: Topology, plan: PartitionPlan) -> None:
 
 
 def row_values(shape: Sequence[int]) -> int:
-    """Values of one row of an image, in all channels; 1 for features."""
+    """Return the number of values in one row of an image, in all channels; 1 for features."""
     return shape[0] * shape[2] if len(shape) == 3 else 1
 
 

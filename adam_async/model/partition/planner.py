@@ -2,13 +2,13 @@
 
 A **vertical** plan cuts every layer over all workers (the paper's partition, AD-10): images by rows, features
 into equal ranges. If two workers need the same rows of an earlier layer, the cut is in the middle of these
-rows, so equally many rows cross in both directions. Such a *halo* is sent, or computed on both sides with all
-its inputs, by the faster way; the number of rows computed twice grows towards the images. Losses, and layers
-that cannot be cut, are whole on one worker.
+rows, so equally many rows cross in both directions. The planner takes the faster of two ways: workers send
+such a *halo*, or both sides compute it with all its inputs. The number of rows computed twice grows towards
+the images. Losses, and layers that cannot be cut, are whole on one worker.
 
-A **layers** plan gives each worker consecutive layers and minimises the time of the slowest worker; of plans
-within `BALANCE` of the best, it is the plan that sends the fewest bytes. A part begins with a layer that has
-parameters, if the model has enough such layers.
+A **layers** plan gives each worker consecutive layers and minimises the time of the slowest worker; of the
+plans within `BALANCE` of the best, the planner takes the plan that sends the fewest bytes. A part begins with
+a layer that has parameters, if the model has enough such layers.
 
 `prediction.py` predicts the cost of plans, from measured or estimated times.
 """
@@ -68,7 +68,7 @@ def vertical_plan(
 
 
 def _cut_vertically(topology: Topology, number: int, workers: int, later: Sequence[LayerPlan]) -> LayerPlan:
-    """Cut a layer evenly, or if a reader is cut by rows in the middle of what two of its blocks read."""
+    """Cut a layer evenly, or in the middle of rows that two blocks read of a reader that is cut by rows."""
     layer = topology.layers[number]
     rows = extent(layer.output_shape)
     if layer.moves:
@@ -88,7 +88,7 @@ def _cut_vertically(topology: Topology, number: int, workers: int, later: Sequen
 
 
 def _even(rows: int, workers: int) -> list[int]:
-    """Edges of blocks that differ by at most one row, larger blocks first."""
+    """Return the edges of blocks that differ by at most one row, larger blocks first."""
     least, more = divmod(rows, workers)
     edges = [0]
     for worker in range(workers):
@@ -97,7 +97,7 @@ def _even(rows: int, workers: int) -> list[int]:
 
 
 def _middles(reader: Layer, position: int, blocks: Sequence[range], rows: int) -> list[int]:
-    """Edges in the middle of the rows that two neighbours read."""
+    """Return edges in the middle of the rows that two neighbours read."""
     edges = [0]
     for upper, lower in pairwise(blocks):
         first, last = reader.needs(lower, position).start, reader.needs(upper, position).stop
@@ -136,7 +136,7 @@ def _choose_halos(
 
 
 def _has_halo(layout: Layout, number: int) -> bool:
-    """Whether workers read image rows of other workers, and no worker reads all rows."""
+    """Return whether workers read image rows of other workers, and no worker reads all rows."""
     layer = layout.topology.layers[number]
     if len(layer.output_shape) != 3 or layer.cut_by != "rows":
         return False
@@ -200,7 +200,7 @@ def layers_plan(
 
 
 def _starts(topology: Topology, workers: int) -> list[int]:
-    """Layers at which a part may begin: layers with parameters, or if these are too few, all that compute."""
+    """Return the layers at which a part may begin: those with parameters, or if too few, all that compute."""
     starts = [number for number, layer in enumerate(topology.layers) if layer.parameters][1:]
     if len(starts) < workers - 1:
         starts = [number for number, layer in enumerate(topology.layers) if not layer.moves][1:]
@@ -217,7 +217,7 @@ MOST_CANDIDATES = 20_000
 
 
 def _candidates(topology: Topology, workers: int) -> Iterator[tuple[int, ...]]:
-    """Edges between the parts; in a very deep network only edges on an even grid of its layers."""
+    """Yield the edges between the parts; only at some layers if there are over `MOST_CANDIDATES` choices."""
     starts, cuts = _starts(topology, workers), workers - 1
     while len(starts) > cuts and _choices(len(starts), cuts) > MOST_CANDIDATES:
         starts = starts[::2] if len(starts) // 2 >= cuts else starts[:cuts]
@@ -247,7 +247,7 @@ def _consecutive(topology: Topology, edges: Sequence[int]) -> PartitionPlan:
 
 
 def _times_of(network: Network, times: LayerTimes | None) -> LayerTimes:
-    """Times of all layers, measured or estimated."""
+    """Return the times of all layers, measured or estimated."""
     if times is None:
         return estimated_times(network, 16)
     missing = [layer.name for layer in network.layers if layer.name not in times.seconds]

@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 With many groups in flight, the slowest resource bounds the rate: the threads of a worker, the link from one
-worker to another, or the links to the servers. With few groups, *latency* bounds it: n groups in flight
-finish together, and one group takes the longest path from its images to its last sum, through the segments of
-all workers. Each crossing on a path costs the link's latency, the handling of its tensor at both ends, and
+worker to another, or the links to the servers. With few groups, *latency* bounds it: n groups in flight take
+the time of one group, which is that of the longest path from its images to its last sum, through the segments
+of all workers. Each crossing on a path costs the link's latency, the handling of its tensor at both ends, and
 its bytes. The largest number of crossings on a path, `longest_chain`, depends on the plan alone.
 
 `adam_async/driver/calibration.py` measures times. Estimates from multiply-adds and numbers of values have the
@@ -29,7 +29,7 @@ MULTIPLY_ADDS_PER_S = 25e9
 VALUES_PER_S = 1e9
 """Values per second that one thread moves or compares, for estimates."""
 FORWARD = 1 / 3
-"""Share of a layer's time for forward: one product of three, if the layer multiplies."""
+"""Share of forward in a layer's time: one of its three products, if the layer multiplies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ def estimated_times(network: Network, images: int) -> LayerTimes:
 
 
 def worker_seconds(layout: Layout, times: LayerTimes) -> list[float]:
-    """Seconds that each worker computes per group, with one thread."""
+    """Return the seconds that each worker computes per group, with one thread."""
     found = []
     for worker in layout.workers:
         total = 0.0
@@ -78,12 +78,12 @@ def worker_seconds(layout: Layout, times: LayerTimes) -> list[float]:
 
 
 def crossing_bytes(crossing: Crossing, images: int, item_bytes: int) -> int:
-    """Bytes of a crossing for a group of this number of images."""
+    """Return the bytes of a crossing for a group of this number of images."""
     return crossing.values * (1 if crossing.kind == "gradient" else images) * item_bytes
 
 
 def predicted_seconds(layout: Layout, times: LayerTimes, link: LinkCost, *, item_bytes: int) -> float:
-    """Seconds per group of the slowest worker or link, with many groups in flight and a thread per worker."""
+    """Return the seconds per group of the slowest worker or link, for many groups and a thread per worker."""
     bounds = _throughput(layout, times, link, item_bytes=item_bytes, threads=1)
     return max(bound.seconds for bound in bounds)
 
@@ -194,7 +194,7 @@ def predict(
 def _with_servers(
     pushed: Sequence[int], pulled: Sequence[int], servers: int, link: LinkCost
 ) -> Iterator[Bound]:
-    """Bounds of the links to and from the servers; both directions work at once."""
+    """Yield the bounds of the links to and from the servers; both directions work at once."""
     for worker, sizes in enumerate(zip(pushed, pulled, strict=True)):
         if any(sizes):
             yield Bound(what="servers", workers=(worker,), seconds=max(sizes) / link.bytes_per_s)
@@ -206,7 +206,7 @@ def _with_servers(
 def _throughput(
     layout: Layout, times: LayerTimes, link: LinkCost, *, item_bytes: int, threads: int
 ) -> list[Bound]:
-    """Bounds of each worker and of each link between workers.
+    """Return the bounds of each worker and of each link between workers.
 
     A worker handles tensors on its single event loop, with any number of compute threads.
     """
