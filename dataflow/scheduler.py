@@ -241,11 +241,11 @@ class Scheduler:
         return not self._live and not self._still_running
 
     def is_live(self, tag: Tag) -> bool:
-        """Whether `tag` is live."""
+        """Return whether `tag` is live."""
         return tag in self._live
 
     def is_settled(self, tag: Tag) -> bool:
-        """Whether `tag` has finished or was abandoned; tags of old epochs count as settled."""
+        """Return whether `tag` has finished or was abandoned; tags of old epochs count as settled."""
         return tag in self._settled
 
     def check_admissible(self, tag: Tag) -> None:

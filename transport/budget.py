@@ -129,7 +129,7 @@ class Account:
             self._wake()
 
     def fits(self, nbytes: int) -> bool:
-        """Whether ``nbytes`` more fit into the budget of the process."""
+        """Return whether ``nbytes`` more fit into the budget of the process."""
         beyond = self.held_bytes + nbytes - self.part_bytes
         return beyond <= 0 or beyond <= self.budget.shared_bytes - self.budget.beyond_bytes
 
@@ -158,7 +158,7 @@ class Account:
         return True
 
     def may_go_on(self, arriving_bytes: int) -> bool:
-        """Whether the link may receive more of a message with ``arriving_bytes`` already charged."""
+        """Return whether the link may receive more of a message with ``arriving_bytes`` already charged."""
         if self.fits(0):
             return True
         budget = self.budget

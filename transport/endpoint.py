@@ -122,7 +122,7 @@ class Endpoint(AnsweringLink):
 
     @abstractmethod
     def _over_water(self, message: Message | None, ordered: bool) -> bool:
-        """Whether the unsent bytes before a message (for None: all) reach the high water mark."""
+        """Return whether the unsent bytes before a message (for None: all) reach the high water mark."""
 
     @abstractmethod
     def _unsent_bytes(self) -> int:
@@ -451,7 +451,7 @@ class Endpoint(AnsweringLink):
         """Note that the application has received a message from the inbox."""
 
     def _inbox_full(self) -> bool:
-        """Whether the messages not yet received or handled reach the limit of the inbox."""
+        """Return whether the messages not yet received or handled reach the limit of the inbox."""
         config = self._config
         return (
             self._inbox_bytes >= config.inbox_bytes

@@ -96,7 +96,7 @@ _CONTAINERS = frozenset((dict, list, tuple))
 
 
 def _is_too_deep(meta: dict[str, Any]) -> bool:
-    """Whether a meta nests over `MAX_DEPTH` deep."""
+    """Return whether a meta nests over `MAX_DEPTH` deep."""
     # By levels, without recursion: a peer chooses the depth, and must not reach the recursion limit.
     containers: list[Any] = [meta]
     left = MAX_DEPTH

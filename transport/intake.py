@@ -62,7 +62,7 @@ class Taker(Protocol):
     """Bytes of answers that the peer has not taken, errors among them."""
 
     def _inbox_full(self) -> bool:
-        """Whether the messages not yet received or handled reach the limit of the inbox."""
+        """Return whether the messages not yet received or handled reach the limit of the inbox."""
 
     def _arriving_bytes(self) -> int:
         """Bytes charged for undelivered input: messages in progress and kept frames."""
@@ -182,7 +182,7 @@ class Intake:
         return "" if account.may_go_on(arriving) else PROCESS
 
     def _is_stuck(self) -> bool:
-        """Whether the link is full and releases nothing before the next answer begins.
+        """Return whether the link is full and releases nothing before the next answer begins.
 
         The link then holds only undelivered input, and requests that wait for room for their answers.
         """

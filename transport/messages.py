@@ -80,7 +80,7 @@ class RoleTable:
                     raise ValueError(f"row {pair!r} of message {name!r} is not (from role, to role)")
 
     def allows(self, message_type: str, from_role: str, to_role: str) -> bool:
-        """Whether ``from_role`` may send ``message_type`` to ``to_role``."""
+        """Return whether ``from_role`` may send ``message_type`` to ``to_role``."""
         return message_type in self.sendable(from_role, to_role)
 
     def sendable(self, from_role: str, to_role: str) -> frozenset[str]:
@@ -95,7 +95,7 @@ class RoleTable:
         return known
 
     def may_talk(self, role: str, other: str) -> bool:
-        """Whether one of two roles may send any message to the other."""
+        """Return whether one of two roles may send any message to the other."""
         return bool(self.sendable(role, other) or self.sendable(other, role))
 
     def __repr__(self) -> str:

@@ -27,7 +27,7 @@ def format_tcp_address(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server bound to ``host``."""
+    """Return whether only this machine can reach a server bound to ``host``."""
     if host == "localhost":
         return True
     try:
@@ -60,7 +60,7 @@ def tune(transport: asyncio.Transport, config: LinkConfig) -> None:
 
 
 def checks_payloads(config: LinkConfig, transport: asyncio.Transport) -> bool:
-    """Whether the payloads sent on a connection carry a checksum."""
+    """Return whether the payloads sent on a connection carry a checksum."""
     if config.checksum != "auto":
         return config.checksum == "on"
     ours, theirs = (transport.get_extra_info(name) for name in ("sockname", "peername"))

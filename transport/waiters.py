@@ -19,7 +19,7 @@ class AnswerCallback:
         self._done = False
 
     def done(self) -> bool:
-        """Whether the function was called."""
+        """Return whether the function was called."""
         return self._done
 
     def set_result(self, answer: Message) -> None:

@@ -113,7 +113,7 @@ async def export_checkpoint(
 
 
 async def _is_there(folder: Path, disk: Disk) -> bool:
-    """Whether a checkpoint still has its name: a run renames an old checkpoint before it removes it."""
+    """Return whether a checkpoint still has its name: a run renames a checkpoint before its removal."""
     try:
         await disk.names(folder)
     except OSError:

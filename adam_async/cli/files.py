@@ -9,7 +9,7 @@ from adam_async.runtime.disk import Disk, Part
 
 
 def is_file(model: str) -> bool:
-    """Whether the value of ``--model`` is a file with a spec."""
+    """Return whether the value of ``--model`` is a file with a spec."""
     return model.endswith(".toml")
 
 

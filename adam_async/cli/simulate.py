@@ -164,7 +164,7 @@ def check_in_folder(file: Path) -> None:
 
 
 def is_one_run(options: SimulateOptions) -> bool:
-    """Whether the options name a single run."""
+    """Return whether the options name a single run."""
     return options.plan is not None or options.trace is not None
 
 

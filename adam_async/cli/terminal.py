@@ -83,7 +83,7 @@ class _LogLines(logging.StreamHandler[TextIO]):
 
 
 def reader_left(stream: TextIO) -> bool:
-    """Whether the stream goes into a pipe without a reader."""
+    """Return whether the stream goes into a pipe without a reader."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), 0)  # the kernel reports POLLERR and POLLHUP without a request

@@ -384,7 +384,7 @@ def _files(options: TrainOptions) -> list[Path]:
 
 
 def needs_data(options: TrainOptions, config: Config) -> bool:
-    """Whether this process needs the images: to serve them, or for a report's baseline."""
+    """Return whether this process needs the images: to serve them, or for a report's baseline."""
     if options.controller is not None or addresses_in(config.data):
         return False
     return not config.processes or options.report is not None or is_import_path(config.data)

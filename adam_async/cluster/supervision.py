@@ -236,7 +236,7 @@ class Supervisor:
         return failure_of(cluster.nodes[node], cluster.run.id)
 
     def _may_restart(self, role: str, node: str) -> bool:
-        """Whether the loss of a role loses no state of the run, so that the cluster can start it again."""
+        """Return whether the run keeps its state without a role, so that the cluster can start it again."""
         if role == "data":
             others = (
                 one for name, one in self.processes.items() if name.startswith("data-") and name != node
@@ -248,7 +248,7 @@ class Supervisor:
         return role == "worker" or (role == "controller" and len(self._controllers) > 1)
 
     def _others_suffice(self, node: str) -> bool:
-        """Whether the others go on without a controller or server that is not started again."""
+        """Return whether the others go on without a controller or server that is not started again."""
         if node.startswith("ps-"):
             return self._config.copies_in_force > 1 and self._losses.suffice(self._map)
         serving = [

@@ -328,7 +328,7 @@ class SshRole(RemoteRole):
 
 
 def has_peers(spec: RoleSpec) -> bool:
-    """Whether a role is one of several controllers, whose addresses are final."""
+    """Return whether a role is one of several controllers, whose addresses are final."""
     return "--peers" in spec.arguments
 
 

@@ -54,7 +54,7 @@ class EntryReplay:
         self.orders = {piece: order for piece, (order, _) in found.items()}
         """Generation and position of the last entry in each piece."""
         self._ended: set[int] = set()
-        """Pieces before a new begin of the log: later entries on the disk do not apply to them."""
+        """Pieces before a new beginning of the log: later entries on the disk do not apply to them."""
         together: dict[int, list[int]] = {}
         for piece, ((_, position), _) in sorted(found.items()):
             if catalogue.record.summed_weight and not pieces[piece]:

@@ -105,7 +105,7 @@ class EpochBegan:
 
     number: int
     first_clock: int
-    """Clock of every replica at the begin of the epoch."""
+    """Clock of every replica at the beginning of the epoch."""
 
 
 Event = (

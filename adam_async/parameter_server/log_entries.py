@@ -61,7 +61,7 @@ class LiveDetails(msgspec.Struct, frozen=True, array_like=True, tag="live"):
 
 
 class EpochDetails(msgspec.Struct, frozen=True, array_like=True, tag="epoch"):
-    """The begin of an epoch."""
+    """The beginning of an epoch."""
 
     number: int
     first_clock: int

@@ -110,7 +110,7 @@ class QuestionChecks:
         """Move the bounds to an epoch that the controllers began.
 
         Args:
-            first_clock: Clock at the begin of the epoch, in steps.
+            first_clock: Clock at the beginning of the epoch, in steps.
             groups: Number of its groups; None for a store without a program, whose only epoch has no end.
         """
         self._most_epoch = number + 1

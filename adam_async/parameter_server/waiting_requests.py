@@ -164,7 +164,7 @@ class WaitingRequests:
 
 
 class EpochGate:
-    """Pushes and ticks that wait for the begin of their epoch, in the order of their arrival."""
+    """Pushes and ticks that wait for the beginning of their epoch, in the order of their arrival."""
 
     def __init__(self) -> None:
         self._events: list[tuple[Session, EpochEvent]] = []

@@ -169,7 +169,7 @@ class Rounds:
 
     @property
     def current_s(self) -> float:
-        """Time since the begin of the round in progress, in seconds; 0 between rounds."""
+        """Time since the beginning of the round in progress, in seconds; 0 between rounds."""
         return 0.0 if self._current is None else self._clock() - self._current.begin
 
     # --- the timing of rounds ----------------------------------------------------------------

@@ -42,9 +42,9 @@ class SegmentStatistics:
     in_round: bool = False
     """Whether a round is in progress: its states are neither dirty nor on disk."""
     current_round_s: float = 0.0
-    """Time since the begin of the round in progress, in seconds; 0 between rounds."""
+    """Time since the beginning of the round in progress, in seconds; 0 between rounds."""
     period_s: float = 0.0
-    """Present time between the begins of two rounds, in seconds: more than `flush_s` if the disk is too
+    """Present time between the beginnings of two rounds, in seconds: more than `flush_s` if the disk is too
     slow."""
     on_disk_as_of: float | None = None
     """Wall-clock time up to which all updates are on disk, in seconds since 1970; None before the first

@@ -52,7 +52,7 @@ class EndNetwork(Protocol):
         """The network's random stream."""
 
     def is_up(self, name: str) -> bool:
-        """Whether a machine of that name has power."""
+        """Return whether a machine of that name has power."""
 
     def send(self, wire: Wire, path: Path, count: int, arrive: Callable[..., object], *args: Any) -> None:
         """Deliver a piece at the other side of a wire."""
@@ -387,7 +387,7 @@ class End(asyncio.Transport):
         self.reset_peer()
 
     def _is_open(self) -> bool:
-        """Whether this end receives data. If not, answer the data as a kernel would."""
+        """Return whether this end receives data. If not, answer the data as a kernel would."""
         if not self.shut and self.host.up:
             return self._error is None
         if self._network.is_up(self.host.name):

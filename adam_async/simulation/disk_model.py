@@ -100,7 +100,7 @@ def _sectors(write: Write) -> list[Write]:
 
 
 def _has_unsynced(names: dict[str, Inode]) -> bool:
-    """Whether a file of a folder, or below it, has pending operations."""
+    """Return whether a file of a folder, or below it, has pending operations."""
     return any(
         inode.pending if inode.names is None else _has_unsynced(inode.names) for inode in names.values()
     )
@@ -232,7 +232,7 @@ class DiskModel:
     # --- crashes and damage ------------------------------------------------------------------
 
     def has_unsynced(self, folder: PurePath) -> bool:
-        """Whether a file in a folder, or below it, has changes that a crash may lose."""
+        """Return whether a file in a folder, or below it, has changes that a crash may lose."""
         try:
             return _has_unsynced(self.folder(folder)[1])
         except FileNotFoundError:

@@ -46,7 +46,7 @@ def check_noticed(noticed: bool) -> None:
 
 
 def is_running(node: Node) -> bool:
-    """Whether a machine has power, and its program has not ended."""
+    """Return whether a machine has power, and its program has not ended."""
     return node.host.up and node.task is not None and not node.task.done()
 
 
@@ -183,7 +183,7 @@ async def _until(world: World, happened: Callable[[], bool], patience_s: float =
 
 
 def waits(world: World, pairs: Iterable[tuple[str, str]]) -> bool:
-    """Whether data waits at one of these cut directions of the network."""
+    """Return whether data waits at one of these cut directions of the network."""
     return any(world.network.wire(source, target).waiting for source, target in pairs)
 
 

@@ -104,7 +104,7 @@ class Step(asyncio.TimerHandle):
         self.call, self.args, self.context = None, (), None
 
     def cancelled(self) -> bool:
-        """Whether `cancel` was called."""
+        """Return whether `cancel` was called."""
         return self.gone
 
     def when(self) -> float:

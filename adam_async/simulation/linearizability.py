@@ -280,7 +280,7 @@ class _Position:
         return self.low + self.put.bit_count()
 
     def has(self, index: int) -> bool:
-        """Whether an operation is placed."""
+        """Return whether an operation is placed."""
         return index < self.low or bool(self.put >> (index - self.low) & 1)
 
     def with_put(self, indices: Iterable[int]) -> "_Position":

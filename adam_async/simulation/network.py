@@ -128,7 +128,7 @@ class SimulatedNetwork:
             self.loop.at(self.loop.now + self.dice.around(RETRY_S), end.reset_peer)
 
     def is_up(self, name: str) -> bool:
-        """Whether a machine of that name has power."""
+        """Return whether a machine of that name has power."""
         return name in self._hosts and name not in self._dark
 
     def vanish(self, host: Host) -> None:

@@ -123,7 +123,7 @@ class Candidate:
         return tuple(working_sets(part.network, self.images)[-1] for part in self.parts)
 
     def fits_in(self, l3_kb: int | None) -> bool:
-        """Whether the working sets of all threads fit the third-level cache; true if its size is unknown."""
+        """Return whether the working sets of all threads fit the third-level cache, if its size is known."""
         if l3_kb is None:
             return True
         at_once = [each.total * self.threads for each in self.working_sets]

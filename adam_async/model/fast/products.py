@@ -269,7 +269,8 @@ def correlate(t, like, hyper):
 def apart(values, like):
     """Return the distance between rows of this many values, in values.
 
-    A cache has few slots for lines a whole number of pages apart, so such rows get one line more.
+    A cache has few slots for lines whose distance is a multiple of a quarter page, so such rows get one more
+    line.
     """
     return values + LINE // size_of(like) if values * size_of(like) % (PAGE_BYTES // 4) == 0 else values
 

@@ -60,7 +60,7 @@ class Losses:
         self._ends.setdefault(store, min([begin for begin in begins if begin is not None]))
 
     def has_ended(self, store: str) -> bool:
-        """Whether the servers of a store were lost."""
+        """Return whether the servers of a store were lost."""
         return store in self._ends
 
     def looked(self, *, all_led: bool) -> None:

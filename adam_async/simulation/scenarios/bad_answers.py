@@ -46,12 +46,12 @@ def numbered(bad: BadMessage, number: int) -> BadMessage:
 
 
 def is_poison(bad: BadMessage) -> bool:
-    """Whether a permitted message harms the model: a worker may push large gradients."""
+    """Return whether a permitted message harms the model: a worker may push large gradients."""
     return bad.message.type == "Push" and bad.value == "largest"
 
 
 def must_be_refused(bad: BadMessage, *, member: bool) -> bool:
-    """Whether a receiver may not let a question wait, because the awaited event can never come.
+    """Return whether a receiver may not let a question wait, because the awaited event can never come.
 
     Args:
         member: Whether the cluster map names the sender.
@@ -62,7 +62,7 @@ def must_be_refused(bad: BadMessage, *, member: bool) -> bool:
 
 
 def is_never_right(bad: BadMessage) -> bool:
-    """Whether no receiver may accept a message."""
+    """Return whether no receiver may accept a message."""
     if bad.message.type == "GetStatistics" and bad.value == "wrong-run":
         return False  # a role answers a driver of any run, which may be the next one
     if bad.field.endswith("loss") and bad.value in DIVERGED:

@@ -167,15 +167,15 @@ class BundleWatch:
     # --- questions ---------------------------------------------------------------------------
 
     def runs(self, member: Member) -> bool:
-        """Whether an incarnation of a server still runs, and so has its memory."""
+        """Return whether an incarnation of a server still runs, and so has its memory."""
         return is_running(self._world.node(member[0])) and self._incarnations.get(member[0]) == member[1]
 
     def is_well(self, member: Member) -> bool:
-        """Whether an incarnation of a server runs, and no fault strikes it."""
+        """Return whether an incarnation of a server runs, and no fault strikes it."""
         return member[0] not in self.disturbed and self.runs(member)
 
     def can_spare(self, name: str) -> bool:
-        """Whether a server may be lost: each of its bundles has another member in sync that is well."""
+        """Return whether a server may be lost: another member in sync of each of its bundles is well."""
         for bundle in self.map.bundles.values():
             others = [member for member in bundle.in_sync if member[0] != name]
             if len(others) < len(bundle.in_sync) and not any(map(self.is_well, others)):

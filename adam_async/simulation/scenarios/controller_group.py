@@ -166,7 +166,7 @@ class ControllerGroup:
             self.refused.add(node.name)
 
     def disk_is_bad(self, name: str) -> bool:
-        """Whether the disk of a controller fails."""
+        """Return whether the disk of a controller fails."""
         node = self.world.node(name)
         return node.disk_conditions.fail > 0 or node.disk_model.used_bytes >= node.disk_model.capacity_bytes
 
@@ -204,7 +204,7 @@ class ControllerGroup:
         return max(led)[1] if led else ""
 
     def is_new(self, name: str) -> bool:
-        """Whether a controller's incarnation has no core yet."""
+        """Return whether a controller's incarnation has no core yet."""
         return self.running[name].group.term == 0
 
     @property

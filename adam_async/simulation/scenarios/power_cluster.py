@@ -98,7 +98,7 @@ class PowerCluster(PushCluster):
         counts[READ_BACK] = self.states.compared
 
     def is_saved(self, losses: Losses) -> bool:
-        """Whether the primaries of an open store have reported it to be on their disks, after all losses."""
+        """Return whether the primaries of an open store have reported that their disks have it."""
         cluster = self.bundles.map
         stores = [store for store in cluster.stores.values() if store.phase == "open"]
         return any(is_saved(cluster, store) and not losses.has_ended(store.id) for store in stores)

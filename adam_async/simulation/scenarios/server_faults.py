@@ -228,19 +228,19 @@ class ServerFaults:
         return self._logs(key)[0].applied
 
     def _is_split(self, key: str, primary: str) -> bool:
-        """Whether the successor lacks an entry of a third member, or of the primary if there is no third."""
+        """Return whether the successor lacks an entry of a third member, without one of the primary."""
         if self._primary(key) != primary:
             return False
         mine, *others = [log.last for log in self._logs(key)]
         return bool(others) and max(others[1:], default=mine) > others[0]
 
     def _is_held(self, key: str) -> bool:
-        """Whether all members in sync hold the last entry of a primary, which has not learned this yet."""
+        """Return whether all members in sync hold the last entry of a primary that does not know it."""
         mine, *others = self._logs(key)
         return mine.committed < mine.last and all(log.last == mine.last for log in others)
 
     def _lags(self, key: str) -> bool:
-        """Whether a member in sync lacks an entry of its primary."""
+        """Return whether a member in sync lacks an entry of its primary."""
         mine, *others = self._logs(key)
         return any(log.last < mine.last for log in others)
 

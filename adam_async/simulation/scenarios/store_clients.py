@@ -251,7 +251,7 @@ class StoreClients:
         pushes.pulled(opened.name, before, pulled)
 
     def _is_known(self, link: StoreLink) -> bool:
-        """Whether the primaries of all bundles of a store know the number of a client in its clocks."""
+        """Return whether the primaries of all bundles of a store have a clock for a client."""
         session, newest = link.session, self._cluster.map
         for home in set(link.store.buckets):
             bundle = newest.bundle(session.store, home)
@@ -289,7 +289,7 @@ class StoreClients:
         )
 
     def waits_for_others(self, name: str) -> bool:
-        """Whether the store of a client waits for further clients to begin the first step."""
+        """Return whether the store of a client waits for further clients to begin the first step."""
         opened = self._open.get(name)
         store = self._cluster.map.store(opened.link.store.id) if opened is not None else None
         return self._slack is not None and store is not None and not store.epoch
@@ -301,7 +301,7 @@ class StoreClients:
 
 
 def _is_live(link: StoreLink, cluster: ClusterMap) -> bool:
-    """Whether the controllers still keep the client's number."""
+    """Return whether the controllers still keep the client's number."""
     store = cluster.store(link.store.id)
     if store is None:
         return False

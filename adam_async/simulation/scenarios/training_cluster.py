@@ -432,6 +432,6 @@ class TrainingCluster:
                 raise Violation("I1", f"{text}; servers have {ordered.get(session, 0)}")
 
     def takes_part(self, worker: str) -> bool:
-        """Whether a worker trains, and so has links to all roles that it needs."""
+        """Return whether a worker trains, and so has links to all roles that it needs."""
         record, run = self.map.nodes.get(worker), self.map.run
         return record is not None and record.live and run is not None and record.ready.startswith(run.id)

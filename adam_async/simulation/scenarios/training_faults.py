@@ -217,7 +217,7 @@ class TrainingFaults:
 
 
 def trains(cluster: TrainingCluster) -> bool:
-    """Whether the run has begun its first epoch, and is not over."""
+    """Return whether the run has begun its first epoch, and is not over."""
     run = cluster.map.run
     return run is not None and run.phase in ("training", "between")
 

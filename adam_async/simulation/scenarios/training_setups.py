@@ -238,7 +238,7 @@ def draw_copies(dice: RandomStream, settings: Draw) -> dict[str, Setting]:
 
 
 def _fits(settings: Draw, plain: Config) -> bool:
-    """Whether one run can have all these options."""
+    """Return whether one run can have all these options."""
     if settings.get("resumed") and ("record" in settings or settings.get("evaluation") == "concurrent"):
         return False
     if settings.get("network") == "wide" and any(name in settings for name in WHOLE):
