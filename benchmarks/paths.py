@@ -1,6 +1,7 @@
 """Time to the acknowledgement of an update while a server catches up: paths of their own, and one link.
 
-    python -m benchmarks.paths --json FILE [--rounds 3] [--seconds 6] [--kib 16] [--big-mib 128]
+    python -m benchmarks.paths --json FILE [--rounds 3] [--seconds 6] [--kib 16] [--mib-per-s 5]
+        [--big-mib 128] [--layout "three links"]
 
 A controller and three parameter servers run in network namespaces, each a host with three links of 200, 200
 and 20 Mbit/s (a token bucket at the exit of each host). A store with three copies has one bundle: a small
@@ -51,8 +52,6 @@ from adam_async.runtime.role_handle import address_in
 RATES = (200_000_000, 200_000_000, 20_000_000)
 """Rate of each link of a host, in bits per second."""
 SERVERS = ("ps-0", "ps-1", "ps-2")
-LOAD_BYTES_PER_S = 5 << 20
-"""Bytes of updates per second: a fifth of a link, and two fifths of the copies link with two others."""
 MOST_WAITING = 256
 """Number of unacknowledged updates at which the client waits before the next one."""
 CALM = 3
@@ -165,10 +164,10 @@ async def started(network: NamespaceNetwork, layout: Layout) -> AsyncIterator[Cl
 class Load:
     """Updates of one size at a fixed rate, and their latencies by the time at which they were due."""
 
-    def __init__(self, store: ParameterStore, nbytes: int) -> None:
+    def __init__(self, store: ParameterStore, nbytes: int, per_s: float) -> None:
         self._store = store
         self._gradient = {"small": np.full(nbytes // 4, 1e-3, np.float32)}
-        self._period_s = nbytes / LOAD_BYTES_PER_S
+        self._period_s = 1 / per_s
         self.latencies: list[tuple[float, float]] = []
         self.waiting: set[asyncio.Task[None]] = set()
         """Unacknowledged updates."""
@@ -340,7 +339,7 @@ async def measure(
                 cluster.controller, arrays, rule=Sgd(rate=1.0), copies=3, servers=1, token=TOKEN
             )
         )
-        load = Load(store, kib << 10)
+        load = Load(store, kib << 10, options.mib_per_s * 1024 / kib)
         measurement = Measurement(cluster, store, load, options.seconds)
         pushing = asyncio.create_task(load.run())
         try:
@@ -374,7 +373,7 @@ async def main(options: argparse.Namespace) -> None:
             for path, rate in enumerate(RATES):
                 await network.limit(host, rate, path)
         for kib in options.kib:
-            for layout in LAYOUTS:
+            for layout in [each for each in LAYOUTS if each.name in options.layout]:
                 for row in await measure(network, layout, kib, options):
                     print(row, flush=True)
                     rows.append(row)
@@ -388,6 +387,13 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="length of a window except catch-ups")
     parser.add_argument("--kib", type=int, nargs="+", default=[16, 128, 512])
+    parser.add_argument(
+        "--mib-per-s",
+        type=float,
+        default=5.0,
+        help="updates in MiB per second: 5 is a fifth of a link, and two fifths of the copies link",
+    )
     parser.add_argument("--big-mib", type=int, default=128)
+    parser.add_argument("--layout", nargs="+", default=[layout.name for layout in LAYOUTS])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main(parser.parse_args()))
