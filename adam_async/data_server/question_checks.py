@@ -70,7 +70,7 @@ def check_report(
         count: Function from the number of a group to its number of images.
 
     Raises:
-        RemoteProtocolError: The report is impossible; the error has the impossible part.
+        RemoteProtocolError: The report is impossible; the error says why.
     """
     if body.partition >= partitions:
         raise RemoteProtocolError(

@@ -31,8 +31,8 @@ OPEN: Mapping[str, Any] = {"epochs": 0, "rate": 0.0, "schedule": "auto", "warm_u
 OF_ROLES = frozenset(
     "data damaged cache spill threads in_flight pin_threads controllers processes slow memory".split()
 )
-"""Options of roles, which roles started by hand get from their own commands; a driver's values have no effect
-on them."""
+"""Options of the roles. A role started by hand gets them from its own command; the values of a driver have no
+effect on it."""
 
 OF_DRIVER = frozenset(("waits", "memory_budget", "checksum", "model", "transforms"))
 """Options of the driver alone, and names of files; the program has the content of these files."""

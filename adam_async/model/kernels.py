@@ -14,7 +14,7 @@ KERNELS = ("numpy", "numba", "auto")
 
 
 def available_kernels(kernels: str) -> str:
-    """Return the set of kernels for a name, ``"numpy"`` or ``"numba"``.
+    """Return ``"numpy"`` or ``"numba"``, the set of kernels that a name of `KERNELS` selects.
 
     Raises:
         SpecError: The set is unknown, or not installed.

@@ -126,7 +126,7 @@ class QuestionChecks:
         The server's state refuses a question for another run or generation, with its own code.
 
         Args:
-            most_bytes: Size of the largest message of its link.
+            most_bytes: Maximum size of a message on the link of the question, in bytes; a larger answer is refused.
         """
         if body.store != self._state.store:
             return None

@@ -4,8 +4,8 @@ Each fault waits until no other fault is at its targets. Every fault of a plan i
 if the times of faults overlap, and no fault undoes another one.
 
 A fault counts as effective only if its effect is noticeable: a crash of a running program, a cut that delays
-data, a freeze of a machine with steps to run. An unnoticed fault of the network lasts up to `PATIENCE_S`
-longer, until it has an effect; then it counts as missed.
+data, a freeze of a machine with steps to run. A fault of the network without an effect lasts up to
+`PATIENCE_S` longer; it counts as missed if it still has none.
 
     async with asyncio.TaskGroup() as group:
         group.create_task(strike_all(world, plan.faults, ledger), name="faults")

@@ -114,8 +114,8 @@ async def serve(
         environment: Environment variables, which may have the token.
         health: Answers the probes of the role.
         open_role: Opens the role at its place.
-        is_cut_off: Returns whether a role that joins this one would have to wait: the line then has no next
-            command.
+        is_cut_off: Returns whether a role that joins this one would have to wait; the printed line then has
+            no command for the next role.
     """
     if options.advertise is not None:
         check_address(options.advertise, "--advertise")

@@ -6,8 +6,8 @@ Each worker trained its groups one after the other, and each shard applied its b
 other. A group depends on the batches that made the versions of its shards; a batch depends on the groups
 whose gradients are in its pushes. In the run, time ordered these nodes. The playback works on demand: it
 requests the next batch of a shard; the batch requests the workers' groups with its pushes; the groups request
-the versions that they read, and so on. The open requests form a stack. A request of a node that is already on
-the stack can never be served; the replay refuses the record with the names of the whole cycle.
+the versions that they read, and so on. The open requests form a stack. A request for a node that is already
+on the stack can never be served: the replay refuses the record, and the error names the whole cycle.
 
 Work on demand keeps memory small: a worker trains no further ahead of its servers than in the run. Before a
 batch changes a shard, the playback copies the version only if a group has yet to read it.

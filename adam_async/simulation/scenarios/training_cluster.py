@@ -161,7 +161,7 @@ class TrainingCluster:
         self._run = ""
         """Newest observed run."""
         self._awaited = ""
-        """Run that waited for the newest driver, if that one was to take it over."""
+        """Run that the newest driver has to take over; empty if it begins a new run."""
         self._has_half = False
         """Whether the first half of a resumed run has ended."""
         self.replaces = False
