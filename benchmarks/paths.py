@@ -1,7 +1,7 @@
 """Time to the acknowledgement of an update while a server catches up: paths of their own, and one link.
 
     python -m benchmarks.paths --json FILE [--rounds 3] [--seconds 6] [--kib 16] [--mib-per-s 5]
-        [--big-mib 128] [--layout "three links"]
+        [--big-mib 128] [--layout "three links"] [--joining-yields]
 
 A controller and three parameter servers run in network namespaces, each a host with three links of 200, 200
 and 20 Mbit/s (a token bucket at the exit of each host). A store with three copies has one bundle: a small
@@ -21,7 +21,8 @@ latencies of all rounds, so that slow changes of the machine concern all states.
 A row has the update's size, percentiles of the latency, and what left the primary's host on the link of the
 copies; that of *catch-up* also has the number of attempts: a member that is struck out as silent begins
 again. `ratio` is the p99 over that of `idle` in the same layout; the goal is at most 1.2 for *catch-up* on
-*three links*. Needs root.
+*three links*. With `--joining-yields` the joining server gets only processor time that no other process
+wants, because on a machine of its own it would take none from the others. Needs root.
 """
 
 import os
@@ -140,6 +141,12 @@ class Cluster:
             words += ["--copies-bind", f"tcp://{self.network.address_of(host, self.layout.copies)}:0"]
         await self.role(host, *words)
 
+    def yield_processors(self, host: str, yields: bool) -> None:
+        """Let a role use only processor time that no other process wants, or share it again."""
+        policy = os.SCHED_IDLE if yields else os.SCHED_OTHER
+        for thread in Path(f"/proc/{self.processes[host].pid}/task").iterdir():
+            os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))
+
     async def kill(self, host: str) -> None:
         self.processes[host].kill()
         await self.processes[host].wait()
@@ -207,11 +214,14 @@ class State:
 class Measurement:
     """One layout and one size of updates."""
 
-    def __init__(self, cluster: Cluster, store: ParameterStore, load: Load, seconds: float) -> None:
+    def __init__(
+        self, cluster: Cluster, store: ParameterStore, load: Load, options: argparse.Namespace
+    ) -> None:
         self._cluster = cluster
         self._store = store
         self._load = load
-        self._seconds = seconds
+        self._seconds = options.seconds
+        self._joining_yields = options.joining_yields
         self.states: dict[str, State] = {}
         self.attempts = 0
         """Number of times at which a member began to join."""
@@ -267,9 +277,11 @@ class Measurement:
         async with self.window("two copies"):
             await asyncio.sleep(self._seconds)
         await self._cluster.server(gone)
+        self._cluster.yield_processors(gone, self._joining_yields)
         await self.until(lambda: bool(self.record.joining), "a joining member")
         async with self.window("catch-up"):
             self.attempts += await self._attempts()
+        self._cluster.yield_processors(gone, False)
         await self.calm(3)
         async with self._foreign(), self.window("foreign"):
             await asyncio.sleep(self._seconds)
@@ -340,7 +352,7 @@ async def measure(
             )
         )
         load = Load(store, kib << 10, options.mib_per_s * 1024 / kib)
-        measurement = Measurement(cluster, store, load, options.seconds)
+        measurement = Measurement(cluster, store, load, options)
         pushing = asyncio.create_task(load.run())
         try:
             for _ in range(options.rounds):
@@ -395,5 +407,6 @@ if __name__ == "__main__":
     )
     parser.add_argument("--big-mib", type=int, default=128)
     parser.add_argument("--layout", nargs="+", default=[layout.name for layout in LAYOUTS])
+    parser.add_argument("--joining-yields", action="store_true")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main(parser.parse_args()))
