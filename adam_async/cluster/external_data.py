@@ -1,4 +1,4 @@
-"""Standalone data servers in a cluster, which invites them at its start and releases them at its end."""
+"""Standalone data servers: a cluster invites them at its start, and releases them at its end."""
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -24,7 +24,7 @@ from transport import (
 )
 
 SAME = ("shape", "classes", "train_images", "test_images", "digest")
-"""Fields of their data that all data servers of a cluster must have in common."""
+"""Names of the facts of a data set that must be equal in all data servers of a cluster."""
 
 ITS_OWN = {"cache": "auto", "spill": "", "damaged": "error"}
 """Options that belong to the start of a data server, with their defaults."""
@@ -44,12 +44,12 @@ def hosts_of(config: Config, data: Sequence[str], *, starts_own: bool) -> tuple[
 
     Args:
         config: The run.
-        data: Addresses that the caller names; without them the addresses in `config.data`.
+        data: Addresses that the caller names; empty: the addresses in `config.data`.
         starts_own: Whether the caller brings a data set.
 
     Raises:
-        ConfigError: An address is invalid or named twice; or addresses contradict a data set, a number of
-            data servers, or options that each server has itself.
+        ConfigError: An address is invalid or named twice; or addresses are given together with a data set, a
+            number of data servers, or options that belong to the start of a data server.
     """
     if isinstance(data, str):
         raise ConfigError(f"data is a list of addresses, not {data!r}")
@@ -81,10 +81,10 @@ def _checked(addresses: Sequence[str]) -> tuple[str, ...]:
 
 
 async def address_for(hosts: Sequence[str]) -> str:
-    """Return an address for a controller that all hosts reach: on the route to a host on another machine.
+    """Return an address at which all hosts reach a controller, on the interface that leads to the hosts.
 
     Raises:
-        ConfigError: The host has no route.
+        ConfigError: No route leads to a host.
     """
     return await address_towards(",".join(hosts))
 
@@ -93,14 +93,14 @@ class DataHosts:
     """Links to data hosts during a cluster: `async with` connects, and its end closes the links.
 
     Args:
-        addresses: Their addresses.
+        addresses: Addresses of the data hosts.
         network: Network of the hosts, with their token.
         identity: The cluster's driver.
-        waits: Deadlines: `dial_s` to reach them, `prepare_s` for each to join.
+        waits: Deadlines: `dial_s` to reach the hosts, `prepare_s` for the join of each host.
 
     Raises:
         RoleUnreachable: No program listens at an address.
-        HandshakeRejected: The host refused the handshake, or is no data server.
+        HandshakeRejected: A host refused the handshake, or is no data server.
         RemoteProtocolError: Another program listens at an address.
     """
 
@@ -166,9 +166,9 @@ class DataHosts:
         """Ask a standalone data server to join the cluster; returns the facts of its data set.
 
         Raises:
-            DeadlineExceeded: It did not join within `prepare_s`.
-            ConfigError: It belongs to a cluster.
-            RunFailed: It refused; has its reason.
+            DeadlineExceeded: The data server did not join within `prepare_s`.
+            ConfigError: The data server belongs to a cluster already.
+            RunFailed: The data server refused; the error has the reason.
         """
         timeout_s = self._waits.prepare_s
         try:

@@ -27,8 +27,8 @@ class RestartPolicy:
     """Limits of the restarts of a role. The state of the run decides whether the role may come back at all.
 
     Attributes:
-        most: Maximum number of restarts in a row; further restarts would not remove the error.
-        sound_s: Seconds of service that reset this count.
+        most: Maximum number of restarts in a row.
+        sound_s: Time of service after which the count of restarts begins anew, in seconds.
     """
 
     most: int = 5
@@ -67,9 +67,10 @@ class RoleSpec:
         """Return the words after ``adam-async`` that start the role.
 
         Args:
-            bind: Address to listen on, if `bind` is empty.
-            threads: Compute threads, if `threads` is 0.
-            copies_bind: Address on which a parameter server listens for the other servers; empty: `bind`.
+            bind: Address to listen on if the attribute `bind` is empty.
+            threads: Number of compute threads if the attribute `threads` is 0.
+            copies_bind: Address on which a parameter server listens for the other servers; empty: the address
+                to listen on.
         """
         words: tuple[str, ...] = (self.role, "--id", self.node, "--supervised", "--bind", self.bind or bind)
         if self.role == "worker":
@@ -84,7 +85,7 @@ def data_words(config: Config, *, cache: str, size: Size | None) -> tuple[str, .
 
     Args:
         config: The run.
-        cache: Memory for images, of this data server.
+        cache: Memory of this data server for images.
         size: Columns and rows of encoded images; None: the images decide.
     """
     words: tuple[str, ...] = ("--data", config.data, "--damaged", config.damaged, "--cache", cache)
@@ -97,13 +98,13 @@ class Launcher(Protocol):
     """An engine that starts the processes of a cluster, on one machine or on several.
 
     Attributes:
-        silence_s: Seconds without a byte from the launcher after which a role ends; 0: no limit.
+        silence_s: Time without a byte from the launcher after which a role ends, in seconds; 0: no limit.
     """
 
     silence_s: float
 
     def start(self, spec: RoleSpec, group: asyncio.TaskGroup, on_line: Callable[[str], None]) -> RoleHandle:
-        """Start a role, also again after the end of its last process, perhaps on another machine.
+        """Start a role, or start it again after its process has ended, perhaps on another machine.
 
         Args:
             spec: The role.
@@ -112,7 +113,7 @@ class Launcher(Protocol):
         """
 
     async def prepare(self, config: Config, *, data_servers: int) -> int:
-        """Reserve room for the roles of a run, before all other calls; an engine may need time for it.
+        """Reserve room for the roles of a run, which may take time; called before all other methods.
 
         Args:
             config: The run.
@@ -130,7 +131,7 @@ class Launcher(Protocol):
     async def controller_addresses(
         self, nodes: Sequence[str], network: Network, driver: Identity
     ) -> list[str]:
-        """Return the address of each controller: port 0 for one controller, free and final ports for several.
+        """Return the address of each controller: with port 0 for one controller, with free ports for several.
 
         Args:
             nodes: Node ids of the controllers.
@@ -142,7 +143,8 @@ class Launcher(Protocol):
         """
 
     def state_folder(self, name: str) -> AbstractAsyncContextManager[str]:
-        """Return a folder for the state of the controllers on their machines, removed when the block ends.
+        """Return a folder for the state of the controllers on their machines; the block removes it at its
+        end.
 
         Args:
             name: Unique name of the cluster.

@@ -184,7 +184,7 @@ class LocalCluster:
 
     @property
     def controller(self) -> Controller:
-        """The leading controller; while none leads, the first."""
+        """The leading controller, or the first one if none leads."""
         return next((each for each in self.controllers if each.group.leads), self.controllers[0])
 
     @property
@@ -255,7 +255,7 @@ class LocalCluster:
         )
 
     async def _open_controllers(self, stack: AsyncExitStack, network: Network) -> None:
-        """Open the controllers. Several get their addresses last: each has its port once it listens."""
+        """Open the controllers. Several controllers get each other's addresses once all of them listen."""
         names = controller_names(self.config.controllers)
         for name in names:
             controller = Controller(
@@ -310,7 +310,7 @@ class LocalCluster:
     async def _open_workers(
         self, stack: AsyncExitStack, network: Network, controller: str, threads: int
     ) -> None:
-        """Open the workers; the first one of a replica finds the pool that all of the replica share."""
+        """Open the workers, and one compute pool for each replica whose workers share a pool."""
         config, setup = self.config, self._setup
         for number in range(config.workers):
             if number % config.partitions == 0:
@@ -335,7 +335,7 @@ class LocalCluster:
             self.workers.append(await stack.enter_async_context(worker))
 
     async def _replica_pool(self, stack: AsyncExitStack, replica: int, threads: int) -> ComputePool | None:
-        """Open the pool that the workers of a replica share; None: each worker has its own pool."""
+        """Open the pool that the workers of a replica share; return None if each worker has its own pool."""
         partitions = self.config.partitions
         first = replica * partitions
         paced = any(pace_of(self.config.slow, f"worker-{first + n}") < 1 for n in range(partitions))
@@ -399,7 +399,7 @@ def _refuse_copies_path(config: Config) -> None:
 
 
 def _with_weights(config: Config, step: NamedStep | None, *, one_process: bool) -> Config:
-    """Return a run with the weights of its workers: copies for a step, else in place if possible.
+    """Return the run with `weights` set: copies for a step, in place for other runs if possible.
 
     Raises:
         ConfigError: Training in place is wanted and impossible, or an option does not go with a step.
@@ -411,7 +411,7 @@ def _with_weights(config: Config, step: NamedStep | None, *, one_process: bool) 
 
 
 def _error_of_role(error: BaseException | None, errors: ExceptionGroup[Exception]) -> BaseException | None:
-    """Return the error of a failed role in this process if the block reported that role's death."""
+    """Return the error in this process that caused a reported death of a role; None if there is none."""
     if not isinstance(error, RoleDied):
         return None
     others = errors.subgroup(lambda inner: inner is not error and not isinstance(inner, RoleDied))

@@ -22,7 +22,8 @@ FOLDER_PREFIX = "adam-async-controllers-"
 """Prefix of the folder with the state of a cluster's controllers."""
 
 LOCK = "lock"
-"""Lock file in that folder; the cluster has its lock until it ends."""
+"""Name of the lock file in the folder of a cluster's controllers; the cluster holds the lock until the
+cluster ends."""
 
 
 class LocalLauncher:
@@ -88,10 +89,11 @@ class LocalLauncher:
 
     @asynccontextmanager
     async def state_folder(self, name: str) -> AsyncIterator[str]:
-        """Make the folder with the state of the controllers, for their restarts; remove it with the cluster.
+        """Make a folder for the state of the controllers, which restarts read; remove it after the block.
 
-        The block also removes the folders of clusters whose process was killed: their locks are free. A
-        folder gets its name after its lock, so no cluster removes the folder of a starting cluster.
+        The block also removes the folders of clusters whose process was killed; the locks of these folders
+        are free. A folder is locked before it gets its name, so no cluster removes the folder of a starting
+        cluster.
         """
         folder = self._temporary / f"{FOLDER_PREFIX}{name}"
         made = folder.with_name(f".{folder.name}")

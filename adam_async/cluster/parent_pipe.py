@@ -4,8 +4,8 @@ The parent writes one line, the `Orders`, and then keeps the pipe open. The end 
 to end, or shows that its parent is gone: the system also closes the pipe of a killed parent. On a pipe from
 another machine the parent writes empty lines, because no system reports a lost machine. The pipe carries the
 keys of the child's role, because other users can read arguments and environments. On Linux the kernel also
-kills the child when its parent dies, in case the child is too busy to read. The child itself calls `prctl`:
-no code runs between fork and exec.
+kills the child when its parent dies, in case the child is too busy to read. The child itself calls `prctl`,
+so that no code runs between fork and exec.
 
 A child runs in its own session: the terminal's Ctrl-C reaches only the parent, which then ends its children.
 """
@@ -44,8 +44,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     silence_s: float = 0.0
     """Time without a byte on the pipe after which the parent counts as lost, in seconds; 0: no limit."""
     ignores_sigterm: bool = False
-    """Whether SIGTERM has no effect. An engine may send it to all processes of a job, and the parent, which
-    gets it too, needs this process to end the run in order."""
+    """Whether this process ignores SIGTERM. An engine may send SIGTERM to all processes of a job; the parent
+    also gets it, and needs this process until the run has ended in order."""
 
 
 def die_with_parent() -> None:
@@ -85,7 +85,7 @@ class Parent:
             raise ConfigError(f"--supervised is for child processes: no orders on stdin ({error})") from None
 
     async def gone(self, silence_s: float) -> None:
-        """Wait for the end of the pipe, or for its silence: the parent ends this process, or is lost.
+        """Wait until the pipe ends, or is silent for `silence_s`: the parent is lost, or ends this process.
 
         Args:
             silence_s: See `Orders`.

@@ -59,13 +59,14 @@ from transport import BufferPool, Identity, Network
 logger = logging.getLogger(__name__)
 
 CHILDREN = ("controller", "data", "ps", "worker")
-"""Roles of child processes."""
+"""Roles that run as child processes."""
 
 STARTED_AT_ONCE = 64
 """Maximum number of workers that one `scale` starts: a mistyped number must not overload the machine."""
 
 PORT_CHOICES = 3
-"""Maximum number of choices of ports for controllers; another process may take a chosen port."""
+"""Maximum number of attempts to choose free ports for the controllers; another process may take a chosen port
+before the controller listens."""
 
 
 class ProcessCluster:
@@ -362,7 +363,7 @@ class ProcessCluster:
     async def scale(self, workers: int) -> str:
         """Start or end workers until the cluster has this number; returns what changed.
 
-        New workers take part in the run at once; the groups of ended ones go to the others.
+        New workers take part in the run at once; the groups of ended workers go to the other workers.
 
         Raises:
             ConfigError: The run keeps its workers, would have no complete replica, or would get more than
@@ -426,7 +427,7 @@ def orders_for(token: str, waits: Waits, *, profile_events: int, silence_s: floa
     """Return the first stdin line for the children of each role, with the keys of that role only.
 
     Raises:
-        ConfigError: The token has the keys of one role, or is too short.
+        ConfigError: The token is a line of keys of one role, or is too short.
     """
     lines = {}
     for role in CHILDREN:

@@ -1,7 +1,7 @@
-"""Pure: decides by the copies of a run's shards whether the run can go on after ends of server processes.
+"""Pure: decides whether the copies of a run's shards suffice to go on after server processes have ended.
 
-The parent of the servers learns of an end before the controllers do. `ServerLosses` therefore notes the ended
-incarnations, and leaves them out when it reads the newest map.
+The parent of the server processes learns that one has ended before the controllers do. `ServerLosses`
+therefore notes the ended incarnations, and leaves them out when it reads the newest map.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from adam_async.run.cluster_map import ClusterMap
 
 
 class ServerLosses:
-    """The ended servers of a cluster of processes. Each map is the newest one of the cluster's driver."""
+    """The ended servers of a cluster of processes. The methods get the newest map of the cluster's driver."""
 
     def __init__(self) -> None:
         self._ended: set[Member] = set()
@@ -23,7 +23,7 @@ class ServerLosses:
             self._ended.add((node, cluster.nodes[node].incarnation))
 
     def loss(self, cluster: ClusterMap) -> str:
-        """Return the text on the run's shards that have no copy left; empty if there are none."""
+        """Return a text about the shards of the run that have no copy left; empty if there are none."""
         homes = [home for home, bundle in _bundles_of(cluster) if not self._left(bundle)]
         store = cluster.run_store
         return lost_copies_text(homes, store.id, is_of_run=True) if homes and store is not None else ""
@@ -48,7 +48,7 @@ class ServerLosses:
 
 
 def successors_text(servers: tuple[str, ...]) -> str:
-    """Return the text on the servers that go on with the shards of a lost one; empty for none."""
+    """Return a text about the servers that go on with the shards of a lost server; empty without servers."""
     return f"; its shards go on with {listed(servers)}" if servers else ""
 
 

@@ -32,16 +32,16 @@ class ClusterSetup:
         inputs: The run's inputs in addition to the configuration.
         hosts: Addresses of standalone data servers; empty: the cluster starts its own data servers.
         dataset: The images; None: the images of `Config.data`, or of the standalone data servers.
-        token: Token of the cluster, which standalone data servers have, too.
+        token: Token of the cluster and of its standalone data servers.
         entropy: Random bytes for incarnations, session ids and tokens.
         timeline: Records the work of the roles.
         checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
         resume: Folder of checkpoints, or one of them; the first training continues its run.
-        store: Folder in which each server keeps its shards, in a folder of its own, and the driver its notes;
-            the first training continues their run. None: in memory only.
+        store: Folder with a folder of shards for each server, and with the notes of the driver; the first
+            training continues the run of the notes. None: in memory only.
 
     Raises:
-        ConfigError: `Config.slow` names an unknown node, an input has another type, or functions of the
+        ConfigError: `Config.slow` names an unknown node, an input has the wrong type, or functions of the
             caller would have to transform images elsewhere.
     """
 
@@ -78,7 +78,7 @@ class ClusterSetup:
         return Identity(role=role, node=node, incarnation=int.from_bytes(self.entropy(7), "little"))
 
     def image_size(self, spec: ModelSpec | None) -> Size | None:
-        """Return the size that encoded images get, for a model of the caller or of a checkpoint."""
+        """Return the size that encoded images get; `spec` is the model of the caller or of a checkpoint."""
         inputs, config = self.inputs, self.config
         init = inputs.init.network.spec if inputs.init is not None else None
         return image_size(config.size, config.model, text=inputs.model_text, spec=spec, init=init)
@@ -94,7 +94,7 @@ class ClusterSetup:
         return await imported_functions(steps or (), self.inputs.functions)
 
     async def with_checkpoints(self, stack: AsyncExitStack) -> RunInputs:
-        """Open the folders of checkpoints and notes until the stack ends; returns the inputs with them.
+        """Open the folders of checkpoints and notes until the stack ends; return the inputs with them.
 
         Raises:
             CheckpointError: The folder has no checkpoint, or a damaged one, or notes that cannot be read; or

@@ -54,14 +54,14 @@ class Supervisor:
         self._stopping = asyncio.Event()
 
     def begin(self, group: asyncio.TaskGroup, orders: Mapping[str, bytes]) -> None:
-        """Take the group of the tasks, and the first stdin line for the processes of each role."""
+        """Set the group of the tasks, and the first stdin line for the processes of each role."""
         self._group = group
         self._orders = orders
         self._death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def death(self) -> BaseException | None:
-        """The death that ends the run, if there was one."""
+        """The death that ends the run; None if there was none."""
         return self._death.exception() if self._death.done() else None
 
     async def needed_one_died(self) -> None:
@@ -248,7 +248,7 @@ class Supervisor:
         return role == "worker" or (role == "controller" and len(self._controllers) > 1)
 
     def _others_suffice(self, node: str) -> bool:
-        """Return whether the others go on without a controller or server that is not started again."""
+        """Return whether the run goes on without a controller or server that is not started again."""
         if node.startswith("ps-"):
             return self._config.copies_in_force > 1 and self._losses.suffice(self._map)
         serving = [

@@ -44,12 +44,12 @@ from adam_async.runtime.callbacks import ending_on_errors
 from adam_async.runtime.disk import Disk
 
 CLOSE_S = 30.0
-"""Deadline of the end of the block in seconds: compute threads finish their groups."""
+"""Deadline of the end of the block, in which compute threads finish their groups, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Outcome:
-    """Outcome of a start or a training; both fields are unset after a start or a cancellation."""
+    """Outcome of a start or a training; both fields are None after a successful start or a cancellation."""
 
     result: RunResult | None = None
     error: BaseException | None = None
@@ -63,7 +63,7 @@ class _Epoch:
     answer: asyncio.Future[object]
 
     def settle(self, answer: object) -> None:
-        """Pass on the answer, on the cluster's loop; a cancelled training needs none."""
+        """Pass on the answer, on the cluster's loop; a cancelled training needs no answer."""
         if not self.answer.done():
             self.answer.set_result(answer)
         elif inspect.iscoroutine(answer):
@@ -77,7 +77,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     """Read the newest whole checkpoint of a folder, or one checkpoint in it, with its weights.
 
     Raises:
-        CheckpointError: The folder has no whole checkpoint; the error names the damage of each.
+        CheckpointError: The folder has no whole checkpoint; the error names the damage of each checkpoint.
     """
 
     async def load() -> Checkpoint:
@@ -93,7 +93,7 @@ class LocalCluster:
     """All roles of a run, on a thread of their own.
 
     Args:
-        loop_factory: Makes the thread's event loop. All others are arguments of `local.LocalCluster`.
+        loop_factory: Makes the thread's event loop. All other arguments are those of `local.LocalCluster`.
 
     One thread at a time may call its methods.
     """
@@ -208,7 +208,7 @@ class LocalCluster:
                 return news
 
     def _call(self, function: Callable[[], None]) -> bool:
-        """Call a function on the cluster's loop. Returns False if that has ended."""
+        """Call a function on the cluster's loop. Returns False if the loop has ended."""
         if self._loop is None:
             return False
         try:

@@ -243,7 +243,7 @@ class Client:
 
 
 class CounterTarget:
-    """The servers and clients of a drill; without clients a bundle goes on once it has another primary."""
+    """The servers and clients of a drill; without clients `resumed` waits for no push."""
 
     def __init__(self, servers: DrillServers, watch: MapWatch) -> None:
         self.clients: Sequence[Client] = ()
@@ -255,7 +255,7 @@ class CounterTarget:
         return self._servers.child(server)
 
     async def resumed(self, homes: Sequence[str], fault_s: float) -> dict[str, float]:
-        """Return for each bundle the seconds to the next acknowledged push; see `injection.Target`."""
+        """Return the seconds from a fault to each bundle's next acknowledged push; see `injection.Target`."""
         waits = {each.home: each.next_after(fault_s) for each in self.clients if each.home in homes}
         return {home: await wait for home, wait in waits.items()}
 

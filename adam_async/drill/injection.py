@@ -29,14 +29,14 @@ class Target(Protocol):
         """Return the process of a server."""
 
     async def resumed(self, homes: Sequence[str], fault_s: float) -> dict[str, float]:
-        """Return for each bundle, by home, the seconds from a fault until its workload went on.
+        """Return the seconds from a fault until the workload of each bundle went on, by home.
 
         Args:
             fault_s: Time of the fault on the clock of the loop, in seconds.
         """
 
     def restart(self, server: str) -> None:
-        """Start a killed server again, unless its parent does."""
+        """Start a killed server again, unless the parent of its process does."""
 
 
 class Injector:

@@ -22,7 +22,8 @@ LOAD_S = 60.0
 """Time that a load average covers, in seconds."""
 
 FAILED, SKIPPED = 1, 3
-"""Exit codes of a failed claim, and of a kind of fault that cannot be injected under `--require`."""
+"""Exit codes of a drill with a failed claim, and of a drill with `--require` and a kind of fault that cannot
+be injected."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):

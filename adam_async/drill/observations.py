@@ -20,8 +20,8 @@ class FaultObservation(msgspec.Struct, kw_only=True):
     at_s: float
     """Time since the start of the workload, in seconds."""
     resumed_s: dict[str, float] = {}
-    """Time from the fault to the first acknowledgement of a push that began after it, in seconds, for each
-    bundle of the lost primary by its home; in training, time to the new primary in the map."""
+    """Time in seconds from the fault to the first acknowledgement of a push that began after it, by home of
+    each bundle of the lost primary. In training, time from the fault to the new primary in the map."""
     whole_s: float | None = None
     """Time from the fault until all bundles had all copies in sync again, in seconds; None if the drill ended
     before."""
@@ -83,7 +83,7 @@ class Observations(msgspec.Struct, kw_only=True):
     """Number of pushes acknowledged in each interval of `BIN_S` since the start; empty in training."""
     audit: Audit | None = None
     differences: list[str] = []
-    """Shards and replicas of the training runs whose applied pushes are not the acknowledged ones."""
+    """Shards and replicas of the training runs whose numbers of applied and acknowledged pushes differ."""
     audit_gaps: list[str] = []
     """Reasons for which the audit of a training run is incomplete."""
     copies: CopyCheck | None = None

@@ -6,7 +6,8 @@ from adam_async.errors import ConfigError
 from adam_async.runtime.random_streams import RandomStream
 
 KINDS = ("kill", "freeze", "cut")
-"""Kinds of faults: SIGKILL; SIGSTOP until the shards go on, then SIGCONT; no network until then."""
+"""Kinds of faults: SIGKILL; SIGSTOP until the shards go on, followed by SIGCONT; and no network until the
+shards go on."""
 
 
 class PlannedFault(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +44,7 @@ def skipped_kinds(kinds: tuple[str, ...], *, has_signals: bool, no_network: str)
 
     Args:
         has_signals: Whether the system has SIGSTOP and SIGCONT.
-        no_network: Reason that the servers have no network namespaces of their own; empty if they have.
+        no_network: Reason why the servers have no network namespaces of their own; empty if they have.
     """
     reasons = {"cut": no_network} if no_network else {}
     if not has_signals:

@@ -19,7 +19,7 @@ COLORS = dict(zip(KINDS, ("tab:red", "tab:blue", "tab:purple"), strict=True))
 
 
 def goodput(pushes: Sequence[int]) -> tuple[list[float], list[float]]:
-    """Return times in seconds, and the pushes per second in the interval from each of them on.
+    """Return times in seconds, and the pushes per second in the interval that begins at each time.
 
     Args:
         pushes: Number of pushes in each interval of `BIN_S`.

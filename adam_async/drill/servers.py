@@ -129,7 +129,7 @@ async def drill_servers(
     waits: Waits,
     network: NamespaceNetwork | None,
 ) -> AsyncIterator[DrillServers]:
-    """Run controllers and servers for the length of the block, with a folder that ends with it.
+    """Run controllers and servers for the length of the block; the end of the block removes their folder.
 
     Args:
         network: Hosts of the servers; None for the loopback interface.

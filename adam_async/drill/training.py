@@ -24,7 +24,7 @@ from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.network_namespaces import NamespaceNetwork
 
 ENDLESS = 1_000_000
-"""Number of epochs of a run that its time ends."""
+"""Number of epochs of a run that ends after a time: more than it can train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,8 @@ class TrainingDrill:
         config: Configuration of each run; pair n has its seed plus n.
         plans: Faults of each pair.
         every_s: Minimum time between the starts of two faults, in seconds.
-        saturate_s: Length of a run without faults and without pairs, in seconds; 0 for pairs.
+        saturate_s: Duration of one run without faults in place of the pairs, in seconds; 0: the drill runs
+            pairs.
         environment: Environment of the processes.
         load: Returns the load average of the last minute.
         on_fault: Called with a line for each fault and each run.
@@ -187,7 +188,7 @@ class TrainingTarget:
         return child
 
     async def resumed(self, homes: Sequence[str], fault_s: float) -> dict[str, float]:
-        """Return for each bundle the seconds to its new primary in the map; see `injection.Target`."""
+        """Return the seconds from a fault to each bundle's new primary in the map; see `injection.Target`."""
         loop, watch = asyncio.get_running_loop(), self._watch
         found: dict[str, float] = {}
         before = {home: watch.bundles[home].generation for home in homes}

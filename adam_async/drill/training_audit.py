@@ -1,10 +1,10 @@
 """Pure: the audit of a training run: acknowledged against applied pushes, by shard and by replica.
 
-Both sides count on their own. A worker numbers its pushes to each shard from 1, and its data server ends an
-epoch after the acknowledgement of every push, so the last numbers count the acknowledged pushes. A server
-counts each application in the version of the shard and in the row of the replica; both are part of the
+Workers and servers count independently. A worker numbers its pushes to each shard from 1, and its data server
+ends an epoch after the acknowledgement of every push, so the last numbers count the acknowledged pushes. A
+server counts each application in the version of the shard and in the row of the replica; both are part of the
 copies, so a failover keeps them. A push that a server has acknowledged and lost leaves the version below the
-sum of the numbers; a push applied twice raises it above.
+sum of the numbers; a push applied twice raises the version above this sum.
 
 Versions count pushes in asynchronous runs only; in bsp they count sums.
 
@@ -48,7 +48,7 @@ class WorkerSlots:
         self.replicas: dict[str, int] = {}
         """Replica of each worker."""
         self.replaced: list[str] = []
-        """Workers with a second session; the numbers of their first one are lost."""
+        """Workers with a second session; the numbers of their first session are lost."""
         self._run = ""
         self._sessions: dict[str, tuple[int, int]] = {}
 
@@ -111,7 +111,7 @@ def audit_run(
 def compare(
     workers: Mapping[str, WorkerPushes], servers: Mapping[str, ServerPushes], replicas: Mapping[str, str]
 ) -> tuple[Audit, list[str]]:
-    """Compare the two sides of a run; returns the audit, and the shards and replicas that differ.
+    """Compare the counts of workers and servers; return the audit, and the shards and replicas that differ.
 
     A refused push has a number and no application. Each unanswered push may be applied or not.
     """
@@ -146,7 +146,7 @@ def compare(
 def _differences(
     sent: Counter[str], applied: Counter[str], open: Mapping[str, int], refused: int
 ) -> tuple[int, int]:
-    """Return the numbers of lost and of doubled pushes, by one of the two counts.
+    """Return the numbers of lost and of doubled pushes, as counted by shards or by replicas.
 
     Args:
         open: Pushes without an answer.

@@ -10,7 +10,7 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import StoreRecord
 
 StoreOf = Callable[[ClusterMap], StoreRecord | None]
-"""Returns the store of a drill in a map; None before it is there."""
+"""Returns the store of a drill in a map; None before the store exists."""
 
 
 class MapWatch:
@@ -28,7 +28,7 @@ class MapWatch:
 
     @property
     def copies(self) -> int:
-        """Number of servers with each shard; 0 before the store is there."""
+        """Number of copies of each shard; 0 before the store exists."""
         store = self._store_of(self.map)
         return store.copies if store is not None else 0
 
@@ -62,7 +62,7 @@ class MapWatch:
         """Wait until the newest map satisfies a condition.
 
         Raises:
-            DeadlineExceeded: No map satisfied the condition in time; `what` names the wait.
+            DeadlineExceeded: No map satisfied the condition in time; the error contains `what`.
         """
         try:
             async with asyncio.timeout(timeout_s):

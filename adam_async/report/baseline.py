@@ -40,7 +40,8 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     before: float
     after: float
     sgemm: float
-    """Operations per second of single-precision matrix products on as many threads, in the same minutes."""
+    """Operations per second of single-precision matrix products on as many threads, measured in the same
+    minutes."""
 
     @property
     def images_per_s(self) -> float:
@@ -98,7 +99,7 @@ class BareLoop:
         self._at = 0
 
     def train(self, groups: int) -> int:
-        """Train a number of groups like the job of a compute thread; returns their images."""
+        """Train a number of groups like the job of a compute thread; return the number of their images."""
         trained = self._trained
         inputs = [self._next() for _ in range(groups)]
         self._step.train_groups(
@@ -142,8 +143,8 @@ async def measure(
     Args:
         images: Training images, uint8 (N, C, H, W); each thread starts at a different one.
         shared: Whether all threads train the same weights.
-        warm_up_s: Duration of the training before the measurement, which finds the number of groups in a
-            slice.
+        warm_up_s: Duration of the training before the measurement, in seconds; it finds the number of groups
+            in a slice.
 
     A cancellation ends the loop after the current slices of the threads.
 
@@ -176,7 +177,8 @@ async def measure(
 
 
 async def _slice_groups(pool: ComputePool, at_most_s: float) -> int:
-    """Double the groups of a job until it lasts as long as a slice, or the time is over."""
+    """Return the groups of a slice: double their number until a job lasts long enough, or the time is
+    over."""
     groups, spent_s = 1, 0.0
     while True:
         before = pool.statistics().busy_s

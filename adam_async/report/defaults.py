@@ -1,4 +1,4 @@
-"""Pure: reasons for the options that the user left open, in words, for the report."""
+"""Pure: reasons, in words, for the values of the options that the user left open."""
 
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import FALLING_MOST, RISE_EPOCHS, default_rate, norm_scale

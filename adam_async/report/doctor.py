@@ -41,7 +41,7 @@ LINK_S = 10.0
 """Deadline of the check of the loopback link, in seconds."""
 
 PRODUCTS = 32
-"""Matrix products per thread in the check of concurrent products."""
+"""Number of matrix products per thread in the check of concurrent products."""
 
 KERNELS_S = 0.3
 """Seconds for which each set of kernels trains, after a warm-up."""

@@ -49,7 +49,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     loss: float
     """Mean loss over the images."""
     classes: tuple[ClassResult, ...]
-    """Classes of the data, in the order of the model's."""
+    """Classes of the data, in the order of the model's classes."""
 
     @property
     def accuracy(self) -> float:

@@ -154,7 +154,7 @@ class CopiesReport(msgspec.Struct, frozen=True, kw_only=True):
     copies: int
     min_in_sync: int
     lagging: list[str]
-    """Homes of the shards with fewer copies in sync."""
+    """Homes of the shards that have fewer than `copies` copies in sync."""
     bundles: tuple[BundleCopies, ...]
 
 
@@ -472,7 +472,7 @@ def _checkpoint_age(result: RunResult) -> int | None:
 
 
 def _memory_mb(statistics: Mapping[str, Mapping[str, Any]]) -> float:
-    """Return the peak memory of all processes together: of each process the largest report of its roles."""
+    """Return the sum of all processes' peak memory, in MB; of the roles of one process the largest counts."""
     peaks: dict[tuple[str, int], float] = {}
     for values in statistics.values():
         process = values["process"]
@@ -498,7 +498,7 @@ def _of_role(statistics: Mapping[str, Mapping[str, Any]], role: str) -> dict[str
 
 
 def _protocols(workers: Mapping[str, Mapping[str, Any]]) -> Sequence[Any]:
-    """Return the plan of the first worker that trained; all workers have the same."""
+    """Return the plan of the first worker that trained; all workers have the same plan."""
     return next((values["protocols"] for values in workers.values() if "protocols" in values), ())
 
 

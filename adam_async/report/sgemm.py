@@ -19,7 +19,7 @@ SECONDS = 0.3
 """Seconds for which all threads multiply, after one uncounted product on each."""
 
 OPERATIONS = 2 * SIDE**3
-"""Operations of one product: a multiplication and an addition per multiply-add."""
+"""Number of operations of one product: two for each multiply-add."""
 
 
 class Factors:

@@ -58,7 +58,7 @@ class EndNetwork(Protocol):
         """Deliver a piece at the other side of a wire."""
 
     def acknowledge(self, wire: Wire, arrive: Callable[[int], object], count: int) -> None:
-        """Deliver the number of read bytes, without delay unless the wire is cut."""
+        """Report a number of read bytes to the sender, without delay unless the wire to the sender is cut."""
 
     def damaged(self, end: "End", wire: Wire, payload: bytes) -> bytes:
         """Return a piece for an end with one bit flipped."""

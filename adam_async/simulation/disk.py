@@ -371,10 +371,10 @@ def _sync(inodes: Sequence[Inode]) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing: a step that only takes time."""
+    """Do nothing, as the function of a step that only takes time."""
 
 
 def _retrieve(done: "asyncio.Future[None]") -> None:
-    """Retrieve the error of a removal that no task awaits; the caller gets the error before it."""
+    """Retrieve the error of a removal that no task awaits; the caller gets the earlier error of the write."""
     if not done.cancelled():
         done.exception()

@@ -2,7 +2,7 @@
 
 Each file and folder has two states: the page cache, which programs see, and the durable state. An
 operation changes the cache and joins a list of pending operations; a sync applies the list to the durable
-state. A sync of a file keeps its bytes but not its name, which belongs to the folder.
+state. A sync of a file makes its bytes durable but not its name, because the name belongs to the folder.
 
 At a crash each pending operation is lost or becomes durable, independently of the others; a write may also
 become durable in some of its sectors only. So a later write may survive and an earlier one be lost, names may

@@ -28,7 +28,8 @@ UNTARGETED = "the plan"
 """Row of the trace for faults without a machine, such as faults of the leader."""
 
 Strike = Callable[[World, Fault], Awaitable[None]]
-"""Function that begins a fault, waits for its duration, and undoes it. Without an effect it raises Missed."""
+"""Function that begins a fault, waits for its duration, and undoes it. It raises Missed if the fault had no
+effect."""
 
 
 class Missed(Exception):
@@ -194,7 +195,7 @@ async def reset(world: World, fault: Fault) -> None:
 
 
 async def damage_between(world: World, pairs: list[tuple[str, str]], *, patience_s: float) -> None:
-    """Flip a bit of the next large piece in any of these directions, possibly of one piece in each.
+    """Flip a bit of the next large piece in these directions, of at most one piece in each direction.
 
     Raises:
         Missed: No large piece came within ``patience_s``.

@@ -19,19 +19,20 @@ that clients set, without additions of the service.
 
 Theory of operation
 -------------------
-Keys are independent, so each key has a search of its own. By the method of Wing and Gong the search places
-operations one after the other, each only if no unplaced operation has to precede it, and returns from dead
-ends. By the addition of Lowe it visits no set of placed operations twice with the same state. Versions leave
+Keys are independent, so each key has a search of its own. The search follows Wing and Gong: it places
+operations one after the other, each only if no unplaced operation has to precede it, and goes back if it can
+place none. As Lowe proposed, it visits no set of placed operations twice with the same state. Versions leave
 few choices:
 
 - A key has each version only once, so every operation that saw the version is placed in this time. An
   operation that fits and changes nothing is placed at once, because it blocks no other one.
-- The search therefore leaves a version only once no such operation is left to place. If an operation is known
+- The search therefore leaves a version only after it has placed all such operations. If an operation is known
   to have replaced the version, the search places it next. An operation that saw the version and is unplaced
   at this point can never be placed.
 - Otherwise an operation with an unknown outcome replaced the version. Among the possible operations, the
-  first to begin is the best choice; the others can never take effect. The new version is the next version in
-  any answer; the search has a choice only if other unknown operations expect versions in between.
+  first to begin is the best choice; the others can never take effect. The new version is the next version
+  that any answer contains; the search has a choice only if other unknown operations expect versions in
+  between.
 
 An operation that ends at the moment at which another begins does not precede the other. `History` never
 records one moment twice, so it keeps the order of one process even with a coarse clock.

@@ -201,7 +201,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self._run(host.name, callback, (), context)
 
     def _advance(self) -> bool:
-        """Advance the clock until a step is ready or the loop is stopped; False if neither can happen."""
+        """Advance the clock until a step is ready or the loop is stopped; return False if neither comes."""
         timers, ready = self._timers, self._ready
         while timers and not ready and not self._stopping:
             due, _, step = heappop(timers)

@@ -24,7 +24,7 @@ CONNECT_S = 127.0
 """Time limit of a connection attempt, in seconds: the default of Linux."""
 
 RETRY_S = 1.0
-"""Pause after an attempt at a machine without power, in seconds."""
+"""Pause after an attempt to connect to a machine without power, in seconds."""
 
 UNDAMAGED_BYTES = 256
 """Size of the largest piece without bit flips, in bytes: damage in a handshake would end its client."""
@@ -52,11 +52,11 @@ class Listener(asyncio.AbstractServer):
 
     @property
     def sockets(self) -> tuple["Listener", ...]:
-        """The one socket, as in asyncio's servers."""
+        """The only socket, which is this listener itself."""
         return (self,)
 
     def getsockname(self) -> Address:
-        """Name and port."""
+        """Return name and port."""
         return self._address
 
     def get_loop(self) -> SimulatedLoop:
@@ -228,7 +228,7 @@ class SimulatedNetwork:
             self.loop.at(path.arrival(now=self.loop.now, nbytes=count), arrive, *args)
 
     def acknowledge(self, wire: Wire, arrive: Callable[[int], object], count: int) -> None:
-        """Deliver the number of read bytes, without delay unless the wire is cut."""
+        """Report a number of read bytes to the sender, without delay unless the wire to the sender is cut."""
         if wire.cut:
             wire.waiting.append(lambda: arrive(count))
         else:

@@ -141,7 +141,7 @@ class Node:
         self._world.loop.set_clock(self.host, time=time, rate=rate)
 
     def slow(self, step_s: float) -> None:
-        """Set the duration of each step of the machine's code in seconds; 0 for none."""
+        """Set the duration of each step of the machine's code in seconds; 0: steps take no time."""
         self.host.step_s = step_s
 
     def _note_end(self) -> None:

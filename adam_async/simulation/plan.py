@@ -23,15 +23,15 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One planned fault."""
 
     at_s: float
-    """Start in seconds of the run; later if another fault is still at its targets."""
+    """Earliest start in seconds of the run; the fault waits while another fault is at its targets."""
     kind: str
-    """Kind of the fault: one of `faults.KINDS`, or of the scenario."""
+    """Kind of the fault: one of `faults.KINDS`, or a kind of the scenario."""
     targets: tuple[str, ...] = ()
-    """Struck machines; for a direction of the network, from the first to the second."""
+    """Machines of the fault; for a fault of one direction of the network, its source and its target."""
     lasts_s: float = 0.0
     """Duration in seconds, after which the fault is undone; 0 for a fault that cannot be undone."""
     amount: float = 0.0
-    """Degree of the fault, for kinds with degrees."""
+    """Degree of the fault, in the unit of its kind; 0 for a kind without degrees."""
 
     def __post_init__(self) -> None:
         for name in ("at_s", "lasts_s", "amount"):
@@ -98,7 +98,7 @@ def draw_options(dice: RandomStream, settings: dict[str, Setting]) -> Options:
 
 
 def in_order(faults: Sequence[Fault]) -> tuple[Fault, ...]:
-    """Return faults in order of their start, as a plan has them."""
+    """Return faults in the order of a plan: by their starts."""
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 

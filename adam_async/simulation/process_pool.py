@@ -1,6 +1,6 @@
 """Child processes that run simulations: `async with ProcessPool(jobs) as pool: answers = await pool.do(work)
 
-Each child is the command itself with `--supervised`, which does one piece of work after another. The children
+Each child runs the same command with `--supervised`, and does one piece of work after another. The children
 end when this process ends, for any reason (see `parent_pipe`).
 """
 
@@ -74,7 +74,7 @@ class ProcessPool:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill a child, whose answers no longer have a reader."""
+    """Kill a child; its answers have no reader any more."""
     if process.returncode is None:
         with suppress(ProcessLookupError):  # the child ended by itself, before asyncio noticed
             process.kill()

@@ -21,10 +21,10 @@ from adam_async.simulation.plan import Case
 from adam_async.simulation.scenario import Ledger, Scenario, Span, Violation
 
 NOT_DONE = "every planned fault is done"
-"""Invariant that a run violates if it ends before its plan."""
+"""Name of the invariant that a run violates if it ends before all faults of its plan were done."""
 
 MANY = 100
-"""Number of seeds that must reach every mark of their scenario."""
+"""Number of seeds that together must reach every mark of their scenario."""
 
 LEAST_SHARE = 0.9
 """Minimum share of the seeds that must count, if there are `MANY` or more."""

@@ -45,7 +45,7 @@ async def settle(
     """Wait until `problem` returns an empty text, and check it at intervals of `step_s`.
 
     Raises:
-        Violation: The problem is not over within `within_s`.
+        Violation: `problem` still returns a text after `within_s`.
     """
     by = world.now + within_s
     while text := problem():

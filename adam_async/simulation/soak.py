@@ -28,7 +28,7 @@ CORE = (PACKAGE, Path(dataflow.__file__).parent, Path(transport.__file__).parent
 beginning."""
 
 Range = tuple[int, int]
-"""First and last seed."""
+"""First and last seed of a range."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """Behaviour of one direction between two hosts: delays for new connections, limits at once.
+    """Behaviour of one direction between two hosts.
+
+    A connection keeps the latency, jitter and bandwidth of its start; other changes apply at once.
 
     Attributes:
         delay_s: Least latency in seconds.
@@ -35,7 +37,7 @@ class Wire:
     """One direction between two hosts.
 
     Attributes:
-        conditions: Behaviour for new connections.
+        conditions: Present behaviour; existing connections keep their latency and bandwidth.
         cut: Whether the direction delays all data until the end of a cut.
         waiting: Deliveries that wait for the end of the cut.
         made: Number of connections from its source to its target.

@@ -81,7 +81,7 @@ def shrink_case(
     most_tries: int = MOST_TRIES,
     report: Callable[[Answer], None] = ignore_progress,
 ) -> Answer:
-    """Shrink a case while it violates the same invariant; return the result of the smallest."""
+    """Shrink a case while it violates the same invariant; return the result of the smallest case."""
     smallest = run_case(scenario, case)
     invariant, tries = smallest.invariant, 0
 

@@ -18,10 +18,10 @@ def controller(
 
     Args:
         place: Place of the controller.
-        peers: Addresses of all controllers of its group by node id, with its own.
+        peers: Addresses of all controllers of the group, this one included, by node id.
         alone: Whether the controller is a group of one; a larger group without `peers` gets them from
             `Controller.group.set_addresses` when all controllers listen.
-        file: Log file of the controller's state, which it reads after a restart.
+        file: Log file with the controller's state, read after a restart; None: in memory only.
 
     Raises:
         BindFailed: The address is not available.

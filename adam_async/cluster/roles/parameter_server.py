@@ -16,12 +16,12 @@ from dataflow import ComputePool
 async def parameter_server(
     place: Place, *, folder: Path | None = None, flush_s: float = FLUSH_S
 ) -> AsyncIterator[ParameterServer]:
-    """Run a parameter server; for errors see `listening`, and for those of a folder `opened_disk`.
+    """Run a parameter server; for errors see `listening` and, with a folder, `opened_disk`.
 
     Args:
         place: Place of the server.
         folder: Folder in which the server keeps its shards; None: in memory only.
-        flush_s: Time between two rounds of writing to it, in seconds.
+        flush_s: Time between two rounds of writing to the folder, in seconds.
     """
     async with AsyncExitStack() as stack:
         disk = None

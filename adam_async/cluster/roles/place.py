@@ -41,7 +41,7 @@ class Place:
         controller: Address of the controller, or the addresses of several, joined by commas; empty for a
             controller.
         network: Links to the other roles.
-        buffers: Memory for received messages; the network's own pool.
+        buffers: Memory for received messages: the pool of `network`.
         waits: Deadlines.
         entropy: Random bytes for the incarnation and session ids.
         timeline: Records the work of the role.

@@ -33,11 +33,11 @@ Key = tuple[str, str]
 """Id of the store and home of a bundle."""
 
 NOT_LOGGED = ("ordered", "duplicates", "shards")
-"""Names of the fields of a shard's tables that are no functions of the log: those of the primary's front, and
-the number of shards with the same tables."""
+"""Names of the fields of a shard's tables that the log does not determine: the fields of the primary's front,
+and the number of shards with the same tables."""
 
 LOGGED = tuple(name for name in ShardTables.__dataclass_fields__ if name not in NOT_LOGGED)
-"""Names of the fields of a shard's tables that are functions of the log."""
+"""Names of the fields of a shard's tables that the log determines."""
 
 
 class Copy(Protocol):
@@ -102,8 +102,8 @@ class Bundles:
         self._compared: dict[tuple[Key, Member], tuple[Bundle, int]] = {}
         """Shards and last compared position of each copy."""
         self._alone: dict[tuple[Key, Member], tuple[int, int]] = {}
-        """Version of the bundle's record, and end of the log when the record was new, by primary with too few
-        members in sync."""
+        """For each primary with too few members in sync: version of the bundle's record, and last position of
+        the log when the record was new."""
 
     def applies(self, copy: Copy, entry: Entry, parts: Sequence[Part]) -> None:
         """Check the next entry of a copy. Raises Violation."""
@@ -191,9 +191,9 @@ class Bundles:
 def _check_clocks(bundle: Bundle, slack: int, me: Member) -> None:
     """Check that no live client of a store is too far ahead of another one. Raises Violation.
 
-    A client may end the step that its last pull admitted. It makes its first step without a pull, from the
-    highest clock that it has on any bundle. Runs have no such bound: a replica without groups skips to the
-    last clock of an epoch.
+    A client may end the step that its last pull admitted. A client makes its first step without a pull, from
+    the highest clock that it has on any bundle. Training runs have no such bound, because a replica without
+    groups skips to the last clock of an epoch.
     """
     for tables in bundle.tables():
         clocks = [clock for replica, clock in tables.clocks.items() if replica in bundle.replicas.live]
@@ -215,7 +215,7 @@ def _content_of(shard: Shard) -> Digest:
 
 
 def _tables_of(shard: Shard) -> list[object]:
-    """Return all tables of a shard that are functions of the log."""
+    """Return all tables of a shard that the log determines."""
     tables, pending = shard.tables, shard.pending
     found = [_in_order(getattr(tables, name)) for name in LOGGED]
     if pending is not None:

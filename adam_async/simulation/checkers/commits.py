@@ -18,14 +18,14 @@ class Commits:
     def __init__(self) -> None:
         self.last = 0
         self._entries: dict[int, Entry] = {}
-        """Entry that a core was the first to apply, by index."""
+        """First entry that any core applied, by index."""
         self._terms: dict[int, int] = {}
         """Term in which the entry was committed, by index."""
         self._states: dict[int, int] = {}
         """Digest of the state after the entry, by index."""
         self._applied: dict[int, int] = {}
-        """Last applied index, by `id` of a core. `_cores` keeps the core of each incarnation, so no `id`
-        returns."""
+        """Last applied index, by `id` of a core. `_cores` keeps the core of each incarnation, so no `id` is
+        used again."""
         self._cores: dict[int, Core] = {}
         self._leaders: set[int] = set()
         """Terms whose leader was checked."""

@@ -50,7 +50,7 @@ class Histories:
         self._sights.append(Sight(watcher=watcher, version=cluster.version, digest=digest, whole=whole))
 
     def begin_reads(self, client: str, keys: Iterable[str]) -> dict[str, int]:
-        """Record the start of a read of several keys of nodes; return a handle for each."""
+        """Record the start of a read of several keys of nodes; return the handle of each key's read."""
         return {key: self.operations.begin(client, key, Get()) for key in keys}
 
     def end_reads(self, handles: dict[str, int], cluster: ClusterMap) -> None:
@@ -77,7 +77,7 @@ class Histories:
 
 
 def check_kept(cluster: ClusterMap, name: str, acknowledged: int, *, field: str = "n") -> None:
-    """Check that a map has the last acknowledged write of a node to a field of its own. Raises Violation."""
+    """Check that a map has a node's last acknowledged write to a field of its record. Raises Violation."""
     record = cluster.nodes.get(name)
     kept = record.info[field] if record is not None else 0
     if kept < acknowledged:

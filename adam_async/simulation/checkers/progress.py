@@ -50,7 +50,7 @@ class Progress:
                 raise Violation("I15", f"{client} has waited for {waited:.3f} s with a healed core")
 
     def leads(self, leader: object) -> None:
-        """Check that the leader is that of the first call. Raises Violation."""
+        """Check that the leader is the leader of the first call. Raises Violation."""
         if self._leader is None:
             self._leader = leader
         if leader != self._leader:

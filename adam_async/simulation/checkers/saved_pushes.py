@@ -5,11 +5,13 @@ all. An acknowledged push may be missing only if its acknowledgement is at most 
 the loss of its store (`loss bound`). If pushes are durable, no acknowledged push may be missing (`durable`).
 After a return the pushes of earlier stores stay unchanged, because their clients have new sessions. While a
 shard lacks its primary, its last pushes are in the memory of other copies, which write them after one of them
-has taken over. If all servers are lost before that, the permitted time ends at the loss of the primary.
+has taken over. If all servers are lost before this takeover, the permitted time ends at the loss of the
+primary.
 
 In bsp the loss of a store also loses the pushes of the step in progress, even if they were acknowledged long
 before. A push therefore counts as acknowledged from the first pull of its step's sum. A row of the values
-that came back contains a step as a whole or not at all, and all steps before a contained one.
+that came back contains each step as a whole or not at all. If it contains a step, it also contains all
+earlier steps.
 
     losses = Losses(permitted_s=2.0, now=clock)
     array = SavedPushes("store-1/a", rows=4, columns=64, losses=losses)
@@ -49,8 +51,8 @@ class Losses:
         self._led_s = now()
         """Newest time at which all shards had their primaries, in seconds."""
         self._unled_s: float | None = None
-        """Last time with all primaries before one was lost, in seconds; None once all have led for the
-        permitted time."""
+        """Last time before a shard lost its primary, in seconds; None once all shards have had their
+        primaries for the permitted time again."""
         self._again_s: float | None = None
         """Time since which all shards have had their primaries, in seconds; None if one is missing."""
 
@@ -76,7 +78,7 @@ class Losses:
             self._unled_s = None
 
     def troubled(self) -> None:
-        """Note that disks do not keep up from now on; the permitted time before a loss ends here."""
+        """Note that disks do not keep up from now on; a later loss counts as a loss at this time."""
         if self._troubled_s is None:
             self._troubled_s = self.now()
 
@@ -85,7 +87,7 @@ class Losses:
         self._troubled_s = None
 
     def problem(self, store: str, acknowledged_s: float) -> str:
-        """Return why a push may not be lost; empty if it may."""
+        """Return the reason why a push may not be lost; empty if it may be lost."""
         if self.permitted_s is None:
             return "and pushes are durable"
         end_s = self._ends.get(store)
@@ -123,8 +125,8 @@ class SavedPushes(StorePushes):
         self._losses = losses
         self._earlier: list[SavedPushes] = []
         self._since_s: dict[int, float | None] = {}
-        """Time from which an acknowledged push to this store counts as acknowledged, in seconds, by column;
-        None while its step is in progress."""
+        """Time from which an acknowledged push to this store counts, in seconds, by column; None while the
+        step of the push is in progress."""
         self._mine: set[int] = set()
         """Columns of the pushes to this store."""
         self._recovered: NDArray[np.float64] | None = None
@@ -170,7 +172,7 @@ class SavedPushes(StorePushes):
             self._count_steps(before, pulled.bound)
 
     def _count_steps(self, before: Before, bound: int) -> None:
-        """Let the pushes of all steps up to `bound` count from now on: their sums were pulled."""
+        """Let the pushes of all steps up to `bound` count from now on, after a pull of their sums."""
         for column in before.acknowledged:
             if self._since_s[column] is None and self._pushes[column].clock <= bound:
                 self._since_s[column] = self._losses.now()
@@ -204,7 +206,7 @@ class SavedPushes(StorePushes):
                     raise Violation(kind, f"{text} {lacks}, {problem}")
 
     def _newest_steps(self, rows: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the newest step of this store in each row of values that came back, with bsp.
+        """Return, with bsp, the newest step of this store in each row of values that came back; else zeros.
 
         Raises:
             Violation: A row contains a push several times, or a part of it.

@@ -1,4 +1,4 @@
-"""Pure: checks that disks give back states that servers gave to them, and never older ones than before.
+"""Pure: checks that disks return only states that servers gave to them, and none older than before.
 
 states = SavedStates()
 states.taken(state, "store-1")               # each state that goes to a disk

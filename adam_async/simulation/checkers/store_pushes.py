@@ -23,7 +23,7 @@ class _Push:
 
     client: str
     clock: int
-    """Step of the push, in bsp."""
+    """Step of the push; bsp only."""
     weight: int
     acknowledged: bool = False
     refused: frozenset[int] = field(default=frozenset())
@@ -47,10 +47,9 @@ class Pulled:
     Attributes:
         rows: (rows, columns) values.
         versions: Version of each row.
-        bound: Step up to which the values must contain all pushes, by the answer of the servers or by the
-            consistency.
-        at: Step of the client, if its number is live: no value may contain a later step. None for other
-            clients.
+        bound: Step up to which the values must contain all pushes, as the servers answered or the consistency
+            requires.
+        at: Step of the client: no value may contain a later step. None if the client's number is not live.
         others: Steps that the other live clients have ended.
     """
 
@@ -165,7 +164,7 @@ class StorePushes:
         return np.arange(len(self._pushes))
 
     def _summed_steps(self, rows: NDArray[np.float64]) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-        """Yield each step, and which rows have its sum. Raises Violation if values are no sum of pushes."""
+        """Yield each step, and a mask of the rows with its sum. Raises Violation if values are no sums."""
         columns = self._columns_here()
         clocks = np.array([self._pushes[column].clock for column in columns], np.int64)
         weights = np.array([self._pushes[column].weight for column in columns], np.float64)

@@ -1,8 +1,8 @@
 """Pure: checks that controllers keep their promises over all incarnations (I7, I4).
 
-A message is a promise: of its term, a vote, or acknowledged entries. A node that restarts with the same disk
-must still have the state of all its promises. A disk has an identity, so a node with an empty disk counts as
-another node.
+Each message promises its term; some messages also promise a vote or acknowledged entries. A node that
+restarts with the same disk must still have the state of all its promises. A disk has an identity, so a node
+with an empty disk counts as another node.
 """
 
 from collections.abc import Sequence

@@ -7,7 +7,7 @@ from adam_async.simulation.scenarios.bad_fields import BadMessage
 from transport import Message
 
 DIVERGED = ("nan", "inf", "-inf", "2**63")
-"""Names of bad values that a loss may have."""
+"""Names of bad values that the loss of a diverged model may have."""
 
 NEVER_RIGHT = (
     "nan",

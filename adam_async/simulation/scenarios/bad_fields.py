@@ -38,7 +38,7 @@ Meant = Mapping[str, Mapping[str, Any]]
 """Values of the right type and the wrong meaning, by field name and by name of the value."""
 
 MISSING = "missing"
-"""Name of the value of a missing field."""
+"""Name of the bad value that leaves a field out."""
 
 LONG_TEXT, LONG_TUPLE = 9_000, 3_000
 """Number of characters, and of elements, of a value that is too long; a meta of 16 KiB has room for
@@ -68,7 +68,8 @@ class BadMessage:
 
     Attributes:
         name: The message's type, the field and the value, unique among all: ``Push.parts[0].count=-1``. If a
-            message has several valid examples: ``CompareAndSet(run).tensor.phase=empty``.
+            message has several valid examples, the example follows the type:
+            ``CompareAndSet(run).tensor.phase=empty``.
         message: The message in the form that a link carries.
         pairs: The (from, to) pairs of roles between which the role table allows the message.
         field: Path of the field within the message: ``parts[0].count``. ``tensors`` for tensors;
@@ -162,7 +163,7 @@ def spoil(kind: inspect.Type, value: Any, meant: Meant) -> Iterator[Spoilt]:
 
 
 def _spoil_struct(kind: inspect.StructType, value: Any, meant: Meant) -> Iterator[Spoilt]:
-    """Yield bad values for each field of a record, a mapping or, if it is `array_like`, a list."""
+    """Yield bad values for each field of a record; an `array_like` record is a list, others are mappings."""
     yield (), "type-text", "text"
     yield (), "type-none", None
     if kind.array_like:
@@ -278,7 +279,7 @@ def _alternative(types: tuple[inspect.Type, ...], value: Any) -> inspect.Type:
 
 
 def spoil_ride(ride: Ride, meant: Meant) -> Iterator[tuple[Path, str, bytes]]:
-    """Yield the bytes of an attached record, once with each bad value in each place, and noise."""
+    """Yield bad bytes of an attached record: with each bad value in each place, cut off, and noise."""
     write = json_bytes if ride.is_text else msgspec.msgpack.encode
     builtins = msgspec.to_builtins(ride.record, builtin_types=() if ride.is_text else (bytes,))
     whole = write(builtins)
@@ -298,7 +299,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def spoil_tensors(tensors: tuple[NDArray[Any], ...]) -> Iterator[tuple[str, tuple[NDArray[Any], ...]]]:
-    """Yield tensors once with each kind of fault, each with its name; without tensors only `surplus`."""
+    """Yield tensors with each kind of fault, and its name; if a message has no tensors, only `surplus`."""
     yield "surplus", (*tensors, np.zeros(3, np.float32))
     if not tensors:
         return

@@ -31,7 +31,7 @@ EVENTS = (FAILOVERS, CATCH_UPS, SUCCESSIVE)
 
 
 def numerics_of(server: str) -> dict[str, str]:
-    """Return the numerics that a simulated server publishes: those of the third one differ."""
+    """Return the numerics that a simulated server publishes; `ps-2` differs from the others."""
     return {"blas": "another" if server == "ps-2" else "simulated"}
 
 
@@ -58,7 +58,7 @@ class BundleWatch:
         self._maps, self._bundles = Maps(), Bundles()
         self._incarnations: dict[str, int] = {}
         self._losses: dict[str, int] = {}
-        """Members that each bundle has lost since it last had all copies in sync."""
+        """Number of members that each bundle has lost since it last had all copies in sync."""
         self._joining: dict[tuple[str, Member], int] = {}
         """Number of answered pushes when a member began to join, by key of the bundle."""
         self._was_whole: set[str] = set()
@@ -201,7 +201,7 @@ class BundleWatch:
         return found
 
     def lacking(self) -> str:
-        """Return which bundles lack copies in sync on running servers; empty if none does."""
+        """Return a text about bundles that lack copies in sync on running servers; empty if none does."""
         phases = {name: store.phase for name, store in self.map.stores.items()}
         found = [] if "open" in phases.values() else ["no store is open"]
         for key, bundle in sorted(self.map.bundles.items()):

@@ -40,7 +40,7 @@ STRIKE_S = 10.0
 """Latest start of a fault, in seconds."""
 
 ANSWERS = 3
-"""Number of answers to each user after which the user has found the controllers again."""
+"""Number of answers to a user that show that the user has found the controllers again."""
 
 SETTLED_S = 20.0
 """Time limit until all members have joined with the same map after the last fault, in seconds."""

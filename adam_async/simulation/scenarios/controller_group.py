@@ -239,7 +239,7 @@ class ControllerGroup:
         return sorted(chosen)
 
     def check_equal(self) -> str:
-        """Return a difference between the controllers; empty if all have applied the same."""
+        """Return a difference between the controllers; empty if all have applied the same entries."""
         commits = {name: core.commit for name, core in self.cores.items()}
         if len(set(commits.values())) > 1 or len(commits) < len(self.addresses):
             return f"not all have applied the same: {commits}"
@@ -262,7 +262,7 @@ class ControllerGroup:
 
 
 class _WatchedLog(LogFile):
-    """The file of one incarnation, which records its certainly durable length."""
+    """The log file of one incarnation; it notes in `proven` the length that is certainly durable."""
 
     def __init__(self, group: ControllerGroup, node: Node) -> None:
         super().__init__(node.open_disk(), FOLDER)

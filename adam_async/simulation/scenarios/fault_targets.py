@@ -1,7 +1,7 @@
 """Targets and duration of the faults of a group of controllers.
 
-A fault without a target affects the leader at its start. A machine has one fault at a time; further faults
-wait. After the time of faults no fault is undone: the scenario decides the repairs.
+A fault without a target affects the controller that leads when the fault starts. A machine has one fault at a
+time; further faults wait. After the time of faults no fault is undone: the scenario decides the repairs.
 """
 
 import asyncio
@@ -83,9 +83,9 @@ class Targets:
 
     @asynccontextmanager
     async def settled(self, fault: Fault) -> AsyncIterator[Node]:
-        """Reserve a controller for the loss of its disk, when all others are in the group with their disks.
+        """Reserve a controller for the loss of its disk once all others are in the group with their disks.
 
-        Otherwise the group would lose more disks at once than it survives.
+        Without this wait the group would lose more disks at once than it survives.
 
         Raises:
             Missed: The group did not settle within the time of faults.
@@ -103,9 +103,9 @@ class Targets:
         return self.world.nodes[fault.targets[0]] if fault.targets else await self._leader()
 
     def pair(self, fault: Fault) -> tuple[str, str] | None:
-        """Return the two machines of a fault; a single target is paired with the leader.
+        """Return the two machines of a fault, one of them the leader if the fault has a single target.
 
-        None without a leader.
+        Returns None if the fault needs a leader and there is none.
         """
         one, other = (*fault.targets, self.group.leader)[:2]
         return (one, other) if other else None

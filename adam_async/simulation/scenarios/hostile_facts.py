@@ -54,9 +54,9 @@ def facts_of(cluster: TrainingCluster, target: str, *, sender: Identity, map_ses
 def next_push(
     server: ParameterServer, cluster: ClusterMap, *, by_client: bool
 ) -> tuple[Push | None, NDArray[Any]]:
-    """Return the next push of a worker or client to the first shard of a server, and its gradient, of zeros.
+    """Return the next push of a worker or client to a server's first shard, with a gradient of zeros.
 
-    The push is None before the first push of any of them.
+    The push is None if no worker or client has pushed yet.
     """
     for served in reversed(tuple(server.served.values())):
         store, state = cluster.store(served.store.id), served.state

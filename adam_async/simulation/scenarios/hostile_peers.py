@@ -102,7 +102,7 @@ ONE_WAY = ("Greet", "Blocks", "Agree")
 """Types of messages without an answer."""
 
 ONLY_SERVE = ("ps", "data")
-"""Roles that take only requests from these peers, and no messages."""
+"""Roles that take only requests from these peers, and no messages without an answer."""
 
 ANSWER_S, PROBE_S, READY_S, STRIKE_S = 3.0, 2.0, 60.0, 60.0
 """Time limits, in seconds: of the answer to a bad message, of the dial and answer of a valid question, of the
@@ -211,7 +211,7 @@ class HostilePeers:
         return self._cluster.servers[target]
 
     def next_push(self, target: str, *, by_client: bool) -> tuple[Push | None, NDArray[Any]]:
-        """Return the next push of a worker or client to a server's first shard; None before the first."""
+        """Return the next push of a worker or client to a server's first shard; None before any push."""
         return next_push(self._cluster.servers[target], self._cluster.map, by_client=by_client)
 
     @property
@@ -365,7 +365,7 @@ class _Peer:
         return self._sent > 0
 
     async def _send_one(self, bad: BadMessage) -> None:
-        """Send one message on a link that only serves, and check that the link ends."""
+        """Send a message without an answer to a role that takes only requests; check that the link ends."""
         link = await self._dial()
         try:
             link.send_nowait(bad.message)

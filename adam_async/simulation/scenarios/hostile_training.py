@@ -1,8 +1,9 @@
 """A whole cluster learns digits while hostile peers send every message with every bad field.
 
 Every role runs on its own machine, as in `training`. No machine fails: all faults are hostile peers
-(`hostile_peers.py`). In addition to the conditions there: no role ends or restarts, the run ends in time with
-the right counts, epochs advance, the model learns, every value is finite, and the cluster map stays small.
+(`hostile_peers.py`). In addition to the conditions of `training`: no role ends or restarts, the run ends in
+time with the right counts, epochs advance, the model learns, every value is finite, and the cluster map stays
+small.
 """
 
 import asyncio
@@ -38,8 +39,8 @@ MOST_MAP_BYTES = 1 << 20
 """Maximum size of the cluster map despite hostile peers, in bytes of JSON text."""
 
 MOST_HELD_BYTES, LEFT_BYTES = 6 << 20, 256 << 10
-"""Maximum number of bytes that a machine holds for three hostile links, of 1 MiB each, and for valid links;
-and for valid links alone after the run."""
+"""Maximum number of bytes that a machine holds for its peers: during the run, with three hostile links of 1
+MiB each, and after the run, with valid links alone."""
 
 GIVEN_BACK_S = 12.0
 """Time until all questions of deaf peers are over, in seconds: up to 500 questions, about 125 at a time, 2 s

@@ -28,7 +28,7 @@ INVALID = "invalid"
 """Code of the refusal of a value that is no record."""
 
 ANOTHER = "another group"
-"""Name of another group; a question with its versions has no effect here."""
+"""Name of another group of controllers; a question with versions of that group has no effect here."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -159,7 +159,7 @@ class _State:
         self._watched = ClusterMap()
 
     async def watch(self, client: MapClient) -> None:
-        """Watch every version of the map, with interruptions from which the watch goes on."""
+        """Watch every version of the map; interrupt the watch at random, and continue it."""
         while True:
             after = self._watched.version if self.group else -1
             async with contextlib.aclosing(client.changes(after, self.group)) as all_news:

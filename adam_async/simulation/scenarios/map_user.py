@@ -87,7 +87,7 @@ class User:
     """Role of the user's record."""
     watches: bool
     submits: bool = False
-    """Whether the user submits runs, for which the others become ready."""
+    """Whether the user submits runs; the other users then become ready for them."""
     pause_s: float
     """Mean pause between two questions, in seconds."""
     patience_s: float

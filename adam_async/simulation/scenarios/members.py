@@ -121,8 +121,8 @@ class _Run:
         }
         self.runs = ShortRuns(world, ledger, self._network)
         self.silent = [*self.members][-1]
-        """Name of a worker that never writes: a write sets the whole record, and so makes a lost worker join
-        again."""
+        """Name of the worker that never writes, so that it stays lost after a loss: a write sets the whole
+        record, and would make a lost worker join again."""
         self.writing = True
         world.node(CONTROLLER).start(self._serve)
         world.node(DRIVER).start(self.runs.run_driver)

@@ -30,8 +30,8 @@ AGAIN_S = 0.3
 """Pause before a program that gave up starts again, in seconds."""
 
 INCARNATIONS = 1000
-"""Number of incarnations for one start of a machine; a program that starts again takes the next
-incarnation."""
+"""Number of incarnations reserved for each start of a machine; a program that starts again takes the next one
+of them."""
 
 LINGERS_S = 1.0
 """Time for which a hanging process keeps its link, in seconds."""
@@ -131,7 +131,7 @@ class Member:
             self.ledger.operations += 1
 
     async def _linger(self, node: Node, incarnation: int) -> None:
-        """Keep a link in the way of a hanging process: until its end the next incarnation cannot join."""
+        """Keep a link open as a hanging process would, which keeps the next incarnation from joining."""
         client = MapClient(
             network=network_of(node),
             controllers=",".join(self.controllers),

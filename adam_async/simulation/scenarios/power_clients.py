@@ -23,8 +23,8 @@ COLD = "cold"
 """Name of an array to which clients seldom push after the start, in some plans."""
 
 COLD_ROWS = 32
-"""Number of rows of the cold array, which is one shard. It has more bytes than a third of the other arrays
-together, so one bundle has this shard alone, and its piece seldom changes while a server is away."""
+"""Number of rows of the cold array, which is one shard. The shard has more bytes than a third of the other
+arrays together, so one bundle has this shard alone, and its piece seldom changes while a server is away."""
 
 FIRST = 3
 """Number of pushes to the cold array that come soon after the start, so that its values differ from the
@@ -96,4 +96,4 @@ class PowerClients(PushClients):
         return super()._versions_of(array, of_shards)
 
     def _check_known(self, id: str) -> None:
-        """Accept a store without pushes: the last reader may be the first to open it after its return."""
+        """Accept a store without pushes: the last reader may be the first that opens a returned store."""

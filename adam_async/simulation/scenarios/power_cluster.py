@@ -20,7 +20,7 @@ SHARDS = Path("/shards")
 """Folder of a server."""
 
 LOOK_S = 0.05
-"""Interval between two looks at the primaries, in seconds."""
+"""Interval between two checks of the primaries, in seconds."""
 
 SINCE_1970_S = 1.8e9
 """Wall-clock time at the begin of a run, in seconds since 1970."""
@@ -98,7 +98,7 @@ class PowerCluster(PushCluster):
         counts[READ_BACK] = self.states.compared
 
     def is_saved(self, losses: Losses) -> bool:
-        """Return whether the primaries of an open store have reported that their disks have it."""
+        """Return whether the primaries of an open store have reported that the store is on their disks."""
         cluster = self.bundles.map
         stores = [store for store in cluster.stores.values() if store.phase == "open"]
         return any(is_saved(cluster, store) and not losses.has_ended(store.id) for store in stores)
@@ -113,6 +113,6 @@ class PowerCluster(PushCluster):
             losses.looked(all_led=all(each is not None and self.bundles.is_well(each) for each in primaries))
 
     def lost(self, losses: Losses) -> None:
-        """Note that the open stores have lost servers that they cannot spare."""
+        """Note that the stores in the map have lost servers that they cannot spare."""
         for store in self.bundles.map.stores.values():
             losses.ended(store.id)

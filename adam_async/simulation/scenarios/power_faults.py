@@ -20,7 +20,7 @@ KILL_ALL, BLACKOUT, ROT, STRAND = "kill-all", "blackout", "rot", "strand"
 SLOW_DISKS, FULL_DISKS, DISK_ERROR = "slow-disks", "full-disks", "disk-error"
 
 ALL_KINDS = (POWER, POWER, KILL_ALL, BLACKOUT, ROT)
-"""Faults that end all servers at once; a power cut is drawn more often."""
+"""Faults that end all servers at once; a power cut is drawn twice as often as each other fault."""
 
 ONE_KINDS = ("kill", "crash", DISK_ERROR)
 """Faults that end one server."""
@@ -47,7 +47,8 @@ MOST_TRIES = 50
 """Maximum number of attempts to rot a sector of a small disk."""
 
 STEP_S, SHORT_STEP_S = 0.05, 0.001
-"""Interval between two checks of a condition, and of a condition that lasts for milliseconds, in seconds."""
+"""Intervals between two checks, in seconds: of an ordinary condition, and of a condition that lasts for
+milliseconds."""
 
 WRITING_S = 1.5
 """Time limit of the wait for a write, in seconds."""
@@ -56,8 +57,8 @@ ROOM_BYTES = 4096
 """Upper bound of the free space on a full disk, in bytes."""
 
 SETTLE_S = 0.5
-"""Time in which the rounds of writing catch up once disks keep up again, in addition to two intervals between
-rounds, in seconds."""
+"""Time for the rounds of writing to catch up after disks keep up again, in seconds, in addition to two
+intervals between rounds."""
 
 
 class PowerFaults:
@@ -108,7 +109,7 @@ class PowerFaults:
         self.strikes: dict[str, Strike] = {kind: self._alone(strike) for kind, strike in own.items()}
 
     def _alone(self, strike: Strike) -> Strike:
-        """Let a fault wait for the end of the others, and until the first store is on the disks."""
+        """Return a fault that waits until the others have ended and the first store is on the disks."""
 
         async def strike_alone(world: World, fault: Fault) -> None:
             async with self._one:
@@ -267,7 +268,7 @@ class PowerFaults:
         await self._trouble(fault, nodes, slow_s=0.0)
 
     async def _trouble(self, fault: Fault, nodes: Sequence[Node], *, slow_s: float) -> None:
-        """Strike disks; in half of the cases the power fails meanwhile."""
+        """Slow down or fill disks; in half of the cases the power fails meanwhile."""
         self._losses.troubled()
         for node in nodes:
             if slow_s:

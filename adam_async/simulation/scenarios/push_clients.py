@@ -41,21 +41,22 @@ CONSISTENCIES = ("asp", "asp", "asp", "ssp:2", "bsp")
 SHARD_BYTES = 256
 
 ROWS, COLUMNS, ARRAYS = 5, SHARD_BYTES // 4, 16
-"""Shape of an array, and number of arrays; a row of float32 is one shard. With more rows than servers factors
-have fewer bytes than their product, so clients send them."""
+"""Shape of an array, and number of arrays; a row of float32 is one shard. An array has more rows than there
+are servers, so that factors have fewer bytes than their product and clients send factors."""
 
 BEGUN_WITH = 2
 """Number of clients that the first step of a store with clocks waits for."""
 
 INFINITE = 0.04
-"""Share of pushes with a gradient that is not finite; none in bsp, which refuses the sum instead."""
+"""Share of pushes with a gradient that is not finite; none in bsp, where the servers would refuse the whole
+sum."""
 
 LARGE = 1e30
 """Value of the elements of two factors whose product is not finite in float32."""
 
 MOMENTUM, MOST_MOMENTUM = 0.5, 2.25
-"""Momentum of some stores, and upper bound of the entry of a push that was applied once with it: the sum of
-the powers of 0.5 is at most 2, and the entry of a push that was applied twice is at least 2.5."""
+"""Momentum of some stores, and largest value in the column of a push that was applied once with this
+momentum. The sum of the powers of 0.5 is at most 2; a push that was applied twice gives at least 2.5."""
 
 PACE_S = 0.08
 """Mean pause of a client between two steps, in seconds, if the plan does not say otherwise."""
@@ -206,7 +207,7 @@ class PushClients:
         self.are_going_on = self.are_going_on and not store.full
 
     def _draw_array(self, arrays: Mapping[str, StorePushes], dice: RandomStream) -> str:
-        """Draw an array to push to, at least one of which is not full."""
+        """Draw an array that is not full; at least one array must not be full."""
         return dice.choose([name for name in array_names() if not arrays[name].full])
 
     async def _push(self, name: str, link: StoreLink, array: str, dice: RandomStream) -> None:

@@ -29,15 +29,15 @@ SERVERS = ("ps-0", "ps-1", "ps-2", "ps-3")
 WAITS = Waits(dial_s=20.0, call_s=5.0, answer_s=0.5, patience_s=60.0, clock_s=60.0, prepare_s=60.0)
 
 APART = "paths of their own"
-"""Name of the count for runs in which servers have a second listener for each other, and pieces links of
-their own."""
+"""Name of the count of runs in which the servers have a second listener for each other, and separate links
+for pieces."""
 
 CHECK_S = 0.1
 """Interval between two comparisons of all copies, in seconds."""
 
 
 def copies_path_of(node: Node) -> CopiesPath:
-    """Make the path of a server to the others, for one incarnation."""
+    """Make the path of a server to the other servers, for one incarnation."""
     network = network_of(node, rules=table_among("ps"))
     return CopiesPath(address=f"tcp://{node.name}:2", network=network, pieces=network)
 

@@ -14,7 +14,7 @@ from adam_async.simulation.scenarios.training_cluster import CONTROLLERS
 LEADER_KILL, PUSHER_KILL, POWER = "leader-kill", "pusher-kill", "power"
 
 OWN_KINDS = (*LOSS_KINDS, *STALL_KINDS, *LINK_KINDS, LEADER_KILL, PUSHER_KILL)
-"""Faults after which the store goes on; `POWER` ends it."""
+"""Faults after which the store goes on; `POWER` ends the store."""
 
 
 class PushFaults:

@@ -4,7 +4,7 @@ A fault of a server waits until every bundle has another member in sync that is 
 never take all copies. A killed server is down for a while; meanwhile the next fault may strike. Two kinds
 strike in the few milliseconds in which a bundle depends on its rules:
 
-    split         a primary is lost while another member holds an entry that its successor lacks
+    split         a primary is lost while a member holds an entry that the next primary lacks
     successors    a primary is lost after an entry that the others do not know to be committed, and then its
                   successor before the others have the successor's entries
 """
@@ -50,7 +50,8 @@ FOLLOW_S = 5.0
 """Time limit of the wait for the successor of a lost primary, in seconds."""
 
 STEP_S, SHORT_STEP_S = 0.05, 0.001
-"""Interval between two checks of a condition, and of a condition that lasts for milliseconds, in seconds."""
+"""Intervals between two checks, in seconds: of an ordinary condition, and of a condition that lasts for
+milliseconds."""
 
 
 class ServerFaults:
@@ -59,7 +60,7 @@ class ServerFaults:
     Args:
         servers: Machines of the servers.
         peers: Machines at the other ends of links that faults strike.
-        is_over: Whether the workload has ended, after which lost copies do not return.
+        is_over: Returns whether the workload has ended; lost copies do not return after that.
 
     Attributes:
         strikes: Faults by kind, for `faults.strike_all`.
@@ -97,10 +98,10 @@ class ServerFaults:
 
     @asynccontextmanager
     async def victim(self, fault: Fault, *, leads: bool = False) -> AsyncIterator[str]:
-        """Reserve a server that may be lost: the target, or the one that is the primary of most bundles.
+        """Reserve a server that may be lost: the target of the fault, or else the primary of most bundles.
 
         Args:
-            leads: Whether it must be the primary of a bundle with another member in sync.
+            leads: Whether the server must be the primary of a bundle with another member in sync.
 
         Raises:
             Missed: No server may be lost for `SPARE_S`, or the workload has ended.
@@ -228,14 +229,14 @@ class ServerFaults:
         return self._logs(key)[0].applied
 
     def _is_split(self, key: str, primary: str) -> bool:
-        """Return whether the successor lacks an entry of a third member, without one of the primary."""
+        """Return whether the successor lacks an entry of a third member; False if the primary changed."""
         if self._primary(key) != primary:
             return False
         mine, *others = [log.last for log in self._logs(key)]
         return bool(others) and max(others[1:], default=mine) > others[0]
 
     def _is_held(self, key: str) -> bool:
-        """Return whether all members in sync hold the last entry of a primary that does not know it."""
+        """Return whether all members in sync hold the last entry of a primary that has not committed it."""
         mine, *others = self._logs(key)
         return mine.committed < mine.last and all(log.last == mine.last for log in others)
 

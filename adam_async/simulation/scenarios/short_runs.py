@@ -78,8 +78,8 @@ TAKEN_UP = ((0, 20), (31, 47))
 SPEC = mlp((4, 2), input_shape=(1, 2, 2)).to_dict()
 
 INCARNATIONS = 1000
-"""Number of incarnations for one start of a machine; a program that starts again takes the next
-incarnation."""
+"""Number of incarnations reserved for each start of a machine; a program that starts again takes the next one
+of them."""
 
 
 @lru_cache(maxsize=1)
@@ -190,7 +190,7 @@ class ShortRuns:
         """Stop a run within an epoch, and end it when no group is leased any more.
 
         Raises:
-            Violation: A group was leased after that.
+            Violation: A drained epoch leased a group.
         """
         await asyncio.sleep(after_s)
         with suppress(DeadlineExceeded):
@@ -209,7 +209,7 @@ class ShortRuns:
                 await update_program(membership, lambda record: _finished(record, run))
 
     def _leased(self, cluster: ClusterMap) -> int | None:
-        """Return the number of groups that a ledger leader with a drained epoch has leased in its run."""
+        """Return the number of groups that the ledger leader has leased in a drained epoch; else None."""
         for name in cluster.ledger_leaders[:1]:
             server = self.ledger_leaders.get(name)
             counts = server.state.statistics() if server is not None else None
@@ -321,7 +321,7 @@ class ShortRuns:
     async def _be_refused(
         self, link: Link, code: str, question: Body, *, unless: "asyncio.Future[Any] | None" = None
     ) -> None:
-        """Send a question that must be refused with this code, unless `unless` is answered before."""
+        """Send a question that must be refused with this code, unless the answer to `unless` came before."""
         try:
             answer = await link.call(pack(question), timeout_s=2.0)
         except RemoteError as error:

@@ -1,9 +1,9 @@
 """Clients of stores beside a training run, which push, pull, tick, leave, and delete and create stores.
 
 Each client runs on its own machine. The client's program opens the store of all clients, which the first one
-creates, and works on it until it is full or a draw ends it; then it deletes the store, and all clients open
-the next one. A program that fails opens the store again. One more machine reads the store, and never delays
-the others.
+creates, and works on it until the store is full or a draw ends the work; the program then deletes the store,
+and all clients open the next one. A program that fails opens the store again. One more machine reads the
+store, and never delays the others.
 
 Every push adds 1 to its own column (`checkers.store_pushes`). One array is float64 and one float32, so each
 push has messages of two families. The seed draws the consistency.
@@ -89,7 +89,7 @@ class _OpenStore:
     pushes: StorePushes
     dice: RandomStream
     step: int
-    """Steps that the client has ended: ticks, and with bsp also the push of a step."""
+    """Number of steps that the client has ended: by a tick or, with bsp, also by the push of a step."""
 
 
 class StoreClients:

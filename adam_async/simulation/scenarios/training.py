@@ -83,7 +83,8 @@ LOSSES = ("server-kill", "server-crash", "server-split", "server-successors")
 """Faults that cost the memory of a server; each seed with copies has one."""
 
 DRIVER_LOST, DRIVER_REPLACED = 0.35, 0.3
-"""Share of the seeds that lose the driver; share of the drivers that replace their run, of those that may."""
+"""Share of the seeds that lose the driver and, of the drivers that may replace their run, share of those that
+do."""
 
 BRIEF_S = 1.2
 """Maximum freeze of a role with the only copy of its state, in seconds: its links survive it."""
@@ -179,7 +180,7 @@ async def run_result(cluster: TrainingCluster) -> RunResult:
 
 
 def lacking(cluster: TrainingCluster) -> str:
-    """Return which bundles lack copies while the run goes on; those of an ended run get no new ones."""
+    """Return a text about bundles that lack copies; empty after the run, whose bundles get no new copies."""
     return cluster.bundles.lacking() if not cluster.is_over else ""
 
 

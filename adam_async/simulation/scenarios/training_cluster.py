@@ -51,7 +51,7 @@ from adam_async.worker.service import ModelWorker
 from transport import Budget, BufferPool, Identity, LinkConfig, RoleTable, Secret, TcpNetwork, TransportError
 
 CONTROLLERS = {f"controller-{number}": f"tcp://controller-{number}:7000" for number in (1, 2, 3)}
-"""Address of each controller; all roles know all of them."""
+"""Address of each controller; all roles get all addresses."""
 
 TOKEN = b"a token of the simulated cluster"
 FOLDER, CHECKPOINTS = Path("/controller"), Path("/checkpoints")
@@ -69,7 +69,7 @@ MEMORY_BYTES = 24 << 20
 """Maximum number of bytes that the links of one machine hold for their peers together."""
 
 IMAGES = 300
-"""Number of training images, of 1,437; the 360 test images are all used."""
+"""Number of training images in use, out of 1,437; all 360 test images are used."""
 
 WORKERS = ("worker-0", "worker-1")
 SERVERS = ("ps-0", "ps-1")
@@ -82,8 +82,9 @@ CHECK_S = 0.2
 """Interval between two checks, in seconds."""
 
 APPLY_S = 15.0
-"""Maximum time until a new primary has applied all acknowledged pushes, in seconds. Below `min_in_sync` it
-first waits for the end of the fault, for 3 s at most, and for a new member, which it invites after 5 s."""
+"""Maximum time until a new primary has applied all acknowledged pushes, in seconds. A primary with fewer than
+`min_in_sync` members first waits for the end of the fault, for 3 s at most, and for a new member, which the
+primary invites after 5 s."""
 
 DAMAGE_S = 6.0
 """Maximum time that a connection stays open after damage on it, in seconds."""
@@ -118,7 +119,7 @@ def images() -> Dataset:
 async def run_controller(
     node: Node, settings: RoleSettings, bundles: BundleWatch, running: dict[str, Controller]
 ) -> None:
-    """Run a controller with a disk until it is cancelled. `running` gets it by its name."""
+    """Run a controller with a disk until it is cancelled. `running` gets the controller under its name."""
     setup = ConsensusSetup(
         entropy=node.entropy, file=LogFile(node.open_disk(), FOLDER), observe=bundles.saw_state
     )
@@ -325,7 +326,7 @@ class TrainingCluster:
 
     @property
     def is_over(self) -> bool:
-        """Whether the driver has ended by itself; a lost one starts again."""
+        """Whether the driver has ended by itself; a lost driver starts again."""
         return self.driver.task is not None and self.driver.task.done()
 
     @property
@@ -353,7 +354,7 @@ class TrainingCluster:
         self._over = {*self._sessions.values(), *self.acknowledged}
 
     def check_takeover(self) -> None:
-        """Check that the run of the result is the one that waited for its driver.
+        """Check that the result is of the run that waited for its driver.
 
         Raises:
             Violation: The driver began another run.

@@ -100,7 +100,7 @@ class TrainingFaults:
         """Lock of each controller, held by the fault at it."""
 
     async def _controller(self, world: World, fault: Fault) -> None:
-        """Kill, crash or freeze a controller; without a target, the next leader."""
+        """Kill, crash or freeze a controller: the target of the fault or, without one, the next leader."""
         if not fault.targets:
             await _find_victim(
                 fault,
@@ -191,7 +191,7 @@ class TrainingFaults:
         await self._servers.strikes[kind](world, msgspec.structs.replace(fault, kind=kind))
 
     async def _driver(self, world: World, fault: Fault) -> None:
-        """Kill or crash the driver while its run trains: one that prepares fails without its driver."""
+        """Kill or crash the driver of a run that trains; a run that prepares fails without its driver."""
         cluster, ledger = self._cluster, self._ledger
         await _find_victim(
             fault,
@@ -233,7 +233,7 @@ async def _find_victim(fault: Fault, found: Callable[[], bool], missing: str) ->
     """Wait until a fault has a target.
 
     Raises:
-        Violation: The run has none for `VICTIM_S`; `missing` is the reason.
+        Violation: The fault has no target for `VICTIM_S`; `missing` is the reason.
     """
     try:
         async with asyncio.timeout(VICTIM_S):

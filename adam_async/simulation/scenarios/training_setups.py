@@ -44,7 +44,7 @@ MODES: tuple[Draw, ...] = (
 """Consistency modes."""
 
 CUT: Draw = {"partitions": 2, "replicas": 1, "images_per_group": 12, "in_flight": 6, "rate": 0.2}
-"""Options of one replica with a partition on each worker: every group crosses the network."""
+"""Options of one replica with a partition on each worker, so that every group crosses the network."""
 
 CUTS: tuple[Draw, ...] = (
     {**CUT, "network": "frozen", "plan": "layers", "consistency": "asp", "lag": 0},
@@ -129,12 +129,12 @@ NETWORKS: dict[str, ModelSpec] = {
     ),
     "wide": mlp((64, 256, 256, 10), input_shape=(1, 8, 8)),
 }
-"""Networks by name; the first is the default. In a cut `frozen` network, no gradients return to the first
-partition, which could run ahead of the other one."""
+"""Networks by name; the first is the default. In a partitioned `frozen` network no gradients return to the
+first partition, which could therefore run ahead of the second one."""
 
 PACE, PACE_CUT = 0.01, 0.05
-"""Share of a core of a worker, small enough that training lasts as long as the faults. A partitioned model
-has more, smaller jobs."""
+"""Share of a core of a worker, small enough that training lasts as long as the faults; the second one is for
+a partitioned model, which has more and smaller jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,9 +224,10 @@ def draw_setup(dice: RandomStream, plain: Config) -> dict[str, Setting]:
 
 
 def draw_copies(dice: RandomStream, settings: Draw) -> dict[str, Setting]:
-    """Draw the number of copies of each shard; nothing for one copy, which a recorded run needs.
+    """Draw the number of copies of each shard; return no setting for one copy.
 
-    A resumed run has one, because the loss of a server while its second store gets values ends it.
+    A recorded run needs one copy. A resumed run also has one copy, because the loss of a server ends the run
+    while its second store gets values.
 
     Args:
         dice: A random stream only for this call.

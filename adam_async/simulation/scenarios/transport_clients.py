@@ -236,7 +236,7 @@ async def _with_room(wait: Awaitable[None]) -> None:
 
 
 async def _answer(request: Request) -> None:
-    """Return an `echo`; refuse a `count` after a pause."""
+    """Answer an `echo` with its content; refuse a `count` after a pause."""
     message = request.message
     if message.type == "echo":
         request.reply(Message(type="echoed", meta=message.meta, tensors=message.tensors))

@@ -41,7 +41,7 @@ MACHINES = ("stranger-0", "stranger-1")
 """Machines of the unauthenticated clients."""
 
 JOINER = "joiner"
-"""Machine of the member that joins beside a flood."""
+"""Machine of the member that joins during a flood."""
 
 STRIKE_S, SETTLED_S, TURNED_S = 20.0, 20.0, 12.0
 """Times in seconds: latest start of a fault, time limit of the recovery, and longest stay of a bad client."""
@@ -238,7 +238,7 @@ class _Run:
     # --- the end -------------------------------------------------------------------------------
 
     async def settle(self) -> None:
-        """Check that every client gets another answer."""
+        """Check that every client gets a further answer."""
         answered = self.clients.answered
         before = dict(answered)
 

@@ -102,7 +102,7 @@ class WireFaults:
         )
 
     async def _break_off(self, _: World, fault: Fault) -> None:
-        """Reset each connection after `amount` bytes, old ones included."""
+        """Reset each connection, new or existing, after `amount` bytes."""
         most = int(fault.amount)
         await self._limit(
             fault, lambda usual: replace(usual, reset_after_bytes=most), lambda wire: wire.broken
@@ -116,7 +116,7 @@ class WireFaults:
     async def _limit(
         self, fault: Fault, limited: Callable[[Conditions], Conditions], count: Callable[[Wire], int]
     ) -> None:
-        """Change the conditions of both directions; it has an effect as soon as `count` grows."""
+        """Change the conditions of both directions; the change has an effect as soon as `count` grows."""
         ways = self._ways(fault)
         wires = [self._network.wire(*pair) for way in ways for pair in both(*way)]
         before = sum(map(count, wires))
@@ -132,11 +132,11 @@ class WireFaults:
         check_noticed(noticed)
 
     async def _hold(self, fault: Fault, put: Callable[[], None], noticed: Callable[[], bool]) -> bool:
-        """Apply `put` until the time of a fault is over and it had an effect.
+        """Apply `put` until the time of a fault is over and the fault had an effect.
 
         Returns whether the fault had an effect.
 
-        The end of another fault at the same wires may undo this one, so `put` is applied repeatedly.
+        The end of another fault at the same wires may undo this fault, so `put` is applied repeatedly.
         """
         put()
         await self._targets.lasts(fault.lasts_s)
