@@ -59,7 +59,7 @@ class Engine(Protocol):
         """Run forward, backward and the rule in place, in one call if every layer has compiled kernels."""
 
     def can_descend_groups(self, context: "Context", groups: Sequence[StepInput]) -> bool:
-        """Return whether `descend_groups` can train these groups, each of the context's present size."""
+        """Return whether `descend_groups` can train these groups, each of `context.images` images."""
 
     def descend_groups(
         self,
@@ -171,7 +171,8 @@ class Context:
             images: Shape ``(n, C, H, W)``, axes of length 1 optional, or ``(n, C * H * W)``. None in a part
                 of a network that reads no images; then n is the number of labels.
             labels: Targets for the loss layer: class numbers ``(n,)``, or target values. None to predict.
-            dice: Random source for layers such as dropout in training; other networks need none.
+            dice: Random source for layers that draw values in training, such as dropout; None if no layer
+                draws.
             keys: The group's name, such as epoch and number: equal keys draw equal values.
 
         Raises:
@@ -200,7 +201,7 @@ class Context:
             layer.draw(self._current.slots[number], dice, keys)
 
     def load_labels(self, labels: Array) -> None:
-        """Load only the labels, one for each image of the present layout.
+        """Load only labels, one for each image of the present layout.
 
         Raises:
             ModelError: The labels do not fit the loss layer.
@@ -385,8 +386,8 @@ def check_layout(shape: Shape, wanted: Shape) -> None:
         wanted: Shape of the network's input, such as (C, H, W).
 
     Raises:
-        ModelError: The shapes differ; for images with channels last, the message has the call that moves the
-            channels.
+        ModelError: The shapes differ; for images with channels last, the message names the call that moves
+            the channels.
     """
     if shape == (math.prod(wanted),) or _long_axes(shape) == _long_axes(wanted):
         return

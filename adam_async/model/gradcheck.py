@@ -24,7 +24,8 @@ STEP = 1e-6
 """Step h along a direction."""
 
 TOLERANCE = 1e-6
-"""Maximum difference, relative to the size of the two sides, or to 1e-3 if both are smaller."""
+"""Maximum difference between the two sides of a check, relative to the largest of three numbers: the sum of
+the absolute terms of g . d, the finite difference, and 1e-3."""
 
 Floats = NDArray[np.float64]
 
@@ -76,7 +77,7 @@ def check_network(
     directions: int = 2,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Check every tensor's gradient in a float64 network on one group; factors must have it as product.
+    """Check each tensor's gradient, and the product of its factors, in a float64 network on one group.
 
     Raises:
         GradientMismatchError: A gradient is wrong; the message has its name.

@@ -46,7 +46,7 @@ class InPlaceStep:
         """Train on the group loaded in `context`, changing `weights` and `state`.
 
         Each layer's tensors are updated right after its backward, while its arrays are in the cache. No
-        earlier layer reads them again, so the result of one thread alone equals updates at the end.
+        earlier layer reads these tensors again, so the result of one thread alone equals updates at the end.
 
         Args:
             weights: All tensors of the network, C-contiguous and writable.

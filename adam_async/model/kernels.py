@@ -34,7 +34,7 @@ def available_kernels(kernels: str) -> str:
 
 
 def make_batches(rule: Rule, dtype: "np.dtype[Any]", kernels: str) -> Batches:
-    """Make batches with the kernels of this name (see `Network`), compiled or read from disk.
+    """Make the `Batches` of a rule, with the kernels of this name (see `Network`).
 
     Raises:
         SpecError: The kernels are unknown, or not installed.

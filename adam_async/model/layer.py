@@ -103,7 +103,7 @@ class ParameterSpec:
 
     @property
     def row_size(self) -> int:
-        """Number of values in one row, which has one index of the first axis."""
+        """Number of values in one row, which is the part of the tensor at one index of the first axis."""
         return math.prod(self.shape[1:])
 
     def rows(self, block: range) -> Self:
@@ -219,8 +219,8 @@ class Layer(ABC):
         self.cut_by: Cut = self.CUT
         self.moves: bool = self.MOVES
         self.hosts_at: int | None = None
-        """First feature of the (only) input in the output, if the input is a part of the output; otherwise
-        None. The input is in the output's memory if no other layer reads the input."""
+        """Feature of the output at which the (only) input begins, if the input is a part of the output;
+        otherwise None. The input is in the output's memory if no other layer reads the input."""
         known = ", ".join(self.OPTIONS) or "none"
         given = dict(spec.options)
         self.frozen = given.pop("frozen", False)
@@ -377,9 +377,10 @@ class Layer(ABC):
         """
 
     def delta(self, slots: Slots, kind: str, out: Array) -> None:
-        """Write the group gradient of the parameter of this kind into `out`, C-contiguous, of its shape.
+        """Write the group gradient of the parameter of this kind into `out`.
 
-        Every layer with trained parameters defines this method.
+        `out` is C-contiguous and has the parameter's shape. Every layer with trained parameters defines this
+        method.
         """
         if all(parameter.kind != kind for parameter in self.parameters):
             raise ModelError(f"layer {self.name!r} has no parameter of kind {kind!r}")
@@ -423,10 +424,11 @@ class Layer(ABC):
 
 
 class Loss(Layer):
-    """A last layer: its output is one loss per image, ``(B,)``; its backward makes the first errors."""
+    """A last layer: its output is one loss per image, ``(B,)``; its backward computes the first errors."""
 
     TARGETS: ClassVar[tuple[str, ...]] = ()
-    """Names of all scratch arrays that `load_targets` fills. If it is empty, groups are loaded one by one."""
+    """Names of all scratch arrays that `load_targets` fills. If no array is named, groups are loaded one by
+    one."""
 
     def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
         super().__init__(spec, input_shapes)

@@ -31,7 +31,8 @@ from adam_async.model.spec import ModelSpec, Shape
 from adam_async.model.topology import INPUT_INDEX, Topology
 
 RANGE_SLACK = 1e-3
-"""Maximum distance of floating-point images below 0 or above 1, which interpolation may cause."""
+"""Maximum distance of a floating-point pixel value below 0 or above 1; interpolation may cause such
+values."""
 
 PREDICT_BATCH = 64
 """Number of images per step of an evaluation: a larger group's columns exceed the second-level cache."""
@@ -87,7 +88,7 @@ class Network:
 
     Args:
         spec: Layers and input.
-        dtype: float32 in training, float64 in proofs.
+        dtype: float32 for training, float64 for exact comparisons.
         kernels: Set of kernels, one of `KERNELS`. A layer without compiled kernels, such as a user's, runs
             its own steps with either set.
         layers: Kinds of layers that the spec may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.

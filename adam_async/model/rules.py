@@ -23,7 +23,8 @@ from adam_async.model.layer import Array
 from adam_async.model.spec import Shape
 
 BLOCK = 32 * 1024
-"""Number of values per block: 128 KiB of float32. Each block needs calls that may release the GIL."""
+"""Number of values per block: 128 KiB of float32. Smaller blocks would need more calls of NumPy, and each
+call may release the GIL."""
 
 RuleState = dict[str, Array]
 
@@ -38,7 +39,7 @@ class Rule(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in configurations and reports."""
+        """Name of the rule in configurations and reports."""
         ...
 
     @property
@@ -224,7 +225,7 @@ class Adam:
 
     @property
     def decay(self) -> tuple[float, float]:
-        """Weight decay that is added to the gradient, and that of the values, in multiples of the rate."""
+        """Weight decay added to the gradient, and weight decay subtracted from values per unit of rate."""
         return self.weight_decay, 0.0
 
     def apply(self, values: Array, state: RuleState, gradient: Array, *, rate: float, scratch: Array) -> None:

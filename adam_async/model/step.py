@@ -45,9 +45,9 @@ class StepOutcome:
     """The result of one step."""
 
     loss: float
-    """Mean loss over the group's images; not finite if the network's scores were not."""
+    """Mean loss over the group's images; not finite if the network's scores are not."""
     staleness: int = 0
-    """Number of steps that other threads finished during this one; 0 if steps are not counted."""
+    """Number of steps that other threads finished during this step; 0 if steps are not counted."""
     refused: tuple[str, ...] = ()
     """Tensors with a gradient that is not finite, in backward order; the tensors and their state are
     unchanged."""

@@ -28,8 +28,8 @@ class Topology:
         wants_error: For each layer, whether it or an earlier layer has parameters to train; only then is the
             error gradient of its output needed.
         shares: For each layer, whether its output is in the memory of its input.
-        hosts: For each layer whose output is in the memory of a later layer's output: that layer, and the
-            first feature there.
+        hosts: For each layer whose output is in the memory of a later layer's output: the later layer, and
+            the first feature of the output there.
     """
 
     layers: tuple[Layer, ...]

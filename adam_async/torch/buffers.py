@@ -11,8 +11,9 @@ the number of clients for ``averaged`` (in bsp the servers take the mean), and u
 servers apply these pushes exactly once, as all others. Only floating-point buffers that `state_dict` has are
 in a store. Whole numbers, such as `num_batches_tracked`, stay local.
 
-With several pushes in flight, each has the changes since the push before it. Pulled values replace the
-buffers at their push; the changes since then stay, in the buffers and in the snapshots of later pushes.
+With several pushes in flight, each has the changes since the push before it. Pulled values replace the values
+that the buffers had at the push before the pull. The module's later changes stay, in the buffers and in the
+snapshots of later pushes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,7 +39,7 @@ RULE = Sgd(rate=1.0)
 
 
 def shared_buffers(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Return the buffers that a store can hold, by name: the submodule of each, and its name there."""
+    """Return the buffers that a store can hold, by name: each buffer's submodule, and its name in it."""
     saved = module.state_dict(keep_vars=True)
     found = {}
     for prefix, part in module.named_modules():
@@ -178,7 +179,7 @@ class Buffers:
         Args:
             values: The store's values after the push of the snapshot.
             snapshot: Values of the buffers at that push.
-            later: Snapshots of later pushes in flight, which get the same difference.
+            later: Snapshots of later pushes in flight; the call adds `values` less `snapshot` to them.
         """
         for name, array in snapshot.items():
             buffer, new = self._buffer(name), np.array(values[name])

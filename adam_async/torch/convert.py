@@ -36,7 +36,7 @@ SOFTMAX_LOSS = LayerSpec.of("loss", "softmax_cross_entropy")
 """Default loss layer of a network that is made of a module."""
 
 ANY_MODULE = "adam_async.torch.TorchStep trains any module"
-"""Remedy for a module that is no network of built-in layers."""
+"""Text of the remedy, in errors about a module that is no network of built-in layers."""
 
 Options = dict[str, OptionValue]
 Edges = list[tuple[str, tuple[str, ...]]]
@@ -78,7 +78,8 @@ def to_module(model: Model) -> nn.Module:
 
 
 _EMPTY = nn.Sequential(), LayerGraph((), ())
-"""Modules; no layer may have the name of an attribute of these."""
+"""Empty modules of both types that `to_module` returns; a layer with the name of one of their attributes gets
+another name."""
 
 
 def _path_of(name: str) -> str:
@@ -290,7 +291,8 @@ _FIXED: Mapping[type, Mapping[str, object]] = {
     Add: {},
     Concatenate: {},
 }
-"""Known types, and the attributes that have only one possible value here."""
+"""Known types of modules, with the attributes for which a layer of this package has only one value, and this
+value."""
 
 
 def _spec_of(path: str, leaf: nn.Module, sources: tuple[str, ...]) -> LayerSpec:

@@ -35,8 +35,8 @@ async def from_torch(
     """Make a data set for a cluster from a PyTorch dataset; a thread reads all items.
 
     Each item is read once, so random transforms of the source would give the same image in all epochs. Give a
-    source without random transforms, and use ``--transforms`` or the step's `forward` for these. Normalise in
-    `forward`, too.
+    source without random transforms, and use ``--transforms`` or the step's `forward` for random transforms.
+    Normalise in `forward`, too.
 
     Args:
         source: A dataset with items by number, such as a `TensorDataset`, a `Subset` or those of torchvision;
@@ -96,7 +96,7 @@ class _Rows:
 
 
 def _of_loader(loader: "DataLoader[Any]", name: str) -> Any:
-    """Return the dataset of a loader that takes each item once, as it is.
+    """Return the dataset of a loader, and refuse a loader that chooses or changes items.
 
     Raises:
         DataError: The loader has a sampler or a `collate_fn` of its own; the error has the remedy.

@@ -27,7 +27,8 @@ class Exchange:
     names: tuple[str, ...] | None = None
     """Arrays to pull; None for no pull."""
     out: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """Memory for pulled values, by name; values of other arrays come in `values`."""
+    """Memory for pulled values, by the name of the array; values of arrays without such memory come in
+    `values`."""
     ends_step: bool = True
     """Whether the push is the last of its step."""
     staging: Staging | None = None
@@ -35,7 +36,7 @@ class Exchange:
     buffers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """Values of the module's buffers at the push, by name."""
     values: Values | None = None
-    """Pulled values; None before the end, and without a pull."""
+    """Pulled values; None before the exchange has ended, and for an exchange without a pull."""
     call: "Call[None]" = field(init=False)
 
     async def run(self, store: face.ParameterStore) -> None:

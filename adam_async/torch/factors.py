@@ -92,15 +92,15 @@ def linear_weights(module: nn.Module) -> dict[str, nn.Linear]:
 
 
 class LinearFactors:
-    """Captures the factors of a module's linear layers, from its creation until `close`.
+    """Captures the factors of a module's linear layers, from the constructor's end until `close`.
 
     One thread at a time may run the module. `take` returns the rows of all passes since the last call.
 
     Args:
         module: The module, whose layers get hooks.
         names: Names of weights to capture, from `linear_weights`; None: all of them.
-        on_captured: Called with a weight's name in the backward pass, after each capture. The weight has no
-            `register_post_accumulate_grad_hook`, because it has no gradient.
+        on_captured: Called with a weight's name in the backward pass, after each capture. A capture
+            accumulates no gradient, so PyTorch calls no `register_post_accumulate_grad_hook` for it.
 
     Raises:
         ConfigError: A name is no weight of `linear_weights`.

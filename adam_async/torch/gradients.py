@@ -99,7 +99,8 @@ def collect(
     Args:
         module: The module of the parameters.
         slots: The parameters.
-        captured: Gradients as factors; this function multiplies factors that do not have fewer values.
+        captured: Gradients as factors; the function multiplies factors that have no fewer values than the
+            gradient.
         allow_unused: Whether a parameter may have no gradient.
 
     Raises:
@@ -119,7 +120,7 @@ def collect(
 
 
 def _check_missing(module: nn.Module, slot: Slot, *, allow_unused: bool) -> None:
-    """Refuse a missing gradient, unless the module still has the parameter and some steps may not use it."""
+    """Refuse a missing gradient, unless `allow_unused` is true and the module still has the parameter."""
     try:
         is_kept = module.get_parameter(slot.name) is slot.parameter
     except AttributeError:
@@ -170,7 +171,7 @@ class Sums:
         return found
 
     def release(self) -> None:
-        """Use other memory for the next sums, because a push may still read these."""
+        """Use other memory for the next sums, because a push may still read the current sums."""
         self._memory = {name: memory for name, memory in self._memory.items() if name in self._present}
 
 

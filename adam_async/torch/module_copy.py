@@ -1,4 +1,4 @@
-"""A copy of a module for one thread at a time, whose parameters have the values of a run.
+"""A copy of a module, whose parameters have the values of a run. For one thread at a time.
 
 On the CPU the parameters use the memory of the values, which is not copied. On another device they have
 memory of their own. Values then go through staging memory, which is pinned on CUDA; the copy has its own

@@ -33,7 +33,7 @@ TOLERANCE = 1e-5
 """Maximum difference between a runtime's scores and the network's, relative to the largest score, or to 1."""
 
 GROUPS = (1, 3)
-"""Numbers of images in the passes of the check; two numbers show that the file takes any."""
+"""Numbers of images in the passes of the check; two numbers show that the file takes any number of images."""
 
 IMAGES, SCORES, NAMES = "images", "scores", "class_names"
 """Names of the input, of the output, and of the metadata with the names of the classes."""

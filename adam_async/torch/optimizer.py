@@ -15,18 +15,19 @@ An `Exchange` is one push, and the pull after it if one is due. `push_every` cal
 gradients into one push, and a pull follows each `pull_every`-th push.
 
 In blocking mode (`max_staleness=0`) `step()` waits for its exchange. The store reads gradients from `grad`
-and writes values into the parameters, if these are contiguous memory of the CPU. After a failed exchange both
-get new memory, so a late answer changes no parameter, and a late push has the gradients of its step. Factors
-share the memory of the program's batches, so pushes copy them. In all other cases gradients and values have
-`Staging` memory. With `max_staleness` above 0, up to that number of exchanges stay in flight during the next
-forward and backward passes, and a later `step()` copies values that have arrived into the parameters. Only
-`step()`, `pull()` and `flush()` change parameters, never between a forward pass and its backward pass.
+and writes values into the parameters, if these are contiguous memory of the CPU. After a failed exchange
+gradients and parameters get new memory, so a late answer changes no parameter, and a late push has the
+gradients of its step. Factors share the memory of the program's batches, so pushes copy them. In all other
+cases gradients and values have `Staging` memory. With `max_staleness` above 0, up to that number of exchanges
+stay in flight during the next forward and backward passes, and a later `step()` copies values that have
+arrived into the parameters. Only `step()`, `pull()` and `flush()` change parameters, never between a forward
+pass and its backward pass.
 
 The rule's state (momentum, means) is on the servers. With `pull_every` above 1 each `step()` takes a local
 step, ``p -= rate * gradient``, in parameters with the rule `Sgd`, as the workers of this package do
 (DistBelief, section 4.1; decision 10). Pulled values replace the local steps, and the optimizer repeats those
-of pushes in flight. A push names the versions from which its gradients were computed, and the number of own
-pushes that local steps had put into these values.
+of pushes in flight. A push names the versions from which its gradients were computed, and the number of this
+client's pushes that local steps had put into these values.
 
 Only one thread may use an optimizer. The store's thread sends, waits and receives.
 """
@@ -491,7 +492,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self.pull()
 
     def _push_buffers(self) -> None:
-        """Push the changes of buffers since the last pull; pushes without a pull have none."""
+        """Push the changes of buffers since the last pull; pushes without a pull lack them."""
         self._exchanges.settle(0)
         changes = self._buffers.gradients(self._buffers.snapshot())
         rate = dict.fromkeys(changes, self._buffers.rate)

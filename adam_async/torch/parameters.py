@@ -59,7 +59,7 @@ class ModuleParameters:
         }
 
     def check_store(self, arrays: Mapping[str, ArraySpec], store: str) -> None:
-        """Check that a store has these parameters, with the same shapes and types, and maybe other arrays.
+        """Check that a store has these parameters, with the same shapes and types. Other arrays are allowed.
 
         Raises:
             StoreError: A parameter is absent, or has another shape or type; the error has the remedy.

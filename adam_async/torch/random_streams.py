@@ -1,7 +1,7 @@
 """The random streams of the process that a module may draw from: those of PyTorch, Python and NumPy.
 
-Each stream is one per process, so a block that seeds them excludes other such blocks. The functions see no
-other source: no generator object of the module's own, no stream of an accelerator.
+All threads of a process share these streams, so a block that seeds the streams excludes other such blocks.
+The functions see no other source: no generator object of the module's own, no stream of an accelerator.
 """
 
 import random

@@ -98,8 +98,8 @@ class TorchStep(TrainStep):
     Args:
         module: A function that makes the module, or the module. The step seeds the random streams of PyTorch,
             Python and NumPy before it calls a function, so all processes make equal modules, and first values
-            depend on the run's seed. A module has the first values of the run; its frozen parameters and
-            buffers must be equal in all processes.
+            depend on the run's seed. If a module is given, its values are the first values of the run, and
+            its frozen parameters and buffers must be equal in all processes.
         loss: Takes the output and the labels (N,), and returns the mean loss of the batch, a scalar tensor.
         metrics: Takes the output and the labels, and returns results by name. ``accuracy`` is required; the
             step adds it if the output has shape (N, K).
@@ -263,7 +263,8 @@ class TorchStep(TrainStep):
     ) -> Mapping[str, NDArray[Any]]:
         """Return all other tensors of `state_dict()`: frozen and tied parameters, and buffers.
 
-        Running statistics are means over the batches under these values; without batches, the module's.
+        Running statistics are means over the batches under these values; without batches, those of the
+        module.
         """
         with self._acquired(self._evaluating, ()) as copy, torch.no_grad():
             copy.load(values)
@@ -382,7 +383,7 @@ def _copied(module: nn.Module) -> nn.Module:
 
 
 def _rows_of(gradient: LinearGradient) -> int:
-    """Return the rows for each image of the trial; 0 if factors of one image already have more bytes."""
+    """Return the rows of factors for each image of the trial; 0 if dense gradients must or should be sent."""
     rows, rest = divmod(gradient.rows, PROBED)
     inputs, outputs = gradient.activations.shape[1], gradient.errors.shape[1]
     fewer = gradient.rest is None and not rest and rows * (inputs + outputs) < inputs * outputs

@@ -11,10 +11,10 @@ Under ``ssp``, as under ``asp``, answers to pushes contain values, with their cl
 requests the necessary values only if no answer is in transit and the copy is too old; the server answers the
 pull when the other replicas have reached the clock.
 
-Under ``bsp`` a clock-bound pull of the new sum follows each step. After the pull the copy has exactly that
-clock, and its snapshot is kept for the steps that read it: the first group of a step may be admitted before
-newer values are installed, and the last one afterwards. A push of clock p waits until the copy has the values
-of clock p - 1; see `replica_clock.py`. Workers make no local steps.
+Under ``bsp`` a clock-bound pull of the new sum follows each step. After the pull the copy has exactly the
+clock of this sum, and its snapshot is kept for the steps that read it: the first group of a step may be
+admitted before newer values are installed, and the last one afterwards. A push of clock p waits until the
+copy has the values of clock p - 1; see `replica_clock.py`. Workers make no local steps.
 
 Errors and statistics of a wait name the slower replicas, which the servers report every half of `answer_s`.
 """
@@ -59,9 +59,10 @@ class OrderedStep:
     """Whether no more groups join the step."""
     buffer: PushBuffer | None = None
     trained: list[Trained] = field(default_factory=list)
-    """Groups that are added up."""
+    """Trained groups whose gradients are in the sum of the step."""
     early: dict[int, Trained] = field(default_factory=dict)
-    """Groups that were trained before an earlier group of the step, by position."""
+    """Trained groups that wait until an earlier group of the step is trained, by their position in the
+    step."""
     on_landed: Callable[[], None] | None = None
     """Callback of the step's last group."""
     leaving: Step | None = None
@@ -106,7 +107,7 @@ class BoundedStepper:
         puller: Pulls values, and has the worker's copy.
         trainer: Owner of the push buffers.
         replica: Number of the replica, for messages.
-        most_steps: Maximum number of steps that have not left.
+        most_steps: Maximum number of steps that are open or wait to be sent.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class BoundedStepper:
         """Whether the slowest clock has advanced since the wait began."""
         self._advanced_at = 0.0
         self._behind: dict[int, Values] = {}
-        """Last answer that named slower replicas, by request."""
+        """Last answer that named slower replicas, by the index of the request."""
         self._waits_before = -1
         self._waits = 0
         self._wait_s = 0.0
@@ -370,7 +371,7 @@ class BoundedStepper:
         groups: list[Trained],
         on_landed: Callable[[], None] | None,
     ) -> Step:
-        """Prepare the push of the step that leaves next."""
+        """Prepare the push of the step that is sent next."""
         assert self.sent <= ready.number, (self.sent, ready.number)
         self.sent = ready.number + 1
         step = Step(buffer, groups, self.sent, ready.epoch)

@@ -45,8 +45,8 @@ class CopyMode:
         model: The network, or a step of the user's.
         session: Identity of the worker towards the servers.
         buffers: Memory for pulled values.
-        in_flight: Groups in flight; with one, each group waits for its pull, otherwise pulls run in the
-            background.
+        in_flight: Number of groups in flight; with 1 each group waits for its pull, otherwise pulls run in
+            the background.
         owned: Tensors that this worker pushes or ticks; None: all.
     """
 

@@ -1,4 +1,4 @@
-"""Pure: limits of a step's gradient, as factors on it before its push: clipping and layer-wise rate control.
+"""Pure: limits on a step's gradient, applied as factors before the push: clipping, layer-wise rate control.
 
 Clipping bounds the norm over all tensors. Layer-wise rate control bounds each tensor's rate by `layer_rate`
 times the tensor's norm over the norm of its clipped gradient, and by the scheduled rate (CL-07). A tensor of
@@ -7,8 +7,8 @@ finite is not scaled: the server refuses and counts it.
 
 A gradient sent as factors is the product E X^T of error gradients E (rows, K) and activations X (inputs, K).
 Its norm needs no product: |E X^T|^2 is the sum over all entries of (E^T E) * (X^T X), two Gram matrices of K
-by K; the matrices of several servers' rows add up. A product that is smaller than a Gram matrix is formed.
-The factor multiplies E.
+by K; the matrices of several servers' rows add up. If the product is smaller than a Gram matrix, the norm is
+computed from the product. A limit's factor multiplies E.
 
 The limits apply to the gradient that the rule would see from this push alone: the sum over the groups of the
 step. In bsp, servers average over all images of a step, so this gradient is the mean over the images of this

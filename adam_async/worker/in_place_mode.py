@@ -113,7 +113,7 @@ class InPlaceMode:
         self._step_reports.start(min(clocks))
 
     async def refresh(self) -> None:
-        """See `TrainingMode.refresh`. The memory of the servers needs none."""
+        """See `TrainingMode.refresh`. The memory of the servers always has the newest values."""
 
     def new_context(self) -> None:
         """See `TrainingMode.new_context`."""

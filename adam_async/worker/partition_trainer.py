@@ -281,7 +281,7 @@ def _step(
     # The loss and the refused pushes show a diverging run; a warning per group would not add information.
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def step(firing: Firing, before: Any, *received: NDArray[Any]) -> Any:
-        """Run the steps of one segment; return its passage, or its result, and the blocks to send."""
+        """Run one segment; return the group's passage, or at the end its result, and the blocks to send."""
         context = firing.context
         passage: Passage = trainer.begin(context, before) if number == 0 else before
         parcels = trainer.run(number, context, passage, received)

@@ -2,14 +2,14 @@
 
 Theory of operation
 -------------------
-The worker with the lower part connects to the worker with the higher part. Both sides begin with a `Greet`:
-the replica generation, and the number of received blocks, after which sending continues
+Of two workers, the worker with the lower part number connects to the other worker. Both sides begin with a
+`Greet`: the replica generation, and the number of received blocks, after which sending continues
 (`reliable_stream.py`). A worker of another generation gets no answer, so all messages of an earlier
 generation are refused.
 
 Blocks that become ready in one iteration of the loop share one message, even if they are of different groups.
-The engine gets received blocks at once. Blocks of the other direction carry confirmations; after
-`CONFIRM_BLOCKS` received blocks without a reply, a message without blocks confirms them.
+The engine gets received blocks at once. A message with blocks also confirms the blocks of the other
+direction; after `CONFIRM_BLOCKS` received blocks without a reply, a message without blocks confirms them.
 
 A worker that only sends, for example because its layers are frozen, could train far ahead of a slower worker.
 Each worker therefore reports its number of begun groups, and begins no group more than a *lead* ahead of a
@@ -57,13 +57,13 @@ MESSAGE_BYTES = 32 << 20
 """Maximum size of the tensors of a message, in bytes; a single tensor may be larger."""
 
 MOST_BEGUN = 1 << 16
-"""Maximum number of groups that the other side may begin between two messages."""
+"""Maximum increase of the other side's number of begun groups from one message to the next."""
 
 CONFIRM_BLOCKS = 32
 """Number of unconfirmed blocks after which a separate message confirms them."""
 
 REPORT_SHARE = 4
-"""Number of reports of begun groups that a sending worker receives within its lead."""
+"""Number of reports of begun groups that a receiver of blocks sends per *lead*."""
 
 ROOM_S = 0.005
 """Pause before another attempt to send if the other side does not read fast enough, in seconds."""
@@ -137,8 +137,8 @@ class PeerWorker:
         address: Address of the other worker.
         expected: Blocks that the other worker may send.
         lead: Maximum number of groups by which a sender is ahead of a receiver.
-        heeded: Whether this worker sends to the other worker, and so waits until that worker has begun enough
-            groups.
+        heeded: Whether this worker sends to the other worker, and so waits until the other worker has begun
+            enough groups.
         events: Functions that take the events.
         callbacks: Runs the sending callbacks in a later iteration of the loop.
     """
@@ -217,7 +217,7 @@ class PeerWorker:
                 return
 
     def _send(self, link: Link) -> bool:
-        """Send the next blocks; False if the link has ended, or does not accept them yet."""
+        """Send the next blocks; return False if the link has ended, or does not accept them yet."""
         first, parcels = self._sending.take(BLOCKS, MESSAGE_BYTES)
         for parcel in parcels:
             parcel.hold()

@@ -83,7 +83,7 @@ class PushPlan:
     factor_rows: Mapping[str, int] = field(default_factory=dict)
     """Rows of factors for each image, of the tensors that are sent as factors."""
     silent: tuple[tuple[str, tuple[ShardId, ...]], ...] = ()
-    """Shards of frozen layers, which are never pushed: a server, and the shards of one tick."""
+    """Shards of frozen layers, which are never pushed, as pairs of a server and the shards of one tick."""
     read_only: tuple[ShardSpec, ...] = ()
     """Shards whose gradient another worker of the replica pushes."""
 
@@ -396,8 +396,8 @@ class PushBuffer:
     def fill_messages(self, context: Any, messages: Iterable[int]) -> None:
         """Write the gradients of these messages, which must be complete; `images` must be set.
 
-        A tensor that several messages share is complete for all of them at once: name these messages in their
-        order.
+        If a tensor has shards in several messages, the first message computes its gradient: name all these
+        messages, in their order.
         """
         for message in messages:
             fill = self._fills[message]

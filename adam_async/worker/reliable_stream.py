@@ -1,8 +1,8 @@
 """Pure: blocks between two workers of a replica: numbered, kept until confirmed, accepted once.
 
 Each direction between two workers is a stream of blocks numbered from 1. When a new link replaces a broken
-one, the sender repeats the unconfirmed blocks, and the receiver drops the blocks that it has. Blocks of the
-other direction carry confirmations.
+one, the sender repeats the unconfirmed blocks, and the receiver drops the blocks that it has. A message with
+blocks also confirms the blocks of the other direction.
 """
 
 from collections import deque
@@ -93,7 +93,7 @@ class SendingStream:
         return first, parcels
 
     def put_back(self, parcels: Sequence[Parcel]) -> None:
-        """Return the last blocks to the queue, because the link did not accept them."""
+        """Return the blocks of the last `take` to the queue, because the link did not accept them."""
         self._sent -= len(parcels)
 
     def confirm(self, received: int) -> None:

@@ -38,7 +38,7 @@ class ReplicaClock:
         start: Number of steps that the replica has finished.
         push_every: Number of groups of a full step.
         slack: Number of steps by which the replica may be ahead of the slowest replica; with `synchronous`,
-            by which sums may lag.
+            number of steps by which sums may lag.
         synchronous: Whether a step reads the values of exactly one clock.
     """
 

@@ -82,7 +82,7 @@ class ComputeSettings:
             their numbers.
         pace: Share of a core's time that each thread may use; see `ComputePool`.
         pool: Pool that the workers of a replica share, made with a `WeakKeyDictionary` for each thread; None
-            for a pool of its own.
+            if the worker has a pool of its own.
         make_pool: Makes the worker's own pool.
     """
 
@@ -99,7 +99,7 @@ class SessionSetup:
 
     endpoint: Endpoint
     cluster: ClusterMap
-    """The map when the session begins; it has a run."""
+    """Cluster map at the start of the session; it has a run."""
     program: TrainingProgram
     """Training program of the run."""
     replica: int
@@ -470,7 +470,7 @@ class RunSession:
             self._fill()
 
     async def _wait_for_peers(self, peer_workers: PeerWorkers) -> None:
-        """Wait for the other workers of the replica; they cannot go on while pushes wait for copies.
+        """Wait for other workers of the replica, without a deadline while pushes wait for copies on servers.
 
         Raises:
             DeadlineExceeded: See `PeerWorkers.wait_progress`.

@@ -197,7 +197,7 @@ class ModelWorker(Role):
             await super()._on_link(link)
 
     async def _on_peer_worker(self, link: Link) -> None:
-        """Serve another worker of the replica; one of another replica generation gets no answer."""
+        """Serve another worker of the replica; a worker of another replica generation gets no answer."""
         self._traffic.watch(link)
         try:
             async with asyncio.timeout(self._waits.call_s):

@@ -34,7 +34,8 @@ class Step:
     clock: int = 0
     """Clock of the step's push."""
     epoch: int = 0
-    """Epoch of the step's groups, for which servers in ssp and bsp wait; 0 in asp."""
+    """Epoch of the step's groups. In ssp and bsp, servers order the push once they know this epoch; 0 in
+    asp."""
     unsettled: int = 0
     """Number of pushes without an acknowledgement."""
     rate: float = 0.0

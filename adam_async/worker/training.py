@@ -63,8 +63,8 @@ class Trained:
 
 
 OnSection = Callable[[int, Tag, Trained | None], None]
-"""Function that takes a finished section of the backward pass, its group's tag, and the group; None for a
-group whose messages are sent all at once."""
+"""Function that takes the number of a finished section of the backward pass, its group's tag, and the group,
+or None if the messages of the group are sent all at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +77,8 @@ class Ahead:
     step: Any = None
     """Step of the group; None before its first message is sent."""
     over: bool = False
-    """Whether the group is trained: a section reported from now on was sent with the rest."""
+    """Whether the group is trained. The messages of a section that is reported afterwards are already sent,
+    with the rest."""
 
 
 class ThreadScratch:

@@ -17,16 +17,17 @@ from adam_async.model.rule_batches import NumpyBatches, Target
 from adam_async.model.rules import Adagrad, Adam, Rule, Sgd
 
 SMALL = 1024
-"""Maximum size of a gradient to which NumPy applies plain SGD, in values; a call of the kernel takes
-longer."""
+"""Maximum size, in values, of a gradient to which NumPy applies plain SGD: for larger gradients the compiled
+kernel is faster."""
 
 MOST_TABLES = 256
-"""Maximum number of cached tables. A bound is necessary, because peers choose the shards of a push."""
+"""Maximum number of cached tables of addresses, one per combination of shards in a push. A bound is
+necessary, because peers choose these combinations."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrays:
-    """A target's arrays and their addresses; the reference keeps the arrays alive."""
+    """A target's arrays and their addresses; the references to the arrays keep their memory alive."""
 
     arrays: tuple[NDArray[Any], ...]
     addresses: tuple[int, int, int]

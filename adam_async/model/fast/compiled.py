@@ -14,10 +14,11 @@ from adam_async.model.layer import Array, Layer, ParameterSpec, Slots, Weights
 
 
 class Compiled(Layer):
-    """A layer with rows of a tape as its steps. Subclasses list this class before the NumPy layer."""
+    """A layer whose steps are rows of a tape. Subclasses list this class before the NumPy layer."""
 
     KERNELS: ClassVar[tuple[int, ...]] = ()
-    """Numbers of the kernels that the layer's ops need, for any number of images, without `engine.COMMON`."""
+    """Numbers of the kernels that the layer's ops need for any number of images, except those in
+    `engine.COMMON`."""
 
     @abstractmethod
     def forward_ops(self, slots: Slots) -> list[Op]:

@@ -2,7 +2,8 @@
 
     python -m adam_async.model.fast.compiling float32 0 14 34
 
-The arguments are the type of the values and the numbers of the kernels. The disk keeps the compiled kernels.
+The arguments are the type of the values and the numbers of the kernels. The compiled kernels are stored on
+disk.
 """
 
 import sys

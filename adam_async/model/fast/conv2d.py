@@ -93,7 +93,7 @@ class FastSliding(Compiled, SlidingKernel):
         return slots.scratch["packed"] if self._packed() else slots.inputs[0]
 
     def _line(self, images: int) -> int:
-        """Return the number of values from the runs of one output line to those of the next."""
+        """Return the distance from the runs of one output line to those of the next, in values."""
         # The kernel moves down by `stride` rows, and a packed row has the columns of all phases.
         _, _, stride, width, _ = self._packed_shape(images)
         return stride * stride * width * images

@@ -30,12 +30,12 @@ from adam_async.model.fast.vectors import I32
 _ROUNDER = 1.5 * 2**23
 _LOG2_E = 1.44269504088896341
 _LOG_2 = (0.693359375, -2.12194440054690583e-4)
-"""Two parts of log 2; n times the first part has no rounding error."""
+"""Two numbers whose sum is log 2; a product of the first number and the integer n has no rounding error."""
 _Q = (0.4999999403953552, 0.1666652113199234, 0.04166838899254799, 0.00836874544620514, 0.0013814539415761828)
 _EXP_BOUNDS = (-104.0, 89.0)
-"""Bounds of x, beyond which the result is 0 or infinite; they keep n small enough for two powers of two."""
+"""Bounds of x, beyond which e**x is 0 or infinite; with them two powers of two can express 2**n."""
 _TANH_BOUND = 20.0
-"""Bound of 2|x|, beyond which the result is 1."""
+"""Bound of 2|x|, beyond which tanh |x| is rounded to 1."""
 
 
 class _Floats:

@@ -1,8 +1,7 @@
 """Pure: the dense layer with compiled kernels.
 
-With one image its products multiply a matrix and a vector, which takes as long as reading the weights; they
-have separate kernels. Other products read the weights row by row and multiply each value with a vector of
-images.
+With one image, each product is of a matrix and a vector. It takes as long as reading the weights, and has a
+kernel of its own. Other products read the weights row by row and multiply each value with a vector of images.
 """
 
 from typing import ClassVar
@@ -34,7 +33,7 @@ class FastDense(Compiled, Dense):
         return self.output_shape[0], self.input_shapes[0][0]
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Name memory for the input, batch first, and for a block of the gradient, for updates in place."""
+        """Name the arrays for updates in place: the input, batch first, and a block of the gradient."""
         inputs = self._sizes[1]
         return {
             # A row `apart` may have a line more: LINE // 4 values of float32, fewer of float64.

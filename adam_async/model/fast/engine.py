@@ -39,7 +39,8 @@ _WORD = 4
 """Bytes of a word, the unit in which targets are copied."""
 
 STALENESS, REFUSED = 2, 3
-"""Columns of a group's row: the number of other threads' steps, and the flag of the first tensor."""
+"""Indexes of two columns in a row of `groups` of `program.run_groups`: the number of other threads' steps,
+and the first tensor's flag."""
 
 
 def fast_kinds(kinds: Mapping[str, type[Layer]]) -> dict[str, type[Layer]]:
@@ -259,7 +260,7 @@ class Descent:
         groups: Sequence[StepInput],
         steps: Array,
     ) -> list[StepOutcome]:
-        """Train on groups that `can_load`, one after the other, in one call without the lock."""
+        """Train on groups that pass `can_load`, one by one, in one call without the interpreter's lock."""
         # With kernels for every layer there is one tape.
         (tape,) = self._steps
         assert isinstance(tape, Tape)

@@ -46,8 +46,7 @@ def load_images(source, layout, levels, like):
     """Read a group's images, batch first, into the context's input, batch last.
 
     Args:
-        source: Address of the images, which are bytes if there are `levels`, else numbers of the network's
-            type.
+        source: Address of the images: bytes if `levels` has entries, otherwise numbers of the network's type.
         layout: int64: address of the input, number of features of an image, number of images.
         levels: Value of each byte; empty if the images are not bytes.
         like: Any number of the network's type.

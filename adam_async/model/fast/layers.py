@@ -69,7 +69,7 @@ class FastMaxPool(Compiled, MaxPool):
     KERNELS: ClassVar[tuple[int, ...]] = (program.MAX_POOL, program.MAX_POOL_BACK)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Name the positions: numbers of the values' type, so that vectors of both have one width."""
+        """Name the positions, in the type of the values, so that vectors of both have one width."""
         return {"winners": ((*self.output_shape, images), None)}
 
     def prepare(self, slots: Slots) -> None:

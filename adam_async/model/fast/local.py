@@ -67,7 +67,7 @@ def local_delta(t, like, hyper):
     """Compute the gradient of the weights.
 
     Fields: filters rows columns k b, c error filter_lines source runs line, block. Both tables have whole
-    blocks of `DOT_ROWS` entries; results of the copies at their ends are dropped.
+    blocks of `DOT_ROWS` entries: the last entry is repeated, and the results of the copies are dropped.
     """
     filters, rows, columns, k, b = t[1], t[2], t[3], t[4], t[5]
     c, error, lines, source, runs, line, block = t[6], t[7], t[8], t[9], t[10], t[11], t[12]

@@ -23,7 +23,7 @@ class FastLocallyConnected(FastSliding, LocallyConnected):
     )
 
     def cut(self, block: range) -> Layer:
-        """Cut a NumPy layer, unless the block is the whole output: kernels use the weights of all pixels."""
+        """Make a NumPy layer for a part of the output, because the kernels use the weights of all pixels."""
         piece = super().cut(block)
         return self if piece is self else LocallyConnected(self.spec, self.input_shapes).cut(block)
 

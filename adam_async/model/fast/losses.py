@@ -41,7 +41,7 @@ def softmax(t, like, hyper):
 
 @kernel
 def softmax_back(t, like, hyper):
-    """Compute shares minus one at the right class, times the image's factor, over the number of images.
+    """Compute (share - right) * factor of the image / images; `right` is 1 at the right class, else 0.
 
     Fields: classes images, input_error shares targets factors.
     """
@@ -62,7 +62,7 @@ def softmax_back(t, like, hyper):
 
 @kernel
 def squared_error(t, like, hyper):
-    """Compute differences, and each image's mean over the features of their squares.
+    """Compute the differences, and for each image the mean of their squares over its features.
 
     Fields: features images, input targets difference losses.
     """
@@ -85,7 +85,7 @@ def squared_error(t, like, hyper):
 
 @kernel
 def squared_error_back(t, like, hyper):
-    """Compute twice the difference, over features and images. Fields: n input_error difference."""
+    """Compute twice the difference, divided by the number of values. Fields: n input_error difference."""
     n = t[1]
     errors, difference = floats(t[2], n, like), floats(t[3], n, like)
     share = errors.dtype.type(2 / n)

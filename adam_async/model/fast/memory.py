@@ -54,7 +54,7 @@ def _kept(compiler: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Make a compiler keep its kernels in `CACHE`, without a change of numba's setting for other programs."""
 
     def decorate(function: Any) -> Any:
-        """Compile a function while numba's folder is that of `CACHE`."""
+        """Compile a function while numba's cache folder is that of `CACHE`."""
         # Numba reads the setting when it makes the dispatcher, so it may be set back at once.
         chosen = config.CACHE_DIR
         config.CACHE_DIR = CACHE.folder
@@ -68,12 +68,14 @@ def _kept(compiler: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 # NumPy's error model: a division by zero gives infinity or NaN, because kernels raise nothing.
 kernel = _kept(njit(nogil=True, cache=CACHE.is_kept, error_model="numpy", fastmath=REORDER))
-"""Decorator that compiles a kernel: without the interpreter's lock, kept on disk if the cache is writable."""
+"""Decorator that compiles a kernel. The kernel runs without the interpreter's lock, and is kept on disk if
+the cache is writable."""
 
 exact = _kept(njit(nogil=True, cache=CACHE.is_kept, error_model="numpy", fastmath=False))
-"""Decorator for a kernel that checks whether values are finite, or needs its sums in their order.
+"""Decorator that compiles a kernel without fast mathematics, for checks of finite values and sums in a fixed
+order.
 
-The option is explicit, because without it a kernel takes the options of its first caller.
+The option ``fastmath=False`` is explicit, because without it a kernel takes the options of its first caller.
 """
 
 

@@ -1,8 +1,8 @@
 """Pure: kernels of products: dense layers and convolutions, forward, backward and gradients.
 
 Every kernel takes a row of a tape; its docstring lists the fields, from 1 on. Names of strides: `c_row` is
-the step from one row of c to the next, `a_step` the step along the sum. Addresses are bytes, all else counts
-values.
+the step from one row of c to the next, `a_step` the step along the sum. Addresses count bytes; all other
+fields count values.
 """
 
 from adam_async.model.fast.memory import floats, kernel, longs, size_of
@@ -25,15 +25,16 @@ from adam_async.model.fast.tiles import (
 from adam_async.model.fast.vectors import VECTOR_BYTES
 
 DEPTH = 512
-"""Maximum number of products per sum in a tile: a tile's part of a then stays in the first cache."""
+"""Maximum number of products per sum in a tile, so that the tile's part of a stays in the first cache."""
 
 ONE_TILE_DEPTH = 4096
-"""`DEPTH` if a row of results is one tile: the kernel reads each part of a once, and reads longer runs
-faster."""
+"""Value in place of `DEPTH` for rows of results that are one tile wide: the kernel reads each part of a once,
+and reads longer runs faster."""
 
 PAGED_DEPTH, PAGE_BYTES = 128, 4096
-"""`DEPTH` if a is read by columns and has rows longer than this number of bytes, a page: each product reads
-another page, and lines a whole number of pages apart evict one another from the cache."""
+"""Value in place of `DEPTH` if a is read by columns and its rows are longer than a page, and the bytes of a
+page. Each product then reads another page, and lines a whole number of pages apart evict one another from the
+cache."""
 
 LINE = 64
 """Bytes of a cache line."""
@@ -107,7 +108,7 @@ def table_panel(like, rows, n, c, c_row, a, a_row, a_table, b, b_table, depth):
 
 @kernel
 def _finish(like, first, rows, n, c, c_row, ending, extra):
-    """Apply the ending to rows `first` to `first + rows`; c and `extra` of its shape start at row `first`."""
+    """Apply the ending to `rows` rows from `first` on; c, and an `extra` of c's shape, start there."""
     size, zero = size_of(like), like * 0
     for row in range(rows):
         results = floats(c + row * c_row * size, n, like)
@@ -131,7 +132,7 @@ def _finish(like, first, rows, n, c, c_row, ending, extra):
 
 @kernel
 def multiply(t, like, hyper):
-    """Compute c (m, n) = a b, and its ending; rows of a are contiguous, or columns with `by_columns`.
+    """Compute c (m, n) = a b, and its ending; a has contiguous rows, or with `by_columns` columns.
 
     Fields: m n k, c, a by_columns, b, ending extra.
     """
@@ -217,8 +218,8 @@ def multiply_back_one(t, like, hyper):
 def convolve(t, like, hyper):
     """Compute the output pixels of all images line by line, without columns.
 
-    `ranges` is 0, or the address of the start and the stop of a range of table entries for each line; entries
-    outside the range would read only a border of zeros.
+    `ranges` is 0, or the address of a start and a stop for each line: the range of the table entries to use.
+    Entries outside the range would read only a border of zeros.
 
     Fields: m lines n k, c c_row c_line, a a_row a_table, b b_table b_line, ending extra, ranges.
     """
@@ -269,8 +270,8 @@ def correlate(t, like, hyper):
 def apart(values, like):
     """Return the distance between rows of this many values, in values.
 
-    A cache has few slots for lines whose distance is a multiple of a quarter page, so such rows get one more
-    line.
+    A cache has few slots for lines whose distance is a multiple of a quarter page, so the distance between
+    such rows is one cache line longer.
     """
     return values + LINE // size_of(like) if values * size_of(like) % (PAGE_BYTES // 4) == 0 else values
 

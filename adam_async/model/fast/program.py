@@ -148,9 +148,10 @@ def run(tape, like, hyper):
     """Run a tape. Returns the mean loss if a row computes it, else 0.
 
     Args:
-        tape: int64 (rows, `FIELDS`); a row begins with the address of its kernel, or with 0 for the mean.
+        tape: int64 (rows, `FIELDS`); a row begins with the address of its kernel, or with 0 to compute the
+            mean loss.
         like: Any number of the arrays' type.
-        hyper: Rate, momentum, weight decay and 1 with Nesterov's momentum, of that type.
+        hyper: Array of that type: rate, momentum, weight decay, and 1 with Nesterov's momentum, else 0.
     """
     mean = 0.0
     for row in range(tape.shape[0]):
@@ -258,7 +259,7 @@ def compile_kernels(
 ) -> None:
     """Compile some kernels and the interpreter for one type, or read them from disk.
 
-    Processes compile into a folder one after the other, so that later ones read the kernels.
+    Only one process at a time compiles into a folder, so that later processes read the kernels.
 
     Args:
         codes: Numbers of the kernels.

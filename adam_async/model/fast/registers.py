@@ -38,7 +38,7 @@ class Registers:
     def tile_rows(self) -> int:
         """Maximum number of rows of a tile.
 
-        Registers have two sums per row, two vectors of b and one value of a.
+        The registers hold two sums per row, two vectors of b and one value of a.
         """
         return min(MOST_ROWS, (self.number - 3) // 2)
 
@@ -46,7 +46,7 @@ class Registers:
     def dot_rows(self) -> int:
         """Number of rows of a, and of b, in a block of dot products.
 
-        Registers have the sums, the rows of b, and one or all rows of a.
+        The registers hold the sums, a vector of each row of b, and vectors of one row or of all rows of a.
         """
         # A square block: `side` rows of each factor serve the most products per load.
         sides = range(1, self.number)
@@ -65,7 +65,7 @@ SETS = {
 """Kinds of registers by name, the widest first."""
 
 FEWEST = Registers(16, 16)
-"""Registers of any other machine, which has at least these."""
+"""Registers for machines without a kind in `SETS`; every machine has at least these."""
 
 _FEATURES = {"avx512": "avx512f", "avx2": "avx2", "neon": "neon"}
 

@@ -15,7 +15,7 @@ BLOCK = 512
 
 @kernel
 def _add_window(to, values, at, width, channel, channels, n, before, window, like):
-    """Add up `window` channels, from `before` channels before this one on, over a block of pixels."""
+    """Add up `window` channels over a block of pixels; the first is `before` channels before `channel`."""
     size = size_of(like)
     sums = floats(to + (channel * n + at) * size, width, like)
     for i in range(width):

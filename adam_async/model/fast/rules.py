@@ -174,7 +174,7 @@ def apply_rule(kind, like, shards, gradients, constants, rates):
     """Apply one gradient of each push to each shard, push after push.
 
     Args:
-        kind: `SGD`, `MOMENTUM`, `NESTEROV`, `ADAGRAD` or `ADAM`, also for `AdamW`.
+        kind: `SGD`, `MOMENTUM`, `NESTEROV`, `ADAGRAD`, or `ADAM` for both `Adam` and `AdamW`.
         like: Any number of the arrays' type.
         shards: int64 (shards, 5): number of values; addresses of the values and of up to two arrays of state;
             start of the shard's gradient in each push, in values.

@@ -18,7 +18,9 @@ from adam_async.model.fast.vectors import POINTER, Vectors, VectorStarts, emit_l
 def best_of(
     typing: Any, like: Any, best: Any, winner: Any, source: Any, table: Any, count: Any, lanes_left: Any
 ) -> Any:
-    """Write the largest of `count` vectors and its number: the first of equal values, the last of NaNs.
+    """Write for each lane the largest value in `count` vectors, and the number of its vector.
+
+    Of equal values the first is taken, of several NaNs the last.
 
     `table` is the address of the start of each vector, counted from `source`.
     """
@@ -31,7 +33,7 @@ def best_of(
 
 
 def emit_best_of(builder: Any, element: Any, arguments: list[Any], registers: Registers) -> None:
-    """Emit `best_of`; `arguments` are those of `best_of`, from best on."""
+    """Emit `best_of`; `arguments` are those of `best_of`, from `best` on."""
     to, winner_to, start, offsets, number, left = arguments
     one = ir.Constant(element, 1.0)
 
@@ -40,7 +42,7 @@ def emit_best_of(builder: Any, element: Any, arguments: list[Any], registers: Re
         values = VectorStarts(vector, builder.add(start, behind), offsets)
 
         def step(k: Any, kept: list[Any]) -> list[Any]:
-            """Emit the comparison with vector `k`; `kept`: the largest value, its number, the last number."""
+            """Emit the comparison of vector `k` with `kept`: largest value, its vector's number, `k - 1`."""
             # The number is of the vectors' type, so that one mask selects in both; such counts are exact.
             largest, mark, last = kept
             following, value = builder.fadd(last, one), vector.load(values[k])
@@ -95,7 +97,7 @@ def _make_route(*, adding: bool) -> Any:
 def emit_route(
     builder: Any, element: Any, arguments: list[Any], registers: Registers, *, adding: bool
 ) -> None:
-    """Emit `route`; `arguments` are those of `route`, from errors on."""
+    """Emit `route`; `arguments` are those of `route`, from `errors` on."""
     error_at, winner_at, output_at, guarded, start, offsets, number, left = arguments
     one = ir.Constant(element, 1.0)
 
@@ -115,7 +117,7 @@ def emit_route(
         error = builder.select(blocked, vector.zero, error)
 
         def step(k: Any, kept: list[Any]) -> list[Any]:
-            """Emit the write to vector `k`; `kept` is its number, in the type of the elements."""
+            """Emit the write to vector `k`; `kept` has the number `k`, in the type of the elements."""
             # Each vector is written whole, with zeros for the lanes whose maximum is elsewhere.
             hit = builder.fcmp_ordered("==", mark, vector.spread(kept[0]))
             share = builder.select(hit, error, vector.zero)
@@ -148,7 +150,7 @@ def mean_of(
 
 
 def emit_mean_of(builder: Any, element: Any, arguments: list[Any], registers: Registers) -> None:
-    """Emit `mean_of`; `arguments` are those of `mean_of`, from to on."""
+    """Emit `mean_of`; `arguments` are those of `mean_of`, from `to` on."""
     target, start, offsets, number, factor, left = arguments
 
     def body(vector: Vectors, behind: Any) -> None:
@@ -187,7 +189,7 @@ def _make_spread(*, adding: bool) -> Any:
 def emit_spread(
     builder: Any, element: Any, arguments: list[Any], registers: Registers, *, adding: bool
 ) -> None:
-    """Emit `spread`; `arguments` are those of `spread`, from errors on."""
+    """Emit `spread`; `arguments` are those of `spread`, from `errors` on."""
     error_at, start, offsets, number, factor, left = arguments
 
     def body(vector: Vectors, behind: Any) -> None:

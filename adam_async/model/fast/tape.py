@@ -61,7 +61,8 @@ _ENDINGS = {
     program.MULTIPLY_BACK_ONE: (3, 6),
     program.CONVOLVE: (5, 14),
 }
-"""Fields of the results and of the ending, for kernels with an ending; `extra` is the next field."""
+"""Positions of two fields of each kernel with an ending: the results, and the ending. The field after the
+ending is `extra`."""
 
 
 def same_memory(first: Field, second: Field) -> bool:
@@ -137,8 +138,8 @@ class Tape:
     Args:
         ops: Steps, in their order.
         dtype: Type of all arrays of numbers.
-        hyper: Rate, momentum, weight decay and 1 with Nesterov's momentum, for rules; not copied, so the
-            caller may change them.
+        hyper: Array for rules: rate, momentum, weight decay, and 1 with Nesterov's momentum, else 0. It is
+            not copied, so the caller may change its values. None for a tape without a rule.
     """
 
     def __init__(self, ops: Sequence[Op], dtype: np.dtype[Any], hyper: Array | None = None) -> None:
@@ -165,7 +166,7 @@ class Tape:
 
     @property
     def rows(self) -> Array:
-        """The rows, for a kernel that calls another kernel."""
+        """The rows as an array, to pass to a kernel that calls another kernel."""
         return self._rows
 
     def run(self, weights: Weights, state: Mapping[str, Mapping[str, Array]] | None = None) -> float:

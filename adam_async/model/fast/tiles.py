@@ -89,7 +89,7 @@ def _make_tile(width: str, access: str) -> Any:
 
 
 def tile_vectors(builder: Any, element: Any, width: str, left: Any, registers: Registers) -> Vectors:
-    """Return the vectors for a tile of this width; a `REST` has `left` values."""
+    """Return the vectors for a tile of this width; a tile of width `REST` has `left` values."""
     # A masked load is as fast as a whole one only on some machines; others load value by value.
     if width == REST and registers.masked_loads:
         return Vectors(builder, element, registers=registers, lanes_left=left)
@@ -97,7 +97,7 @@ def tile_vectors(builder: Any, element: Any, width: str, left: Any, registers: R
 
 
 def emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments: list[Any]) -> None:
-    """Emit a tile of `rows` rows of `vectors` vectors; `arguments` are those of a tile, from c to add."""
+    """Emit a tile of `rows` rows of `vectors` vectors; `arguments` are those of a tile, from `c` to `add`."""
     c, c_row, a, a_step, a_table, b, b_step, depth, add = arguments
     builder = vector.builder
     a_start, b_start = builder.inttoptr(a, POINTER), builder.inttoptr(b, POINTER)
@@ -227,7 +227,7 @@ class DotBlock:
         ]
 
     def step(self, vectors: Vectors, sums: list[Any], a_at: Any, b_at: Any) -> list[Any]:
-        """Add the products of the vectors `a_at` and `b_at` values after the starts."""
+        """Add the products of the vectors that begin `a_at` and `b_at` values after the rows' starts."""
         # Twice `side` loads serve `side` squared products, so the block is a square.
         left = [vectors.load(vectors.at(start, a_at)) for start in self._a_starts]
         right = [vectors.load(vectors.at(start, b_at)) for start in self._b_starts]
@@ -237,7 +237,7 @@ class DotBlock:
         ]
 
     def phis(self, vector: Vectors, *sources: tuple[Any, Any]) -> list[Any]:
-        """Return a phi for each sum, with a value from each source: values and their block."""
+        """Return a phi per sum; a source is a pair: the values of all sums, and the block of the values."""
         made = [vector.builder.phi(vector.type) for _ in self.cells]
         for values, block in sources:
             for phi, value in zip(made, values, strict=True):
@@ -246,7 +246,7 @@ class DotBlock:
 
 
 def emit_dots(builder: Any, element: Any, arguments: list[Any], registers: Registers) -> None:
-    """Emit a block of dot products; `arguments` are those of `dots`, from out on."""
+    """Emit a block of dot products; `arguments` are those of `dots`, from `out` on."""
     out, a, a_rows, a_line, b, b_rows, b_line, lines, length = arguments
     vector = Vectors(builder, element, registers=registers)
     dot_block = DotBlock(vector, registers.dot_rows, a, a_rows, b, b_rows)

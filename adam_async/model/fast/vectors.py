@@ -79,7 +79,7 @@ class Vectors:
         return self.builder.call(function, [pointer, ir.Constant(I32, self.bytes), self.mask, self.zero])
 
     def store(self, vector: Any, pointer: Any) -> None:
-        """Write a vector, without the lanes outside the mask."""
+        """Write the lanes of a vector that are in the mask."""
         if self.mask is None:
             self.builder.store(vector, pointer, align=self.bytes)
             return
@@ -97,7 +97,7 @@ class Vectors:
         return self.builder.fadd(total, product, flags=["contract"])
 
     def sum(self, vector: Any) -> Any:
-        """Add up the lanes, halves first."""
+        """Return the sum of the lanes, by adding halves of the vector until one lane is left."""
         # LLVM's own reduction, without permission to reorder, adds one lane after the other.
         lanes = self.lanes
         while lanes > 1:

@@ -59,7 +59,7 @@ class Dropout(Layer):
             yield (number * self._whole + self._first) * row, plane
 
     def prepare(self, slots: Slots) -> None:
-        """Note whether input and output share memory; then evaluation copies nothing."""
+        """Note whether input and output share memory, so that evaluation needs no copy."""
         slots.views["shared"] = np.may_share_memory(slots.inputs[0], slots.output)
 
     def forward(self, weights: Weights, slots: Slots) -> None:

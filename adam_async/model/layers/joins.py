@@ -24,7 +24,7 @@ class Flatten(Layer):
         self.output_shape = (math.prod(input_shapes[0]),)
 
     def prepare(self, slots: Slots) -> None:
-        """Note whether input and output share memory; then forward copies nothing."""
+        """Note whether input and output share memory, so that forward needs no copy."""
         slots.views["shared"] = np.may_share_memory(slots.inputs[0], slots.output)
 
     def forward(self, weights: Weights, slots: Slots) -> None:

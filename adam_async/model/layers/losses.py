@@ -44,7 +44,7 @@ class SoftmaxCrossEntropy(Loss):
         return tuple(float(weight) for weight in value)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Name shares of classes, rows with a number per image, and positions of the images' right scores."""
+        """Name the classes' shares, the arrays with a number per image, and the positions of right scores."""
         classes = self.input_shapes[0][0]
         specs: dict[str, ScratchSpec] = {
             "shares": ((classes, images), None),
@@ -94,7 +94,7 @@ class SoftmaxCrossEntropy(Loss):
             np.multiply(losses_B, slots.scratch["weights"], out=losses_B)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Compute the shares, minus one at the right class, times its weight, over the number of images."""
+        """Compute (share - right) * weight / images; `right` is 1 at the right class, else 0."""
         target = slots.input_error
         share = 1.0 / slots.images
         np.multiply(slots.scratch["shares"], share, out=target)

@@ -5,8 +5,9 @@ across the rows. Two passes of ``kernel`` operands do the work of ``kernel * ker
 over whole rows of memory.
 
 Max pooling: among equal values the leftmost column is chosen, and in it the topmost row, so exactly one input
-receives the gradient of an output. Backward gives each error gradient to the first operand that equals the
-maximum and subtracts it from the rest. A value passes whole or not at all, so nothing is rounded.
+receives the gradient of an output. Backward compares operand after operand with the maximum. The first equal
+operand receives the error gradient, all others zero. A value passes whole or not at all, so nothing is
+rounded.
 
 Average pooling: every value of a square receives the same part of its error gradient.
 """
@@ -44,7 +45,7 @@ class Pool(Layer):
 
     @property
     def _tiles(self) -> bool:
-        """Whether squares tile without overlaps or gaps: backward then writes every input exactly once."""
+        """Whether squares tile without overlaps or gaps, so that backward writes every input exactly once."""
         _, rows, columns = self.output_shape
         covered = (rows * self.kernel, columns * self.kernel)
         return self.stride == self.kernel and covered == self.input_shapes[0][1:]
@@ -83,7 +84,7 @@ class MaxPool(Pool):
     READS_OUTPUT: ClassVar[bool] = True
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Name maxima over columns, their error gradient, and a mask and a rest for each backward pass."""
+        """Name the maxima over columns, their error gradient, and the scratch of both passes of backward."""
         tall, whole = self.tall_shape(images), (*self.output_shape, images)
         return {
             "tall": (tall, None),
@@ -160,7 +161,7 @@ class AveragePool(Pool):
     """
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Name the sums over columns only, their error gradient, and the part of each square."""
+        """Name the sums over columns, their error gradient, and the part of the error gradient per value."""
         tall = self.tall_shape(images)
         return {
             "tall": (tall, None),

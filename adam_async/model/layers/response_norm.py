@@ -73,7 +73,7 @@ class LocalResponseNorm(Layer):
         np.add(target, terms, out=target)
 
     def _add_windows(self, values: Array, out: Array, *, before: int) -> None:
-        """Fill each channel of `out` with the sum of `size` channels, from `before` channels before it on."""
+        """Fill each channel of `out` with a sum of `size` channels that begins `before` channels earlier."""
         channels = values.shape[0]
         np.copyto(out, values)
         for shift in range(-before, self.size - before):

@@ -197,7 +197,7 @@ def with_rows(shape: Shape, rows: int) -> Shape:
 
 
 def _rows(array: Array, rows: range, base: range) -> Array:
-    """Return a view of rows of an output, in an array with its rows `base`, batch last."""
+    """Return a view of some rows of an output, in an array with the output's rows `base`, batch last."""
     start, stop = rows.start - base.start, rows.stop - base.start
     return array[:, start:stop] if array.ndim == 4 else array[start:stop]
 

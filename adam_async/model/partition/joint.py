@@ -46,7 +46,7 @@ class JointContext:
     Args:
         parts: All parts.
         group_images: Largest number of images of a group.
-        errors: Number of outputs of each tensor with rows of factors in several parts.
+        errors: Number of outputs of each tensor whose rows are in several parts, by the name of the tensor.
         partial: Number of values of the largest gradient that is a sum over parts.
     """
 

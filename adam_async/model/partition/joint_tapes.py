@@ -36,7 +36,8 @@ class JointTapes:
     Args:
         parts: All parts, for which `can_join` holds.
         contexts: Contexts of the parts, laid out for such groups and wired to one another.
-        there: Segments up to the loss, in their order, each as the numbers of its part and of itself.
+        there: Segments up to the loss, in their order, each as the number of its part and its number within
+            the part.
         back: The other segments, in their order.
         pieces: Rows of each tensor in each part.
         partial: Memory for one part's summand of a gradient.

@@ -4,8 +4,8 @@ Theory of operation
 -------------------
 A part runs its own steps of the whole network: its layers forward in their order, then backward. A *segment*
 is a longest run of steps without a wait: a step that receives from another worker begins a segment, unless
-the segment has only such steps so far. At its end a segment sends its results. No deadlock can occur, because
-every worker runs its steps in the order of the whole network, so each wait is for an earlier step.
+the present segment has only such steps so far. At its end a segment sends its results. No deadlock can occur,
+because every worker runs its steps in the order of the whole network, so each wait is for an earlier step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,7 +93,10 @@ class Partition:
         return with_rows(self.layout.topology.layers[crossing.layer].output_shape, len(crossing.rows))
 
     def wire_shape(self, crossing: Crossing, images: int) -> Shape:
-        """Return the shape of a crossing's tensor for so many images, batch last; flat for gradients."""
+        """Return the shape of a crossing's tensor for a number of images.
+
+        The batch is the last axis; weight gradients are flat.
+        """
         shape = self._shapes[crossing.number]
         return shape if crossing.kind == "gradient" else (*shape, images)
 

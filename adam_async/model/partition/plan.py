@@ -101,7 +101,8 @@ class Crossing:
     number: int
     kind: Kind
     layer: int
-    """Number of the layer whose output or error gradient crosses; for weight gradients the first layer."""
+    """Number of the layer whose output or error gradient crosses; for weight gradients the first of their
+    layers."""
     source: int
     target: int
     rows: range
@@ -250,7 +251,7 @@ class Layout:
                     number += 1
 
     def piece(self, layer: int, source: int, target: int) -> range:
-        """Return the range of a layer's output that one worker sends another; it may be empty."""
+        """Return the range of a layer's output that one worker sends to another; it may be empty."""
         if source == target or self.topology.layers[layer].moves or self.plan.layers[layer].recomputed:
             return range(0)
         return common(self.computes[layer][source], self.needs[layer][target])

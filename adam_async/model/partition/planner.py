@@ -68,7 +68,7 @@ def vertical_plan(
 
 
 def _cut_vertically(topology: Topology, number: int, workers: int, later: Sequence[LayerPlan]) -> LayerPlan:
-    """Cut a layer evenly, or in the middle of rows that two blocks read of a reader that is cut by rows."""
+    """Cut a layer evenly, or if its reader is cut by rows, in the middle of rows that two workers read."""
     layer = topology.layers[number]
     rows = extent(layer.output_shape)
     if layer.moves:
@@ -110,7 +110,7 @@ def _all_at(worker: int, rows: int, workers: int) -> tuple[tuple[int, int], ...]
 
 
 def _owners(topology: Topology, worker: int) -> dict[str, int]:
-    """Make one worker add up all partial gradients: fewer messages than with several such workers."""
+    """Make one worker add up all partial gradients; several such workers would need more messages."""
     return {layer.name: worker for layer in topology.layers if layer.parameters and layer.cut_by != "outputs"}
 
 

@@ -49,7 +49,7 @@ class LinkCost:
     bytes_per_s: float = 1e9
     """Bytes per second of a link, in each direction."""
     latency_s: float = 50e-6
-    """Seconds from a send to the start of the segment that waits for it."""
+    """Seconds from the sending of a tensor to the start of the segment that waits for the tensor."""
     tensor_s: float = 25e-6
     """Seconds of the sender's time, and of the receiver's, per tensor."""
 
@@ -167,7 +167,8 @@ def predict(
         pushed: Bytes that each worker sends to the servers per group.
         pulled: Bytes that each worker receives from the servers per group.
         servers: Number of servers that share this traffic.
-        shared_cores: Cores of the machine if all workers are on one; None if each worker has its own.
+        shared_cores: Number of cores of the machine if all workers share one; None if each worker has a
+            machine of its own.
 
     Raises:
         ModelError: `parts` are not the parts of all workers.
