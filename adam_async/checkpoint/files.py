@@ -3,16 +3,17 @@
 The writer writes a checkpoint into a hidden folder, syncs every file, and gives the folder its name. It then
 replaces the file ``latest``, which names the newest checkpoint, by a rename. `latest` therefore always names
 a whole checkpoint. A crash leaves a hidden folder, which the next start removes, or a whole checkpoint that
-`latest` does not name yet. The newest checkpoints stay, as many as the run keeps; an older one is removed
-after `latest` names the new one, so a crash at any moment leaves as many as before. If the newest is damaged,
-the one before it is read. A run that continues an older checkpoint leaves the newer ones until its own first
-one is durable.
+`latest` does not name yet. The folder keeps a fixed number of the newest checkpoints. The writer removes an
+older checkpoint only after `latest` names the new one, so a crash never leaves fewer checkpoints than before.
+If the newest checkpoint is damaged, a reader takes the one before it. A run that continues an older
+checkpoint removes the newer ones only after its own first checkpoint is durable.
 
-**A run removes its own checkpoints only**: those that it wrote, and those of the runs that it continues in
-this folder, which the note of progress names. Other checkpoints stay, also those with an unreadable manifest;
-if a new checkpoint needs the name of such a checkpoint, the older one is renamed. **A reader prefers the
-training of `latest`** for the same reason: if the checkpoint that `latest` names is damaged, it reads the one
-before it of the same training.
+**A run removes its own checkpoints only**: the checkpoints that it wrote, and those of the runs that it
+continues in this folder. The note of progress lists these runs. Other checkpoints stay, also those with an
+unreadable manifest; if a new checkpoint needs the name of such a checkpoint, the writer renames the older
+one. **A reader prefers the training of `latest`**, because the folder may have checkpoints of other
+trainings: if the checkpoint that `latest` names is damaged, the reader takes the one before it of the same
+training.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -63,7 +64,7 @@ ASIDE = ".aside"
 """Suffix of the names of unfinished files and folders, as in `Disk.write_atomic`."""
 
 KEPT = 2
-"""Default number of checkpoints that stay in a folder: if the newest is damaged, one is left."""
+"""Default number of checkpoints that a folder keeps: if the newest one is damaged, another one is left."""
 
 
 class CheckpointFolder:
@@ -75,19 +76,20 @@ class CheckpointFolder:
         self.latest = ""
         """Name of the newest checkpoint; empty without one."""
         self._left: set[str] = set()
-        """Names of checkpoints that are newer than the one that the run continues."""
+        """Names of the checkpoints in the folder that are newer than the checkpoint that the run
+        continues."""
         self._known: set[str] = set()
         """Names of the checkpoints that the run may remove: its own, and those of the runs that it
         continues."""
         self._unsure: set[str] = set()
         """Names of checkpoints from before the run whose manifests could not be read yet."""
         self._runs: tuple[str, ...] = ()
-        """Ids of the run and of those that it continues in this folder, the newest first."""
+        """Ids of the run and of the runs that it continues in this folder, the newest first."""
         self.renamed = ""
         """New name of another run's checkpoint that the last write renamed; empty if it renamed none."""
 
     async def take_up(self, resumed: Manifest | None, *, runs: Collection[str] = ()) -> None:
-        """Prepare the folder for a run: it may have only the checkpoints that the run continues.
+        """Prepare the folder for a run; the folder may have only checkpoints that the run continues.
 
         Args:
             resumed: Manifest of the resumed checkpoint, from this folder or another.
@@ -118,8 +120,8 @@ class CheckpointFolder:
         """Prepare the folder for a driver that takes a run over.
 
         Args:
-            belongs: Function that returns whether a checkpoint is of the run, or is the one that the run
-                continues.
+            belongs: Function that returns whether a checkpoint belongs to the run, or is the checkpoint that
+                the run continues.
 
         Returns:
             Manifest of the newest checkpoint; None if the folder has none.
@@ -165,7 +167,7 @@ class CheckpointFolder:
         """Write a checkpoint, durable on return, and then remove the oldest ones.
 
         Args:
-            checkpoint: The checkpoint, whose manifest gets files and checksum here.
+            checkpoint: The checkpoint; this method adds the list of files and the checksum to its manifest.
             keep: Number of checkpoints that stay, this one included, at least 1.
 
         Returns:
@@ -199,7 +201,7 @@ class CheckpointFolder:
         return size
 
     async def _remove_old(self, keep: int) -> None:
-        """Remove checkpoints that the run has left behind, then the oldest; those of other runs stay."""
+        """Remove the run's checkpoints that are newer than the one it continues, and then its oldest ones."""
         await self._sort_out()
         # A run has written no link and no file of such a name.
         names = self._known.intersection(await self._disk.folders(self.path))
@@ -289,7 +291,7 @@ def written_folder(checkpoint: Path | None, resume: Path | None) -> Path | None:
 
 
 def check_resumes_newest(resume: Path | None, what: str) -> None:
-    """Refuse `--resume` with one checkpoint for a command that may start again: it must resume the newest.
+    """Refuse `--resume` with a single checkpoint for a command that must resume the newest one at each start.
 
     Args:
         what: The command or option.
@@ -310,11 +312,12 @@ async def open_checkpoints(
     """Open the folder into which a cluster writes checkpoints, and read the checkpoint that it continues.
 
     Args:
-        checkpoint: The folder; None: that of `resume`.
+        checkpoint: The folder; None: the folder of `resume`.
         resume: The folder, or one checkpoint in it.
 
     Raises:
-        CheckpointError: The folder has no checkpoint, or a damaged one, or its name is that of a checkpoint.
+        CheckpointError: The folder has no whole checkpoint, `resume` is a damaged checkpoint, or the folder
+            has the name of a checkpoint.
     """
     path = written_folder(checkpoint, resume)
     if path is None:
@@ -449,7 +452,7 @@ async def _others(folder: Path, names: Iterable[str], latest: str, disk: Disk) -
     """Return the checkpoints beside `latest` in reading order, each with a remark if it needs one.
 
     The order is: older checkpoints of the training of `latest`, other older checkpoints, newer checkpoints.
-    The training has left a newer checkpoint behind, or the checkpoint is of another training.
+    Newer checkpoints come last, because the training of `latest` does not continue them.
     """
     runs = await _runs_by_name(folder, names, disk)
     note = await read_progress(folder, disk)
@@ -476,7 +479,7 @@ async def _names(folder: Path, disk: Disk) -> list[str]:
 
 
 def _newer(names: Iterable[str], name: str) -> list[str]:
-    """Return the names of newer checkpoints, the oldest first."""
+    """Return the names of the checkpoints that are newer than the one called `name`, the oldest first."""
     newer = [each for each in names if is_folder_name(each) and age_order(each) > age_order(name)]
     return sorted(newer, key=age_order)
 

@@ -11,8 +11,9 @@ A checkpoint is a folder ``checkpoint-EEEE-NNNNNN`` (epoch, number of its traine
 
 Servers have shards and a checkpoint has whole tensors, so any number of servers can load it and any program
 can read the weights. A rule's counts, one for each shard, are vectors with one entry per shard of the tensor.
-Other files of the folder are ``latest``, the name of the newest whole checkpoint, and ``progress.json``, the
-progress of training after it: a resumed run trains the groups between the two again.
+The folder above the checkpoints has two more files: ``latest``, the name of the newest whole checkpoint, and
+``progress.json``, the progress of training after this checkpoint. A resumed run trains again the groups after
+the checkpoint that were trained before the progress was noted.
 
 The manifest has a checksum of itself, so that a reader detects any change in it. A checksum is no signature:
 a forged manifest has a right one. A reader therefore opens only files with the names above, and reads no more
@@ -77,8 +78,8 @@ MAY_CHANGE = frozenset(
         "memory_budget checksum record read_ahead ack flush_s waits"
     ).split()
 )
-"""Options that a resumed run may change. `data` is an address; its content is checked. The transforms
-themselves are in the checkpoint."""
+"""Options that a resumed run may change. `data` is the address of the data, whose content is checked.
+`transforms` is the name of a file; the checkpoint has the transforms themselves."""
 
 _DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64}
 _CODES = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
@@ -118,8 +119,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     format: str = FORMAT
     run: str
     config: dict[str, Any]
-    """The run's options. A rate of 0 leaves the rate to each run, because it depends on the number of
-    replicas."""
+    """The run's options. A rate of 0 means that each run decides its own rate, because the rate depends on
+    the number of replicas."""
     rate: float = 0.0
     spec: dict[str, Any]
     """Description of the model, from `ModelSpec.to_dict`."""
@@ -132,9 +133,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     """Epoch of the checkpoint, taken within the epoch or at its end."""
     groups: int
-    """Number of trained groups of that epoch; at its end all groups, with the skipped ones."""
+    """Number of trained groups of `epoch`; in a checkpoint at its end, the number of all groups, including
+    skipped ones."""
     resume: ResumeRecord
-    """Starting point of a run that continues this one."""
+    """Starting point of a run that continues from this checkpoint."""
     epochs: tuple[dict[str, Any], ...] = ()
     """The ended epochs, as the fields of `EpochResult`."""
     trained_again: int = 0
@@ -221,7 +223,8 @@ def age_order(name: str) -> tuple[int, ...]:
 
 
 def split(stem: str, arrays: Mapping[str, NDArray[Any]], limit: int = FILE_BYTES) -> dict[str, list[str]]:
-    """Return the names of the tensors of each file, in order: `limit` bytes at most, or a single tensor."""
+    """Return the names of the tensors of each file, in order. A file has at most `limit` bytes, or a single
+    tensor."""
     groups: list[list[str]] = []
     room = 0
     for name, array in arrays.items():
@@ -335,9 +338,9 @@ def _checksum(manifest: Manifest) -> str:
 def resumed_options(manifest: Manifest) -> dict[str, Any]:
     """Return the options of a checkpoint's run, as the defaults of a run that continues it.
 
-    In-place training depends on the processes of the roles, so the new run decides it again; the caller must
-    request a record and stragglers again. The manifest has the transforms themselves, because their file may
-    have changed.
+    In-place training depends on the processes of the roles, so the new run decides again whether to use it. A
+    record and stragglers are not carried over; the caller must request them again. The manifest has the
+    transforms themselves, because their file may have changed.
     """
     options = {**manifest.config, "record": False, "slow": (), "transforms": ""}
     if options.get("weights") == "aliased":
@@ -353,8 +356,8 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
             schedule ``auto`` mean the choice of that run, whose rate curve continues.
 
     Raises:
-        CheckpointError: An option differs that a resumed run must keep, all epochs are trained, or a record
-            is requested, which must begin with its run.
+        CheckpointError: An option that a resumed run must keep differs, all epochs are trained, or the caller
+            requests a record, which only a new run can have.
     """
     if wanted.record:
         raise CheckpointError("a resumed run cannot be recorded: a record begins where its run does")

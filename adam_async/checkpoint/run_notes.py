@@ -4,7 +4,8 @@ The shards are on the disks of the servers, and the notes in a file of the drive
 without tensors: the options and the model of the run, and its trained groups at one moment. The driver writes
 a note once all updates of that moment are on the disks, so a run that goes on from the newest note has the
 updates of all its groups, and trains only later groups again. The driver writes the first note of a run
-before its shards are on the disks. Until then it keeps a note of the run that the new one continues.
+before its shards are on the disks. Until the shards are there, the file also keeps a note of the run that the
+new run continues.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -44,7 +45,7 @@ class RunNote(msgspec.Struct, frozen=True, kw_only=True):
     is_on_disk: bool
     """Whether all updates of this point were on the disks of the servers when the note was written."""
     runs: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_RUNS)] = ()
-    """Ids of the run and of those that it continues, the newest first."""
+    """Ids of the run and of the runs that it continues, the newest first."""
 
 
 class RunNotes(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,8 +67,8 @@ class SavedRun:
     """A run that can go on from the disks of its servers.
 
     Attributes:
-        notes: Its notes.
-        problems: Always empty; a checkpoint names its damage here.
+        notes: Notes of the run.
+        problems: Always empty; in `Checkpoint` this attribute has the damage of newer checkpoints.
     """
 
     notes: RunNotes

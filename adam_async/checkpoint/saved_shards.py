@@ -1,8 +1,9 @@
 """Finds the shards of a store on disks after the loss of all its servers, and reads them for a new store.
 
-Each server lists the pieces on its disk. The reader takes the copy of each piece with the newest last entry:
-that with the highest generation, and then with the highest position. The controllers place the new store
-afresh, so a server may lose a piece that it had.
+Each server lists the pieces on its disk. For each piece the reader takes the copy whose last entry is the
+newest: the entry with the highest generation and, among equal generations, with the highest position. The
+controllers place the new store independently of the old one, so a server may no longer have a piece that it
+had.
 """
 
 import asyncio
@@ -42,14 +43,14 @@ from transport import Link, RemoteProtocolError, TransportError
 logger = logging.getLogger(__name__)
 
 MOST_FAULTS = 8
-"""Maximum number of faults of stores and pieces in one error, and of one server in the log of a survey."""
+"""Maximum number of faults of stores and pieces in one error, and for each server in the log of a survey."""
 
 READING_AT_ONCE = 8
 """Maximum number of servers that are read at once."""
 
 MOST_LISTED_SHARDS = 4 * MAX_SHARDS
-"""Maximum number of shards of all stores of one name on a server: a reader forms their tables. A store beyond
-this number does not count."""
+"""Maximum number of shards of all stores of one name on a server, because a reader makes tables of them. The
+reader ignores a store beyond this number."""
 
 
 class ShardSink(Protocol):
@@ -66,12 +67,12 @@ class FoundStore:
 
     Attributes:
         name: Name of the store.
-        record: Its record, as it was placed.
-        arrays: Its arrays.
-        began_ms: Time of its beginning, in milliseconds since 1970: of two stores of a name the larger one is
-            newer.
-        best: By home and piece: generation and position of the newest copy's last entry, its clock, and the
-            server that has it.
+        record: Record of the store, as it was placed.
+        arrays: Arrays of the store.
+        began_ms: Time at which the store began, in milliseconds since 1970. Of two stores with one name, the
+            store with the larger time is newer.
+        best: Newest copy of each piece, by home and number of the piece: generation and position of its last
+            entry, its clock, and the server that has it.
     """
 
     name: str
@@ -204,10 +205,10 @@ class SavedShards:
     async def read(self, store: FoundStore, sink: ShardSink, cluster: ClusterMap) -> tuple[ShardState, ...]:
         """Read all shards of a store, each from the server with its newest copy.
 
-        Returns their states, in the order of their numbers.
+        Returns the states of the shards, in the order of their numbers.
 
         Raises:
-            CheckpointError: A server does not have a piece any more, or it is damaged.
+            CheckpointError: A server no longer has a piece, or the piece is damaged.
             TransportError: A server did not answer.
         """
         states: dict[int, ShardState] = {}
@@ -274,7 +275,8 @@ def _merge(
     """Add the pieces of one server to the store with the same record, among the stores with its id.
 
     Returns the number of shards of the store, and an empty text. A store that cannot be read, or that has
-    more shards than `room`, counts as absent from the server; the result is then 0 and the reason.
+    more shards than `room`, counts as absent from the server; for such a store the method returns 0 and the
+    reason.
     """
     try:
         record = msgspec.json.decode(saved.record, type=StoreRecord)

@@ -4,8 +4,9 @@ All bundles are read at once, each a few shards at a time, so that neither a mes
 heartbeat grows with the model. If the primary of a bundle moves, the bundle is read or loaded again from its
 first shard.
 
-A read may name a clock. With ssp and bsp the servers then answer once all pushes up to it are in the values,
-in bsp with those of exactly this clock, although training goes on (`parameter_server/clock_snapshot.py`).
+A read may name a clock. With ssp the servers answer such a read once the values contain all pushes up to this
+clock. With bsp they answer with the values of exactly this clock, although training goes on
+(`parameter_server/clock_snapshot.py`).
 """
 
 import asyncio
@@ -113,9 +114,9 @@ class _Bundle:
     stands: bool = True
     """Whether the store is in the newest map, and has not failed there."""
     lacks_copies: bool = False
-    """Whether the open store waits for another copy, by the newest map."""
+    """Whether the store is open in the newest map and waits there for another copy of this bundle."""
     moved: asyncio.Event = field(default_factory=asyncio.Event)
-    """Event that is set from a change of the primary to the next attempt."""
+    """Event that a change of the primary sets, and that the next attempt clears."""
     attempt: asyncio.Timeout | None = None
     """Timeout of the attempt in progress, which ends when the primary changes; None between attempts."""
 
@@ -166,8 +167,8 @@ class ShardCopies:
         """Copy all shards into `tensors`; returns their states, in the order of their numbers.
 
         Args:
-            clocks: Clock by shard at which it is read; other shards are read as they are.
-            within_s: Time for the clocks to be reached, in seconds.
+            clocks: Clock at which a shard is read, by shard; shards without a clock are read as they are.
+            within_s: Time within which the shards must reach the clocks, in seconds.
 
         Raises:
             ClockPassed: In bsp, a shard has passed its clock.
@@ -310,7 +311,8 @@ class ShardCopies:
     async def _repeat(
         self, bundle: _Bundle, work: Callable[[Link, Sequence[ShardSpec]], Awaitable[None]]
     ) -> None:
-        """Call a function with a link to the primary, again after a failure that a new primary may repair."""
+        """Call a function with a link to the primary; repeat the call after a failure that a new primary may
+        repair."""
         loop, since, lacked_copies = asyncio.get_running_loop(), math.inf, False
         while True:
             bundle.moved.clear()

@@ -23,9 +23,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     """Epoch of the checkpoint, taken within the epoch or at its end."""
     groups: int
-    """Number of trained groups of that epoch."""
+    """Number of trained groups of `epoch`."""
     whole: bool
-    """Whether the manifest is undamaged and every file has its size. `verify_checkpoint` reads the files."""
+    """Whether the manifest is undamaged and every file has the size in the manifest. `verify_checkpoint` also
+    reads the files."""
     latest: bool = False
     """Whether a resumed run reads this checkpoint first."""
     run: str = ""

@@ -64,7 +64,7 @@ class RunTensors:
         """Take shards of a message.
 
         Args:
-            tensors: For each shard the arrays of `cut`.
+            tensors: The arrays of each shard in turn, as `cut` returns them.
 
         Raises:
             RemoteProtocolError: The run has other shards or arrays.

@@ -145,7 +145,7 @@ class Model:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Name of class 0, 1, ..., K - 1; the number of a class that has none."""
+        """Name of class 0, 1, ..., K - 1; a class without a name has its number as the name."""
         outputs = prod(self.network.layers[-1].input_shapes[0])
         return (*self.trained_names, *map(str, range(len(self.trained_names), outputs)))
 

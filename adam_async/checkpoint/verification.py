@@ -57,7 +57,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     files: int
     """Number of files, the manifest included; 0 if the manifest cannot be read."""
     bytes: int
-    """Size of all files except the manifest, in bytes, as the manifest has it."""
+    """Size of all files except the manifest, in bytes, according to the manifest."""
     problems: tuple[Problem, ...] = ()
 
 

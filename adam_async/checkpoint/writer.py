@@ -81,7 +81,7 @@ class Checkpointer:
         self._noting_failed = False
         self.written: list[CheckpointResult] = []
         self.missed = ""
-        """Reason for the failure of the last due checkpoint; empty without one."""
+        """Reason for the failure of the last due checkpoint; empty if it did not fail."""
         progress.takes_checkpoints = True
         if folder.latest:  # the run continues this one
             progress.written(folder.latest, now=asyncio.get_running_loop().time())
@@ -92,9 +92,9 @@ class Checkpointer:
         """Copy all shards, after the earlier checkpoint is written.
 
         Args:
-            clock: With ssp and bsp the clock that all trained shards must reach, in bsp exactly; 0: the
-                shards as they are.
-            within_s: Time to reach it, in seconds; None: `clock_s`.
+            clock: Clock that all trained shards must reach in ssp, and at which they are read in bsp; 0: the
+                shards are read as they are.
+            within_s: Time within which the shards must reach the clock, in seconds; None: `clock_s`.
 
         Returns:
             The shards; None if the servers could not be read, which is a miss.
@@ -160,7 +160,8 @@ class Checkpointer:
         epochs: Sequence[EpochResult],
         beyond: int,
     ) -> None:
-        """Begin to write a reading during training, unless the newest checkpoint has the same groups."""
+        """Begin to write shards that were read for a checkpoint, unless the newest checkpoint has the same
+        groups."""
         clocks = [clock for state in reading.states for clock in state.clocks.values()]
         manifest = msgspec.structs.replace(
             self._common,
@@ -260,7 +261,7 @@ class Checkpointer:
     async def _note_progress(self) -> None:
         """Write the newest progress if it has changed; stop after `checkpoint_s`.
 
-        Only the first of several failures in a row becomes an event, because a note follows each second.
+        Only the first of several failures in a row becomes an event, because a note is written each second.
         """
         try:
             async with asyncio.timeout(self._timeout_s):

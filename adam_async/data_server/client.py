@@ -3,8 +3,8 @@
 A `DataClient` keeps a few groups ahead, so a compute thread never waits for input in steady state (AD-06); it
 counts the waits. Two tasks share its link: one requests groups when it has room, and the server may delay the
 answer; the other reports finished groups. After the link breaks, or after a change of the data server, both
-begin again on a new link. A request has the number of received groups, so no group is lost with an answer, or
-at another server.
+begin again on a new link. A request contains the number of received groups, so a lost answer or a change of
+the server loses no group.
 
 In ssp and bsp the data server sends the clock at which the groups begin, and with the last groups the sync
 clock that all replicas reach after them. The trainer of the groups gets both clocks, and sends the ticks.
@@ -34,7 +34,7 @@ DIAL_S = 1.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageGroup:
-    """One leased group: its tag's numbers, requested rows of images (n, C, H, W), and labels (n,)."""
+    """One leased group: its lease, the requested rows of its images (n, C, H, W), and its labels (n,)."""
 
     lease: Lease
     images: NDArray[Any] | None
@@ -70,7 +70,8 @@ class DataClient:
 
     Args:
         address: Function from the number of servers in a row without an answer to the address of the next
-            server; empty while no server is known. Call `map_changed` after a change.
+            server; an empty text while no server is known. Call `map_changed` after a change of the
+            addresses.
         rows: First needed row of the images, and the row after the last one; ``(0, 0)``: labels only. None:
             whole images.
 
@@ -263,7 +264,8 @@ class DataClient:
         return self._end
 
     async def wait_group(self) -> None:
-        """Wait for a group, or for the answer that the replica has no more; check the result.
+        """Wait for a group, or for the answer that the replica has no more groups; the caller then checks
+        `has_group`.
 
         The wait has no deadline: the epoch may be over, or other replicas busy. Cancelling the wait loses no
         group.
@@ -287,11 +289,11 @@ class DataClient:
 
     @property
     def first(self) -> ImageGroup:
-        """The next group; requires one."""
+        """The next group; raises IndexError without one."""
         return self._groups[0]
 
     def take(self) -> ImageGroup:
-        """Take the next group; requires one."""
+        """Take the next group. Raises IndexError without one."""
         self._taken += 1
         group = self._groups.popleft()
         if len(self._groups) <= self._ahead // 2:

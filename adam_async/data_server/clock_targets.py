@@ -5,10 +5,11 @@ an epoch, and of a run that stops, every replica advances to the same clock, the
 the steps of its leased groups, so it can report that clock. When other replicas get the groups of a lost
 replica, the end rises, and replicas with a lower end get the new one.
 
-A step is `round_groups` groups in the order of their leases; fewer if no more wait for the replica. The
-replica's clock is then the reported end, at which its next groups begin. The end is never too low: a worker
-with a lower clock advances, a worker with a higher clock would wait for all others. A report of a higher
-clock, from a worker with an answer that the ledger lost, raises the end to this clock.
+A step is `round_groups` groups in the order of their leases. If fewer groups wait for the replica, the step
+has fewer groups, and the replica's clock after the step is the reported end, at which its next groups begin.
+The end is never too low, because a worker with a higher clock would wait for all others; a worker with a
+lower clock advances. A worker whose answer the ledger has lost may report a higher clock; the report raises
+the end to this clock.
 
 If the run stops, `shorten` lowers the end to the highest clock that leased groups lead to.
 """
@@ -21,10 +22,10 @@ from adam_async.run.ids import Replica
 
 @dataclass(slots=True)
 class _Course:
-    """Leases of one replica since its last reported end."""
+    """Leases of one replica since the server last reported the end to it."""
 
     clock: int
-    """Earliest clock of the groups that were leased since then."""
+    """Earliest clock of the groups leased after that report."""
     given: int = 0
 
 

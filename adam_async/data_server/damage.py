@@ -1,4 +1,4 @@
-"""Pure: the policy for damaged images, labels and rows: stop at the first damage, or leave it out."""
+"""Pure: the policy for damaged images, labels and rows: stop at the first one, or leave all of them out."""
 
 from typing import Literal
 
@@ -42,7 +42,7 @@ class Damage:
         """Refuse a data set with too much damage.
 
         Raises:
-            DataError: More than 5 % of all are damaged; the error has the first damage.
+            DataError: More than 5 % of all images are damaged; the error has the first damage.
         """
         if self.count > MAX_SHARE * (kept + self.count):
             raise DataError(

@@ -26,7 +26,7 @@ MAX_CLASSES = 65_536
 
 
 SAMPLED = 64
-"""Number of training images in the mean squared norm."""
+"""Maximum number of training images from which `Dataset.squared_norm` is computed."""
 
 
 ORIGINS = ("train images", "train labels", "test images", "test labels")
@@ -40,7 +40,7 @@ class Dataset:
     name: str
     """Short name, such as ``mnist`` or ``digits``."""
     source: str
-    """Source of the data, and the reason for it, in one sentence."""
+    """Source of the data, and the reason for this source, in one sentence."""
     train_images: NDArray[np.uint8] | StoredImages
     """Images of shape (N, C, H, W), in memory or read on demand."""
     train_labels: NDArray[np.int64]
@@ -53,7 +53,7 @@ class Dataset:
     damaged: tuple[str, ...] = ()
     """Damaged images that were left out: a sentence each, at most 100, then the number of the others."""
     squared_norm: float = 0.0
-    """Sum of an image's squared pixels, scaled to 0 to 1, as a mean over some images; 0 if unknown."""
+    """Mean, over some images, of the sum of an image's squared pixels (scaled to 0 to 1); 0 if unknown."""
     cache: CacheLimits | None = None
     """Memory that a data server may use for the images, in bytes; None: the options of the run decide."""
 
@@ -161,7 +161,7 @@ def _check_arguments(train: object, test: object, origins: object) -> None:
 
 
 def _squared_norm(images: NDArray[np.uint8] | StoredImages) -> float:
-    """Return the mean over some images, evenly chosen, of the sum of their squared pixels, scaled to 0 to 1.
+    """Return the mean, over evenly chosen images, of the sum of an image's squared pixels (scaled to 0 to 1).
 
     The function leaves out unreadable images: their training raises the error.
     """

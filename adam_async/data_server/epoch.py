@@ -13,10 +13,11 @@ rounds a joining replica takes part from the next epoch on, unless it is alone. 
 wait for the next one.
 
 An epoch may end before all its groups are trained. An epoch *closes* when a fraction of the live replicas
-with leases have finished their shares. From then on the only leases are those of images that the epoch before
-has skipped, to replicas that have finished their shares. Leased groups are still trained and count. The epoch
-is over when all of them are finished, and the rest is skipped. A pool leases as many groups as make up the
-fraction, and closes when these are finished.
+with leases have finished their shares. A closed epoch leases only groups with images that the epoch before
+has skipped, and only to replicas that have finished their shares. Leased groups are still trained and count.
+The epoch is over when all leased groups are finished; it skips the groups that were not leased. If all
+replicas lease from one pool, the epoch leases only this fraction of its groups, and closes when they are
+finished.
 """
 
 from collections import deque
@@ -190,7 +191,7 @@ class Epoch:
         return self._warming
 
     def advance(self) -> None:
-        """Close the epoch or end the warm start, if it is time."""
+        """Close the epoch, or end the warm start, if enough groups are finished for it."""
         # Closing may skip all waiting groups.
         self._close_if_due()
         if self._warming and not (self.over or self.leases or any(self.queues.values())):
@@ -343,7 +344,7 @@ class Epoch:
         return done if len(done) >= needed else []
 
     def _skip(self, queues: dict[Replica, Queue]) -> list[tuple[int, int]]:
-        """Empty some queues: skip their groups, except carried groups; return these."""
+        """Empty some queues: skip their groups, except carried groups; return the carried groups."""
         kept = [group for queue in queues.values() for group in queue if group[0] < self._carried]
         for replica, queue in queues.items():
             self.skipped.update((number, replica) for number, _ in queue if number >= self._carried)

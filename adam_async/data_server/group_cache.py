@@ -1,14 +1,14 @@
-"""Pure: groups gathered ahead of need, in large blocks, and handed out in slices of these.
+"""Pure: groups gathered ahead of need, in large blocks, and handed out as slices of the blocks.
 
 Gathering one small group costs more in calls, and in waits for the interpreter's lock, than in copied bytes;
 so does sending it as separate tensors. Consecutive groups of the epoch's order are therefore gathered
 together, as a *block*; consecutive groups taken together are one slice of it. The cache drops a block when
 all its groups are taken; its memory is freed with the last slice.
 
-A block of transformed images, or of images that are not in memory, takes time: `prepare` and `want` then name
-the blocks to make, and the caller makes them on its thread and puts them here. If memory is short, the cache
-drops blocks without a waiting request, the oldest first: a block depends only on the epoch and its number,
-and can be made again.
+A block of transformed images, or of images that are not in memory, takes time. For such images `prepare` and
+`want` return the blocks to make, and the caller makes them on its thread and adds them with `put`. If memory
+is short, the cache drops blocks without a waiting request, the oldest first: a block depends only on the
+epoch and its number, and can be made again.
 """
 
 import weakref
@@ -34,18 +34,20 @@ Transform = Callable[[NDArray[np.uint8], NDArray[np.int64]], NDArray[np.uint8]]
 """Function from images and their numbers in the data set to transformed images. From any thread."""
 
 BLOCK_BYTES = 1 << 16
-"""Maximum size of the images of a block of several groups, in bytes: five groups of 16 digits."""
+"""Maximum size of the images of a block of several groups, in bytes: about five groups of 16 images of
+28x28."""
 
 INSTANT_BLOCK_BYTES = 1 << 19
-"""Maximum size in bytes of a block of images that are only gathered, which takes as long as transforming a
-few."""
+"""Maximum size in bytes of a block of images that are only gathered: gathering a block takes as long as
+transforming a few images."""
 
 JOINED_BYTES = 1 << 17
 """Size in bytes below which pieces of an answer are joined: a copy costs less than a separate tensor."""
 
 FORGOTTEN_AFTER = 4
-"""Age at which the cache drops a block if memory is short, as a multiple of the number of blocks; the age is
-the number of blocks made since. The worker of such a block is lost, or far too slow."""
+"""Age at which the cache drops a block if memory is short, as a multiple of the number of blocks in the
+cache; the age of a block is the number of blocks made after it. The worker of such a block is lost, or far
+too slow."""
 
 
 class MemoryInUse:
@@ -85,12 +87,12 @@ class GroupCache:
     """Groups of one epoch, ready for workers.
 
     Args:
-        dataset: Labels, and images without `images`.
+        dataset: Data set with the labels, and with the images if `images` is None.
         transform: Transform of the images; None: none.
-        instant: Whether the requesting call makes blocks; by default if images are in memory and not
-            transformed.
+        instant: Whether the requesting call makes the blocks itself; None: only if images are in memory and
+            not transformed.
         memory: Counts handed-out arrays until they are freed.
-        limit_bytes: Memory for blocks and handed-out arrays; None has no bound.
+        limit_bytes: Memory for blocks and handed-out arrays, in bytes; None: no bound.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class GroupCache:
         if instant is None:
             instant = transform is None and isinstance(self._images, np.ndarray)
         self.instant = instant
-        """Whether no block has to be made by the caller."""
+        """Whether the cache makes all blocks itself, and the caller none."""
         self._memory = MemoryInUse() if memory is None else memory
         self._limit_bytes = limit_bytes
         self.evicted = 0
@@ -177,7 +179,8 @@ class GroupCache:
     def evict(self, wanted: Collection[int] = ()) -> None:
         """Drop blocks, the oldest first, until memory suffices; wanted ones stay.
 
-        If memory lacks room only for a further block, this drops only blocks of age `FORGOTTEN_AFTER`.
+        If memory is within the limit but has no room for a further block, the method drops only blocks whose
+        age is at least `FORGOTTEN_AFTER`.
         """
         limit = self._limit_bytes
         if limit is None:
@@ -288,7 +291,8 @@ class GroupCache:
 
 
 def _runs_of_small(pieces: Sequence[NDArray[np.uint8]]) -> list[list[NDArray[np.uint8]]]:
-    """Return the runs of neighbouring pieces to join: small ones, until a run has `JOINED_BYTES`."""
+    """Return the runs of neighbouring pieces to join. A run of small pieces ends once it has
+    `JOINED_BYTES`."""
     runs: list[list[NDArray[np.uint8]]] = []
     size = JOINED_BYTES
     for piece in pieces:

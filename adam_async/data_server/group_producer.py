@@ -38,8 +38,8 @@ from dataflow import ComputePool, Job, MakePool
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 2
-"""Number of blocks in the thread's queue: the next block is ready for it, and an urgent block waits for no
-more than these."""
+"""Maximum number of blocks given to the thread at once: enough that it never waits for the next block, and
+few because an urgent block waits for all of them."""
 
 SHARE_OF_ANSWER = 64
 """Divisor of the server's memory that gives the maximum size of an answer: the unread answers of several
@@ -270,8 +270,8 @@ class GroupProducer:
         )
 
     def _limit_bytes(self) -> int | None:
-        """Return the memory for blocks and answers: the rest beside images and transforms, at least a
-        share."""
+        """Return the memory for blocks and answers, in bytes: the memory that images and transforms leave,
+        but at least a fixed share. None before the first run."""
         if self._limits is None:
             return None
         size = self._limits.size_bytes
@@ -378,7 +378,8 @@ class GroupProducer:
         self._feed()
 
     def _call_ready(self, group_cache: GroupCache) -> None:
-        """Call `then` of each request whose groups are ready; an earlier request may have taken its block."""
+        """Call `then` of each request whose groups are ready. A request waits again if an earlier request has
+        taken its block."""
         waiting, self._wanted = self._wanted, []
         for wanted in waiting:
             if group_cache is not self._group_cache:

@@ -151,7 +151,8 @@ class CachedImages:
             self._scratch.close()
 
     def statistics(self) -> CacheStatistics:
-        """Return the numbers of images in memory and in the file, and of images found in each."""
+        """Return the number of images in memory and in the file, and how many requested images were found in
+        each."""
         return CacheStatistics(
             resident_images=self._used,
             resident_bytes=self._used * self._image_bytes,

@@ -60,7 +60,8 @@ class StoredImages:
         """Read and decode one image, shape (C, H, W). Blocks. From any thread.
 
         Raises:
-            DataError: The image cannot be read and none may replace it, or too many cannot be read.
+            DataError: The image cannot be read and no other image can replace it, or too many images cannot
+                be read.
         """
         known = self._instead.get(number)
         if known is not None:
@@ -90,7 +91,8 @@ class StoredImages:
         return list(self.replaced.values())[:MAX_SENTENCES]
 
     def _replace(self, number: int, error: DataError) -> NDArray[np.uint8]:
-        """Read the next image of the same class by number; the first one follows the last one."""
+        """Read the next readable image of the same class, in the order of their numbers; after the last image
+        the first one follows."""
         self._note(number, error)
         alike = np.flatnonzero(self._labels == self._labels[number])
         at = int(np.searchsorted(alike, number))

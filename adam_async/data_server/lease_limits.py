@@ -15,7 +15,7 @@ LAGS = 0.5
 """Fraction of the fastest replica's rate below which a replica is limited."""
 
 RECORDED = 8
-"""Number of groups that a worker may report together, if a step is shorter."""
+"""Number of groups that a worker may report together, if a step has fewer groups."""
 
 SURE_AFTER = 8
 """Minimum number of finished groups for a known rate of a replica."""

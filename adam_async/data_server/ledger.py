@@ -5,10 +5,10 @@ Theory of operation
 One data server, the *ledger leader*, enters all events of leases into one ledger, in one order; the other
 servers copy it. A `DataState` is a function of the ledger's entries, including their times, so a server with
 the ledger has the state: finished groups, leases, answers to workers. An entry is *settled* when all ledger
-replicas have it; unreplicated entries may be lost, so its effects run only after that.
+replicas have it. Its effects run only after it is settled, because an unsettled entry may be lost.
 
 An epoch leaves little state: a state between two epochs is an `Opening`. The ledger of an epoch is the
-opening before it and the entries since then, from `EpochBegan` on; a new replica reads only these. A replica
+opening before it and all later entries, from `EpochBegan` on; a new replica reads only this ledger. A replica
 drops older entries when they are settled.
 
 Times are seconds on the ledger leader's clock. A new leader continues from the last entry's time.
@@ -95,6 +95,7 @@ class Ledger:
         return self._openings[-1]
 
     def read(self, number: int, count: int) -> Sequence[Entry] | None:
-        """Return entries from a number on, `count` at most; None if they are dropped: `begin` again."""
+        """Return entries from a number on, `count` at most; None if they are dropped, and the reader must
+        `begin` again."""
         at = number - self._first
         return self._entries[at : at + count] if at >= 0 else None

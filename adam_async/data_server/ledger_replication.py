@@ -41,7 +41,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the first unsettled entry: all ledger replicas have the entries before it."""
     entries: Annotated[tuple[Entry, ...], msgspec.Meta(max_length=MOST_ENTRIES)] = ()
     opening: Opening | None = None
-    """State before the first entry, for a replica that reads from the start; None for others."""
+    """State before the first entry, for a replica that reads from the start; None for other replicas."""
     whole: bool = True
     """Whether the part has all entries so far."""
 
@@ -63,7 +63,8 @@ class _Copy:
     reported: int = -1
     """Number of settled entries that the leader has reported to the replica; -1 at first."""
     whole: bool = False
-    """Whether the replica has had the whole ledger since it began to read; a part of a ledger is useless."""
+    """Whether the replica has had the whole ledger at some time since it began to read. Before that time the
+    replica does not count for settling."""
     counts: bool = False
     """Whether settling an entry needs this replica."""
 

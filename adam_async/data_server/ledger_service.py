@@ -1,8 +1,9 @@
 """One data server's part in the ledger of leases, as leader or replica: a shell of `ledger_replication`.
 
 `enter` takes events, and `on_settled` gets their results later. On the ledger leader events enter the ledger
-at once. A ledger replica forwards events to the leader, and again to the next leader if the link or the
-leader is lost before they are settled. A server that is no replica enters no events.
+at once. A ledger replica forwards events to the leader. If the link or the leader is lost before the events
+are settled, the replica forwards them again, to a new leader if there is one. A server that is no replica
+enters no events.
 
 The leader has a task with a link for each server that copies the ledger. The leader removes an unreachable
 server from the cluster map, and then tries to add it as a new one.
@@ -251,7 +252,8 @@ class LedgerService:
         )
 
     def _wait_for_map(self, request: Request, body: CopyLedger) -> None:
-        """Keep a copy of a later term until the map names its leader; only the last one of each server."""
+        """Keep a copy of a later term until the map names its leader; keep only the last copy of each
+        server."""
         node = request.link.peer.node
         if node in self._early:
             self._early[node][0].fail("not-ledger-leader", f"{node} has sent another copy since")
@@ -336,7 +338,7 @@ class LedgerService:
             unpack(reply, Entered)
 
     async def _copy_for(self, ledger_replica: LedgerReplica) -> None:
-        """Copy the ledger to a server, until this server stops leading or the other one is lost."""
+        """Copy the ledger to a server, until this server stops leading or the other server is lost."""
         ledger_replication = self._ledger_replication
         channel = self._channel_to(ledger_replica)
         while True:

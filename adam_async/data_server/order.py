@@ -1,10 +1,11 @@
 """Pure: the order of an epoch, cut into image groups.
 
 The order depends only on the seed, the epoch, and the images that the epoch before skipped: every server,
-restart and replay makes the same order. The skipped images depend on the order of that epoch, and so on the
-epochs before it; one bit for each image represents them. Skipped images come first, then all others, both in
-the order of a permutation that depends on seed and epoch only. Group `number` holds the images at positions
-`number * images_per_group` onwards; the last group of an epoch may be short.
+restart and replay makes the same order. The skipped images depend on the order of the epoch before, and
+therefore on all epochs before that one; one bit for each image represents the skipped images. Skipped images
+come first, then all others, both in the order of a permutation that depends on seed and epoch only. Group
+`number` holds the images at positions `number * images_per_group` onwards; the last group of an epoch may be
+short.
 """
 
 from collections.abc import Sequence
@@ -90,8 +91,8 @@ class EpochOrders:
 
         Args:
             epoch: From 1.
-            skipped: For each epoch from `first` to the one before, ranges of its untrained groups; the same
-                at every call for one run.
+            skipped: For each epoch from `first` to the one before `epoch`, ranges of its untrained groups.
+                All calls for one run must have the same values.
             first: First epoch of `skipped`, at most `epoch`.
             carried: `EpochOrder.carried_images` of epoch `first`.
 

@@ -32,9 +32,9 @@ def takers(cluster: ClusterMap) -> Takers:
 
 
 def taker_refusal(body: LeaseGroups | ReportGroups, peer: Identity, known: Takers) -> str:
-    """Return the reason for which a peer may not ask for a part of a replica; empty if it may.
+    """Return the reason for which a peer may not ask for groups as a part of a replica; empty if it may.
 
-    An unknown generation is allowed, because the map may be late: its questions wait.
+    The questions of an unknown generation are allowed and wait, because the map may be late.
     """
     taker = known.get((body.replica, body.replica_generation, body.partition))
     if taker is None or taker == (peer.node, peer.incarnation):
@@ -88,7 +88,7 @@ def check_report(
 
 
 def check_test_part(body: ReadTest, total: int, *, image_bytes: int, most_bytes: int) -> str:
-    """Return why one message has no room for these test images; empty if it has.
+    """Return the reason for which these test images do not fit into one message; empty if they fit.
 
     Raises:
         RemoteProtocolError: The end of the range is below its start.

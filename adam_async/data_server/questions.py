@@ -40,7 +40,8 @@ ANSWER_GROUPS = 64
 """Maximum number of groups of one answer: their description must fit into a frame's meta."""
 
 UNREAD_BYTES = 1 << 16
-"""Maximum number of unsent bytes of a link that gets further groups: above it the last answer is unread."""
+"""Maximum number of unsent bytes of a link to which groups are sent: with more bytes, the worker has not read
+the last answer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -58,10 +58,10 @@ def check_run_memory(
 
 
 def check_cache(limits: CacheLimits, *, available_bytes: int) -> None:
-    """Check the cache that a run asks of a data server.
+    """Check the size of the cache that a run asks for on a data server.
 
     Args:
-        available_bytes: Memory available to the server, and that of its images.
+        available_bytes: Memory available to the server plus the memory of its images, in bytes.
 
     Raises:
         ConfigError: The cache is larger.

@@ -96,7 +96,8 @@ class DataServer(Role):
         self._refused = ""
         """Id of a run that this server cannot serve."""
         self.transform_failed: TransformFailed | None = None
-        """Error of a user's function on an image, by which this server refuses its run; None without one."""
+        """Error of a user's function on an image, for which this server refuses the run; None without such an
+        error."""
         self._partitions = 1
         self._read_ahead = 1
         self._producer = GroupProducer(
@@ -111,7 +112,7 @@ class DataServer(Role):
         """`EpochOrder.carried_images` of the producer's epoch."""
         self._began: EpochBegan | None = None
         self._first_as_ledger_leader: TimePassed | None = None
-        """First event of this server as ledger leader."""
+        """First event that this server has entered as ledger leader; None before."""
         self._reports: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         """Reports to the controllers, in their order."""
         self._ledger = LedgerService(
@@ -311,8 +312,8 @@ class DataServer(Role):
         return self._membership.map.ledger_leader_for(replica) == self.address
 
     def _on_lead(self) -> None:
-        """Enter an event after all others; when settled, it makes this server repeat the old leader's
-        report."""
+        """Enter an event after all entries of the old leader; once the event is settled, this server repeats
+        the old leader's report."""
         self._first_as_ledger_leader = TimePassed()
         self._ledger.enter(self._first_as_ledger_leader)
 

@@ -52,7 +52,7 @@ MOST_PARKED = 1 << 16
 """Maximum number of parked questions at the start of an epoch."""
 
 Request = tuple[NodeId, Count] | None
-"""Data server and number of a question; its answering effect has them too."""
+"""Data server and number of a question; the effect that answers the question has both, too."""
 
 
 # --- events ----------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class LeaseAsked(msgspec.Struct, frozen=True, tag=True, kw_only=True, eq=False):
     position: Count
     """Number of groups that the worker has received."""
     heard: After
-    """Sync clock that the worker has received at that position; -1 if none."""
+    """Sync clock that the worker has received at `position`; -1 if none."""
     count: Count
     wait_s: Seconds
     """Maximum time for which the question is parked, in seconds."""
@@ -186,7 +186,7 @@ class Trained:
 
 
 class _LateGroup(NamedTuple):
-    """A group that is finished under the last clocks."""
+    """A finished group whose clock is kept; see `LATE_KEPT`."""
 
     clock: int
     number: int
@@ -223,7 +223,7 @@ class DataState:
         self._started: float | None = None
         self._before_s = self._train_s = 0.0
         self._late: deque[_LateGroup] = deque()
-        """The last finished groups of the epoch, with clocks."""
+        """Last finished groups of the epoch, if replicas synchronise their clocks."""
         self._dropped_clock = 0
         """Highest clock of the finished groups that `_late` has dropped."""
         self._clock = 0
@@ -538,10 +538,10 @@ class DataState:
         return self._trained_without(())
 
     def trained_at(self, clock: int) -> Trained | None:
-        """Return the finished groups of the steps up to a clock, with clocks.
+        """Return the finished groups of the steps up to a clock, if replicas synchronise their clocks.
 
-        Returns None while a group of such a step is leased, or after the server has dropped the clocks of
-        later groups.
+        Returns None while a group of such a step is leased, or if the server has already dropped the clocks
+        of groups after this clock.
         """
         epoch = self._epoch
         if epoch is None or clock < self._dropped_clock:

@@ -64,8 +64,9 @@ class DataStatistics(CommonStatistics, kw_only=True, rename={"ledger": "lending"
     trained_again: int
     late_reports: int
     finished_ranges: tuple[tuple[int, int], ...] | UnsetType = UNSET
-    """Ranges of finished groups; only at request. With a clock in the request these ranges, `images` and
-    `loss` are those of the steps up to it; unset while one of their groups is leased."""
+    """Ranges of finished groups, if the request asks for them. With a clock in the request, these ranges,
+    `images` and `loss` are those of the steps up to this clock. Unset without a request, and while a group of
+    these steps is leased."""
     skipped: int | UnsetType = UNSET
     """Number of skipped images."""
     transforms: TransformStatistics | UnsetType | None = UNSET
@@ -83,19 +84,19 @@ class HostStatistics(CommonStatistics, kw_only=True):
 
 
 class StagingCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Files and bytes of a staging, by origin."""
+    """Numbers of files and bytes of a staging, by origin."""
 
     files: int
     kept_files: int
-    """Files that an earlier start has left in the copy."""
+    """Number of files that an earlier start has left in the copy."""
     source_files: int
-    """Files read from the source."""
+    """Number of files read from the source."""
     source_bytes: int
     copied_files: int
-    """Files copied from other servers."""
+    """Number of files copied from other servers."""
     copied_bytes: int
     retried: int
-    """Number of retries."""
+    """Number of attempts that were repeated after a failure."""
 
 
 class StagingStatistics(CommonStatistics, kw_only=True):

@@ -16,12 +16,12 @@ async def transforms_of(
     image_shape: Sequence[int],
     functions: Mapping[str, Callable[..., Any]] = {},
 ) -> tuple[dict[str, Any], ...]:
-    """Choose the transforms of a run that may continue another run; imports run beside the event loop.
+    """Choose the transforms of a run that may continue another run; imports run outside the event loop.
 
     Args:
         resumed: Manifest of the checkpoint that the run continues; None for a new run.
-        asked: See `steps_for`. A checkpoint has its own steps; `asked` then only lists functions that the run
-            may import.
+        asked: See `steps_for`. With `resumed`, the steps come from the checkpoint, and `asked` only lists
+            functions that the run may import.
 
     Raises:
         ConfigError: See `steps_for` and `resumed_transforms`.

@@ -2,9 +2,9 @@
 
 A *pass* trains one group: forward, back, weight gradients and a plain step of the rule. Passes over the whole
 network alternate with passes that read the clock after each layer, so every layer runs with about the same
-cache contents as in training. A call of a single layer has an overhead, which exceeds the layer itself for a
-group of one image. The calibration therefore scales the layer times until their sum is the time of a whole
-pass. Medians of all passes hide disturbances of some milliseconds.
+cache contents as in training. A call of a single layer has an overhead; for a group of one image the overhead
+takes longer than the layer itself. The calibration therefore scales the layer times until their sum is the
+time of a whole pass. Medians of all passes hide disturbances of some milliseconds.
 
 The module reads no clock itself; the caller passes a clock, and provides the thread.
 """
@@ -24,7 +24,7 @@ from adam_async.model.rules import Rule, RuleState, Sgd
 from adam_async.model.step import StepBuffers
 
 SECONDS = 0.4
-"""Duration of all passes in seconds, if the minimum number of passes is shorter."""
+"""Time in seconds after which no further pass begins, if `LEAST_PASSES` are done."""
 LEAST_PASSES, MOST_PASSES = 3, 300
 """Minimum and maximum number of passes of each kind."""
 RATE = 1e-4
@@ -36,8 +36,8 @@ Clock = Callable[[], float]
 def calibrate(network: Network, images: int, *, clock: Clock) -> LayerTimes:
     """Measure one thread's time for each layer of a network: forward, back and update.
 
-    The measurement takes about half a second, or as long as `LEAST_PASSES`. Run the function on a thread
-    while no other thread computes, after `Network.warm_up`.
+    The measurement takes about half a second, or longer if `LEAST_PASSES` take longer. Run the function on a
+    thread while no other thread computes, after `Network.warm_up`.
 
     Args:
         clock: Returns seconds, with a resolution of microseconds.
@@ -80,7 +80,7 @@ class _Passes:
         self._context.load(pixels, _labels(network, images), dice=Dice(1), keys=(0,))
 
     def whole(self) -> float:
-        """Train the group once; returns its seconds."""
+        """Train the group once; return the duration in seconds."""
         network, begin = self._network, self._clock()
         network.forward(self._weights, self._context)
         network.backward(self._weights, self._context)
@@ -89,7 +89,7 @@ class _Passes:
         return self._clock() - begin
 
     def layers(self) -> dict[str, float]:
-        """Train the group once, layer by layer; returns the seconds of each."""
+        """Train the group once, layer by layer; return the duration of each layer in seconds."""
         network, found = self._network, {}
         for number, layer in enumerate(network.layers):
             begin = self._clock()

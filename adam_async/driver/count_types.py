@@ -98,7 +98,7 @@ class DataCounts(Counts, frozen=True, kw_only=True):
     drained: bool = False
     """Whether a run that stops has no leased group left."""
     finished_ranges: tuple[tuple[Count, Count], ...] | msgspec.UnsetType = msgspec.UNSET
-    """Ranges of the trained groups; only at request."""
+    """Ranges of the trained groups; unset if the driver did not ask for them."""
 
 
 class DiskAge(msgspec.Struct, frozen=True):
@@ -132,7 +132,7 @@ class RoleStatistics:
 
 
 class EpochCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of an epoch, from the data servers, in the cluster map."""
+    """Result of an epoch, which the data servers put into the cluster map."""
 
     images: Count
     loss: float | None
@@ -140,7 +140,7 @@ class EpochCounts(msgspec.Struct, frozen=True, kw_only=True):
     skipped: Count = 0
     """Number of images left for the next epoch."""
     trained_again: Count = 0
-    """Number of images of groups whose leases were returned, once for each return."""
+    """Number of images of groups whose leases were returned; an image counts once for each return."""
     clock: Count = 0
     """Sync clock at the end of the epoch."""
 

@@ -9,16 +9,18 @@ from adam_async.run.result import EpochResult
 from adam_async.run.step_model import RunModel, StepModel
 
 TIMES_GUESSING = 10.0
-"""Largest loss without a divergence, in multiples of the loss of guessing; fresh models begin near 1."""
+"""Loss above which a run diverges, in multiples of the loss of guessing; fresh models begin near 1."""
 
 LITTLE_BELOW = 0.99
-"""Smallest loss of a model that guesses, in multiples of the loss of guessing among equal classes."""
+"""Minimum loss of a model that counts as guessing, in multiples of the loss of guessing among equally
+frequent classes."""
 
 FEW_STEPS = 60
 """Minimum number of steps of a run after which its loss shows whether it learns."""
 
 CHANCES = 1.5
-"""Test accuracy above chance, in multiples of one over the number of classes."""
+"""Minimum test accuracy of a model that is better than guessing, in multiples of one over the number of
+classes."""
 
 
 def largest_loss(model: RunModel) -> float:

@@ -73,7 +73,7 @@ from adam_async.runtime.machine import available_bytes
 from adam_async.runtime.traffic import CommonStatistics, Traffic
 
 OUTSIDE = "the cluster is not running: train within its block, `async with cluster: await cluster.train()`"
-"""Text of the error of a cluster that is to train outside its block."""
+"""Text of the error for a call of `train` outside the cluster's `async with` block."""
 
 
 class Driver:
@@ -139,7 +139,8 @@ class Driver:
             config=self.config, membership=self._membership, queries=self._queries, progress=self.progress
         )
         self.attached: Config | None = None
-        """Options that the first driver of a run was asked for, if this driver took it over; else None."""
+        """Options that the caller of the run's first driver asked for, if this driver took the run over; else
+        None."""
         self._stack = AsyncExitStack()
         self._run = ""
         """Id of the run that was submitted or taken over last."""
@@ -232,17 +233,18 @@ class Driver:
     async def train(self, on_epoch: OnEpoch | None = None) -> RunResult:
         """Run all epochs. May be called again: each call is a new run.
 
-        With a checkpoint to resume, the first call continues its run. The result has the ended epochs of that
-        run, but `on_epoch` is not called with them.
+        With a checkpoint to resume, the first call continues the run of the checkpoint. The result includes
+        the ended epochs of that run, but `on_epoch` is not called with them.
 
-        With `RunInputs.attach` the first call takes over the run that waits for a driver, if there is one. It
-        evaluates the epochs that ended without a driver with the present weights of the servers.
+        With `RunInputs.attach` the first call takes over the run that waits for a driver, if there is one.
+        For each epoch that ended while the run had no driver, it evaluates the present weights of the
+        servers.
 
         Raises:
             CheckpointError: The folder has checkpoints of another run, or the data are not the checkpoint's.
             ConfigError: An option, the model or the step is not that of the run to take over.
             DeadlineExceeded: Roles did not join or were not ready within `prepare_s`; the error lists them.
-                Or the disk did not answer within `checkpoint_s` at the beginning.
+                This error also reports a disk that did not answer within `checkpoint_s` at the beginning.
             RoleDied: A role that the run needs was lost; the error has its name.
             RunFailed: The run ended early for another reason, such as a restarted controller; or this driver
                 is already training; or another run waits for a driver; or the run to take over does not wait
@@ -271,9 +273,9 @@ class Driver:
     def stop(self) -> None:
         """End the training in progress after the groups in flight; `train` then returns its result.
 
-        A run with a folder for checkpoints takes one, if the groups in flight are finished within `drain_s`.
-        The epoch in progress counts with its trained images. Before the first epoch `train` raises
-        `RunFailed`. Without a training this method does nothing.
+        A run with a folder for checkpoints takes a last checkpoint, if the groups in flight are finished
+        within `drain_s`. The result includes the epoch in progress, with the images trained so far. Before
+        the first epoch `train` raises `RunFailed`. Without a training this method does nothing.
         """
         if self._training:
             self._stopping.set()
@@ -357,7 +359,7 @@ class Driver:
         return PreparedRun(spec=spec, model=model, data=data, plan=plan, trained_again=again)
 
     async def _begin(self, prepared: PreparedRun, in_flight: int) -> tuple[TrainingProgram, ClusterMap]:
-        """Submit a run and wait until it trains; returns the map in which it does.
+        """Submit a run and wait until it trains; return the cluster map from the beginning of the training.
 
         A server lost before training has no values to lose: the driver submits the run again, on other
         servers.
@@ -514,9 +516,10 @@ class Driver:
     # --- results of an interrupted run -------------------------------------------------------
 
     async def weights_so_far(self) -> tuple[RunModel, Mapping[str, NDArray[Any]], int]:
-        """Return the model of an interrupted run, its weights, and their epoch if it is the best one.
+        """Return the model of an interrupted run, its weights, and the number of their epoch.
 
-        Without a kept epoch the weights are the latest of the servers, and the number is 0.
+        With `keep_best` the weights are those of the best epoch so far. Otherwise, or before such an epoch,
+        they are the latest weights of the servers, and the number is 0.
 
         Raises:
             RunFailed: No run has trained.

@@ -4,10 +4,11 @@ In bsp a checkpoint is *exact*. The driver names a clock that no shard has reach
 clock, and then the groups of the steps up to it. A run that continues from such a checkpoint has the same
 values, bit for bit, as a run that never stopped.
 
-In asp and ssp no moment exists at which the shards have the updates of the same groups. The driver takes the
-finished groups first, and then the shards: the checkpoint is *complete*, because the values have the updates
-of all these groups. The values also have updates of groups that are finished during the reading. A run that
-continues trains these groups again; the checkpoint's result has their number.
+In asp and ssp no moment exists at which the shards have the updates of the same groups. The driver reads the
+list of finished groups first, and then the shards. The checkpoint is *complete*, because the values have the
+updates of all groups in the list. The values also have updates of groups that are finished during the
+reading. A run that continues from the checkpoint trains these groups again; `CheckpointResult` has their
+number.
 
 At the end of an epoch, and of a run that stops, no group is in training, and every checkpoint is exact.
 """
@@ -103,7 +104,8 @@ class EpochCheckpoints:
     async def _wait_after_miss(self) -> None:
         """Wait until as many further groups are finished as lie between two checkpoints.
 
-        A server may refuse each reading at once; misses without this wait would soon end the run.
+        A server may refuse each reading at once. Without this wait, the misses that follow would soon end the
+        run.
         """
         groups = 0
         while True:
@@ -163,7 +165,7 @@ class EpochCheckpoints:
                 await asyncio.sleep(POLL_S)
 
     async def _wait_for(self, groups: int) -> None:
-        """Wait until so many groups of the epoch are finished; asks more often shortly before."""
+        """Wait until this many groups of the epoch are finished; poll more often when few are left."""
         loop = asyncio.get_running_loop()
         begin, before = loop.time(), -1
         while True:
@@ -178,7 +180,7 @@ class EpochCheckpoints:
     # --- all modes -----------------------------------------------------------------------------
 
     async def take_last(self, data: DataCounts) -> None:
-        """Take the checkpoint of a run that stops, after its last leased group.
+        """Take the checkpoint of a run that stops, after its last leased group is finished.
 
         Raises:
             RunFailed: See `Checkpointer.miss`.
@@ -189,7 +191,8 @@ class EpochCheckpoints:
             self._write(data, reading)
 
     def _write(self, data: DataCounts, reading: Reading, *, finished: int = 0, beyond: int = 0) -> None:
-        """Begin to write a checkpoint, unless the epoch is finished: its end has a checkpoint of its own."""
+        """Begin to write a checkpoint, unless the epoch is finished, because its end has a checkpoint of its
+        own."""
         record = self._membership.map.epoch
         if record is None or _ranges_of(data) == ((0, record.groups),):
             return

@@ -1,9 +1,9 @@
 """Pure: the results of a run's epochs, which its driver collects from each version of the cluster map.
 
-The map has only the newest results; checkpoints and reports list all. A run that continues a checkpoint
-submits as few results as its roles need: the last one, and the results that determine the images that the
-epoch before skipped. The resumed epoch begins with these images. These are the results since the last epoch
-without skipped groups; if there are many results, one bit for each image replaces them.
+The map has only the newest results; checkpoints and reports list all results. The resumed epoch begins with
+the images that the epoch before skipped. A run that continues a checkpoint therefore submits the results
+since the last epoch without skipped groups, from which its roles find these images. If there are many such
+results, the run submits only the last one, and one bit for each image.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class EpochResults:
 
         Args:
             before: Results of the ended epochs, including those of the runs that it continues.
-            first: Epoch of the first of them.
+            first: Epoch of the first of these results.
         """
         self._run, self._first = run, first
         self._results = list(before)
@@ -64,7 +64,7 @@ class EpochResults:
 
     @property
     def ended(self) -> int:
-        """Number of the last ended epoch; 0 before one."""
+        """Number of the last ended epoch; 0 before the first epoch has ended."""
         return self._first - 1 + len(self._results)
 
 

@@ -22,10 +22,11 @@ TEST_CHUNK = 1000
 """Maximum number of test images in one message."""
 
 MESSAGE_SHARE = 2
-"""Factor by which a message with test images stays below the largest message of its link."""
+"""Divisor of the maximum message size of a link; the quotient is the maximum size of the test images in one
+message, unless a single image is larger."""
 
 AGAIN_S = 0.1
-"""Pause before the next request for the images, in seconds."""
+"""Pause between a failed request for the images and the next one, in seconds."""
 
 
 class Evaluator:
@@ -53,7 +54,7 @@ class Evaluator:
         self._threads = threads
         self._available_bytes = available_bytes
         self._sets: dict[bool, tuple[NDArray[Any], NDArray[Any]]] = {}
-        """Images and labels; key True: those of the validation split, key False: test images."""
+        """Images and labels of the validation split (key True) and of the test set (key False)."""
 
     async def read_sample(self, model: RunModel, address: Callable[[], str]) -> None:
         """Read the sample of training images from a data server, if the model is a step that still lacks it.
@@ -76,8 +77,8 @@ class Evaluator:
         """Return the share of the test images that the weights classify correctly; 0 without images.
 
         Args:
-            address: Returns the address of a data server; the first evaluation reads the images from it, and
-                from its successor if it is lost.
+            address: Returns the address of a data server; the first evaluation reads the images from this
+                server, or from its successor if the server is lost.
             validation: Use the images of the validation split, which are the same in all runs of a driver.
 
         Raises:
@@ -120,8 +121,9 @@ class Evaluator:
         """Read a set of images in messages; `sample` is the largest number of images in a sample.
 
         Raises:
-            RemoteProtocolError: An answer has no images, other ones or too many, or states another total.
-            RunFailed: This process has no memory for the stated number of images.
+            RemoteProtocolError: An answer has no images, images of another shape or too many images, or
+                states another total than the first.
+            RunFailed: This process lacks the memory for the stated number of images.
         """
         found: tuple[NDArray[Any], NDArray[Any]] | None = None
         have, total = 0, 1

@@ -41,8 +41,8 @@ class Silence:
         """Take the result of one poll; returns the new events.
 
         Args:
-            asked: Polled nodes. A silent node that is no longer polled is lost, and forgotten here: its loss
-                is another event.
+            asked: Polled nodes. The method forgets a silent node that is no longer polled: the node is lost,
+                and the map reports its loss.
         """
         events = []
         self._silent = {node: each for node, each in self._silent.items() if node in asked}

@@ -21,7 +21,7 @@ LONGER = "; where roles only need longer, raise prepare_s under [waits] in the f
 """End of the error message about roles that were not ready within `prepare_s`."""
 
 NO_RUN = "-"
-"""Id that no run has: no node is ready for it."""
+"""Id that belongs to no run; it stands in an error about missing roles before the run has an id."""
 
 
 class Readiness:
@@ -165,7 +165,8 @@ class Readiness:
         return bool(missing)
 
     async def _read_preparation(self, run: str) -> None:
-        """Show the missing roles; if none is missing, the worker with most kernels left to compile."""
+        """Show the missing roles; if none is missing, show the progress of the worker with most kernels left
+        to compile."""
         cluster = self._membership.map
         if self._show_missing(cluster):
             return

@@ -77,7 +77,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Operations(Protocol):
-    """The part of a cluster that started the roles, as far as an operator may use it."""
+    """The operations that an operator may request from the cluster that started the roles."""
 
     def last_lines(self, node: str) -> tuple[str, ...]:
         """Return the newest lines of a role's stderr.
@@ -87,7 +87,7 @@ class Operations(Protocol):
         """
 
     async def scale(self, workers: int) -> str:
-        """Start or end workers until the cluster has this number; returns what changed.
+        """Start or end workers until the cluster has this number of them; return a sentence about the change.
 
         Raises:
             AdamError: The number does not fit the run, or a worker could not start.
@@ -136,7 +136,8 @@ class OperatorRequests:
                 await self._membership.wait_for(lambda m: m is not cluster, "a request", pause_s)  # noqa: B023
 
     def _has_room(self) -> bool:
-        """Return whether another answer has room; remove the oldest one before, if it is `KEPT_S` old."""
+        """Return whether there is room for another answer, after removing the oldest answer if it is `KEPT_S`
+        old."""
         if len(self._answers) == MOST_ANSWERS and not self._full_s():
             del self._answers[min(self._answers, key=self._since.__getitem__)]
         return len(self._answers) < MOST_ANSWERS
@@ -147,7 +148,7 @@ class OperatorRequests:
         return max(oldest + KEPT_S - asyncio.get_running_loop().time(), 0.0)
 
     async def _answer(self, request: Request | str) -> Answer:
-        """Carry out a request; a text is the fault of an invalid one."""
+        """Carry out a request; `request` is a text with the fault if the operator's request is invalid."""
         if isinstance(request, str):
             return Answer(refusal=request)
         if request.run != self._run() or not request.run:
@@ -207,7 +208,7 @@ async def ask(membership: Membership, request: Request, *, within_s: float) -> t
 
 
 def requests_in(cluster: ClusterMap, driver: Member) -> Mapping[Member, Request | str]:
-    """Return the requests of all live operators; a text is the fault of an invalid one.
+    """Return the requests of all live operators; for an invalid request, return a text with its fault.
 
     Args:
         driver: Node and incarnation of the asked driver, whose own record has no request.
@@ -227,7 +228,8 @@ def requests_in(cluster: ClusterMap, driver: Member) -> Mapping[Member, Request 
 
 
 def answer_in(cluster: ClusterMap, run: str, operator: Member) -> Answer | str | None:
-    """Return a driver's answer to an operator; None while it may come, the reason if it cannot come."""
+    """Return a driver's answer to an operator; None while it may still arrive, a text with the reason if it
+    cannot arrive."""
     program = cluster.run
     if program is None or program.id != run:
         return f"run {run} is no longer in the cluster map"

@@ -18,7 +18,8 @@ class RoleCounts:
     """Asks the roles in the cluster map for their counts.
 
     Args:
-        grace_s: Seconds for the ledger leader to answer; then the next leader gets the request.
+        grace_s: Time for the ledger leader to answer, in seconds; if it does not, the next leader gets the
+            request.
     """
 
     def __init__(

@@ -142,7 +142,7 @@ class RoleQueries:
         return found
 
     def _uncounted(self, address: str) -> AbstractAsyncContextManager[Link]:
-        """Return a link for one block, outside the driver's traffic."""
+        """Return a link for the duration of one block; its bytes do not count in the driver's traffic."""
         endpoint = self._endpoint
         return endpoint.network.connect(address, endpoint.identity, timeout_s=self._waits.dial_s)
 

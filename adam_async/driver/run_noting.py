@@ -1,8 +1,9 @@
-"""Notes of a run's progress that its servers have on their disks; see `checkpoint.run_notes`.
+"""Notes of the progress of a run whose servers keep their shards on disks; see `checkpoint.run_notes`.
 
 With each poll the driver learns the trained groups of the epoch, and for each server the age of the oldest
-update that is not on its disk. A point of the run is on the disks once these ages show that every server has
-written the updates of that moment. All times are those of the driver, so that clocks need not agree.
+update that is not on its disk. A *point* is a moment of the run with its trained groups. It is on the disks
+once these ages show that every server has written the updates up to that moment. All times are those of the
+driver, so that clocks need not agree.
 """
 
 import asyncio
@@ -36,10 +37,11 @@ def runs_of(run: str, notes: Sequence[RunNote]) -> tuple[str, ...]:
 
 
 async def note_begin(file: RunNotesFile, start: Manifest, wall_clock: Clock) -> None:
-    """Write the first note of a run, before any server has its shards; keep the last point on the disks.
+    """Write the first note of a run, before any server has its shards; keep the newest earlier note whose
+    updates are on the disks.
 
-    The servers remove the shards of the earlier run once those of this one are whole on the disks. Until then
-    the earlier run's point counts.
+    If the run continues an earlier run, the servers remove the shards of that run once those of the new run
+    are whole on the disks. Until that moment a restart needs the note of the earlier run.
 
     Args:
         start: Point at which the run begins.
@@ -125,10 +127,11 @@ class RunNoting:
 
         Args:
             asked_at: Time of the requests, on the loop's clock.
-            now: Time of the last answer.
-            groups: Groups of the epoch in progress.
+            now: Time of the last answer, on the loop's clock.
+            groups: Number of groups of the epoch in progress.
             ended: Number of the last ended epoch.
-            results: Results of the ended epochs, in order; a driver that took a run over may lack the first.
+            results: Results of the ended epochs, in order; a driver that took a run over may lack the first
+                results.
             epochs: The evaluated epochs.
         """
         counts = [each.counts for each in answers.values()]
@@ -158,7 +161,8 @@ class RunNoting:
         """Take the end of an epoch that is evaluated.
 
         Args:
-            results: Results of the ended epochs, in order; a driver that took a run over may lack the first.
+            results: Results of the ended epochs, in order; a driver that took a run over may lack the first
+                results.
             epochs: The evaluated epochs.
             now: Time at which all its updates were applied, on the loop's clock.
         """

@@ -1,7 +1,8 @@
 """A run that goes on from the disks of its servers, after all of them were lost.
 
-The driver waits for the servers, finds the newest note whose shards are whole on their disks, and reads all
-shards into a checkpoint in memory. The new run loads them into its servers as any resumed run does.
+The driver waits for the servers, finds the newest note whose shards are whole on the disks of the servers,
+and reads all shards into a checkpoint in memory. The new run loads this checkpoint into its servers as any
+resumed run does.
 """
 
 import asyncio
@@ -130,10 +131,10 @@ class SavedRunReader:
         return cluster
 
     async def read(self, run: SavedRun, prepared: PreparedRun, config: Config) -> Checkpoint | None:
-        """Return the newest point of a run whose shards are on the disks; None if no point had reached them.
+        """Return the newest point of a run whose shards are on the disks; None if no point was on the disks.
 
         Raises:
-            CheckpointError: The disks lack shards, or those of another model.
+            CheckpointError: The disks lack shards, or have the shards of another model.
             ConfigError, DeadlineExceeded: See `wait_for_servers`.
             TransportError: A server did not answer.
         """

@@ -58,9 +58,10 @@ class RunInputs:
         checkpoints: Folder for the checkpoints of the runs; None: no checkpoints.
         resume: Checkpoint, or run on the disks of its servers, that the first run continues, with its model
             and rate.
-        notes: File for the notes of the runs, whose servers keep their shards on disks; None: in memory only.
+        notes: File for the notes of the runs, if the servers keep their shards on disks; None: the servers
+            keep shards in memory only.
         init: Saved model with the first values of each run; see `fill_from`.
-        step: Step of the user's that the runs train in the place of a network.
+        step: Step of the user that the runs train instead of a network.
         together: Whether the first worker of each replica trains all parts of a partitioned model.
         attach: Request to take over a run that waits for a driver; None: begin a new run.
         replace: Whether a new run may take the place of one that waits for a driver.

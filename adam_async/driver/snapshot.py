@@ -39,7 +39,7 @@ def reading_client(
     waits: Waits,
     traffic: Traffic,
 ) -> ParameterClient:
-    """Make a client of the bundles of a run's store, for a driver, which pushes nothing."""
+    """Make a client of the bundles of a run's store, for a driver; the client pushes nothing."""
     run = cluster.run
     assert run is not None, "a run has shards"
     session = SessionIdentity(
@@ -81,7 +81,8 @@ async def pull_snapshot(
     Cancellation loses nothing.
 
     Args:
-        clock: Clock up to which the values contain all pushes of live replicas; frozen tensors have none.
+        clock: Clock up to which the values contain all pushes of live replicas; frozen tensors have no
+            pushes.
 
     Raises:
         ShardUnavailable: The primary of a bundle did not answer in time.

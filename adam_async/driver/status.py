@@ -1,7 +1,8 @@
 """The state of a cluster at one moment, for an operator: roles and machines, the run, its copies, its lags.
 
 The cluster map has the members, and each role reports its counts to a member with the keys of a driver. The
-lag of a replica is the number of steps between its clock and that of the fastest one, over all shards.
+lag of a replica is the largest number of steps, over all shards, by which its clock is behind the clock of
+the fastest replica.
 """
 
 from collections.abc import Iterable, Mapping
@@ -48,23 +49,24 @@ class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     role: str
     state: str
-    """``leads`` or ``follows`` for controllers that answer; for others ``joined``, ``spare``, ``replica N``
-    (with ``part N`` of a cut model), ``left`` or ``lost``."""
+    """State of a controller that answers: ``leads`` or ``follows``. State of any other role: ``joined``,
+    ``spare``, ``replica N`` (with ``part N`` of a cut model), ``left`` or ``lost``."""
     address: str
     host: str = ""
-    """Name of its machine; empty if the role did not report."""
+    """Name of the role's machine; empty if the role did not report."""
     pid: int = 0
     peak_rss_mb: float = 0.0
     age_s: float = 0.0
-    """Seconds since its process began; 0 if the role did not report."""
+    """Seconds since the role's process began; 0 if the role did not report."""
     groups: int = 0
-    """Groups that a worker has trained, or that a data server has counted as trained in this epoch."""
+    """Number of groups that a worker has trained, or that a data server has counted as trained in this
+    epoch."""
     lag: int | None = None
-    """Steps of a worker's replica behind the fastest one; None without clocks."""
+    """Number of steps by which a worker's replica is behind the fastest replica; None without clocks."""
     version: tuple[int, int] | None = None
     """Lowest and highest version of a server's shards."""
     notice: str = ""
-    """Its newest notice, or the error that ended it."""
+    """The role's newest notice, or the error that ended the role."""
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,11 +82,11 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int
     """Number of epochs of the run; 0 for a program without them."""
     finished: int
-    """Trained groups of the epoch."""
+    """Number of trained groups of the epoch."""
     groups: int
-    """Groups of the epoch; 0 before it begins."""
+    """Number of groups of the epoch; 0 before the epoch begins."""
     test_accuracy: float | None
-    """Accuracy of a finished run."""
+    """Test accuracy of a finished run; None for any other run."""
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +128,8 @@ def status_of(
     """Return the status of a cluster.
 
     Args:
-        reports: Counts of the roles that answered, by node id; one that is invalid counts as no answer.
+        reports: Counts of the roles that answered, by node id; invalid counts are ignored, as if the role had
+            not answered.
         leading: Node id of the leading controller.
         with_ended: Include nodes that have left or were lost.
     """
@@ -163,7 +166,7 @@ def _facts(report: Mapping[str, Any]) -> _Facts | None:
 
 
 def _lags(facts: Iterable[_Facts]) -> dict[str, int]:
-    """Return the lag of each replica: the largest one over all shards of all servers."""
+    """Return the lag of each replica: the largest lag over all shards of all servers."""
     lags: dict[str, int] = {}
     for each in facts:
         for clocks in each.clocks.values():

@@ -11,7 +11,8 @@ from adam_async.run.program_record import ProgramRecord, cut_blob
 
 
 async def submit(membership: Membership, record: ProgramRecord) -> None:
-    """Submit a program, as its driver; its blob goes in pieces if one value of the map cannot hold it.
+    """Submit a program, as its driver; the blob is cut into pieces if it does not fit into one value of the
+    map.
 
     Raises:
         RunFailed: The blob is too long even in pieces, or the controller refused the record.

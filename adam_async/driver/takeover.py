@@ -1,8 +1,8 @@
 """Pure: how a driver takes over a run that waits for one: which run, with which options, results and notes.
 
-The program's record has the work of the run. The map has the newest results of its data servers. The notes of
-the earlier driver have what only a driver knows: the accuracies of the epochs that it evaluated. The weights
-of these epochs are lost with that driver.
+The program's record has the model, the options and the starting point of the run. The map has the newest
+results of its data servers. The notes of the earlier driver have the accuracies of the epochs that the
+earlier driver evaluated. The weights of these epochs are lost with that driver.
 """
 
 import shlex
@@ -59,10 +59,11 @@ class DriverNotes(msgspec.Struct, frozen=True, kw_only=True):
     trained_again: Count = 0
     """Number of groups that the run trained again because of resumes."""
     epochs: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(max_length=RESULTS_KEPT + 1)] = ()
-    """Evaluated epochs, as `epoch_values` gives them: the newest `RESULTS_KEPT`, and the best one before."""
+    """Evaluated epochs, as `epoch_values` gives them: the newest `RESULTS_KEPT` epochs, and the best of the
+    earlier ones."""
 
     def with_epochs(self, epochs: Sequence[EpochResult]) -> dict[str, Any]:
-        """Return the notes after these epochs, as a record has them."""
+        """Return the notes with these evaluated epochs, in the form that a record has."""
         noted: dict[str, Any] = msgspec.to_builtins(
             msgspec.structs.replace(self, epochs=epoch_values(_newest_and_best(epochs)))
         )
@@ -187,7 +188,7 @@ def joined_results(
     """Return the results of a run's ended epochs, without a gap, and the number of the first one.
 
     Args:
-        manifest: Its newest checkpoint, if any.
+        manifest: Manifest of the run's newest checkpoint, if any.
     """
     resumed, known = program.resumed, dict[int, dict[str, Any]]()
     sources = [(cluster.ended, cluster.results)]

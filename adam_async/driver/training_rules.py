@@ -59,7 +59,7 @@ from adam_async.run.program_record import ProgramRecord
 from adam_async.run.training_program import KIND, TrainingTerms
 
 MOST_BEHIND = 1 << 16
-"""Maximum number of replicas with skipped groups; data servers accept as many."""
+"""Maximum number of replicas with skipped groups; data servers have the same limit."""
 
 
 class _WorkerInfo(msgspec.Struct):
@@ -344,10 +344,11 @@ def _driver_lines(before: ClusterMap, after: ClusterMap, run: ProgramRecord) -> 
 
 
 def _data_refusal(cluster: ClusterMap, run: ProgramRecord) -> str:
-    """Return a data server that cannot serve the run, and the reason; empty while others may serve it.
+    """Return a data server that cannot serve the run, and the reason; an empty text while others may serve
+    it.
 
-    A server that refuses the run after it was ready has failed in the run's own transforms, which would fail
-    at all others.
+    A server that was ready and then refuses the run has failed in the run's own transforms, which would fail
+    at all other servers, too.
     """
     data = {name: node for name, node in cluster.nodes.items() if node.role == "data"}
     refusals = {name: why for name, node in data.items() if (why := failure_of(node, run.id))}
@@ -361,7 +362,7 @@ def _data_refusal(cluster: ClusterMap, run: ProgramRecord) -> str:
 def _refusal(cluster: ClusterMap, run: ProgramRecord) -> tuple[str, str]:
     """Return a worker that cannot train the run, and the reason; empty texts while the others suffice.
 
-    One worker alone must not end a run by its record, because others may be able to train the run.
+    The record of a single worker must not end a run, because other workers may be able to train it.
     """
     workers = cluster.live("worker")
     refusals = {name: why for name in workers if (why := failure_of(cluster.nodes[name], run.id))}

@@ -220,8 +220,8 @@ class TrainingRun:
     async def _wait_end_or_stop(self, epoch: int) -> ClusterMap | None:
         """Wait for the end of an epoch, see `_wait_epoch`; None if the run is to stop before.
 
-        Takes the checkpoints of the epoch meanwhile. A run with checkpoints stops with a last one, if its
-        leased groups are finished in time.
+        The method takes the checkpoints of the epoch meanwhile. If a run with checkpoints stops and its
+        leased groups are finished in time, the method takes a last checkpoint.
         """
         record, checkpoints = self._membership.map.epoch, self._checkpoints
         if record is not None and (record.run, record.number, record.drain) == (self._id, epoch, True):
@@ -247,7 +247,8 @@ class TrainingRun:
     async def _stop_with_checkpoint(
         self, epoch: int, checkpoints: EpochCheckpoints, end: asyncio.Task[ClusterMap]
     ) -> None:
-        """Let the leased groups of an epoch be finished, and take a checkpoint, unless the epoch ends."""
+        """Drain an epoch, and take a checkpoint when its leased groups are finished, unless the epoch
+        ends."""
         run, drain_s = self._id, self._waits.drain_s
 
         def drain(newest: ClusterMap) -> EpochRecord | None:
@@ -277,7 +278,7 @@ class TrainingRun:
                 await asyncio.wait((end,))
 
     async def _wait_epoch(self, epoch: int) -> ClusterMap:
-        """Wait for the end of an epoch without a limit, as long as the run is alive.
+        """Wait without a deadline for the end of an epoch, as long as the run has not failed.
 
         Returns the map with the result of the epoch.
         """
@@ -362,11 +363,11 @@ class TrainingRun:
         )
 
     async def _next_epoch(self, epoch: int) -> None:
-        """Let the next epoch begin, and note this one for a driver that may take the run over."""
+        """Let the next epoch begin, and note the ended one for a driver that may take the run over."""
         notes = self._notes.with_epochs(self._progress.epochs)
 
         def begin(record: ProgramRecord) -> ProgramRecord | None:
-            """Return the program in its next epoch with the new notes, or only with these if it has begun."""
+            """Return the program with the new notes, and in its next epoch unless that epoch has begun."""
             if record.id != self._id or record.over or record.notes == notes:
                 return None
             if record.phase != "between":  # with concurrent evaluation the next epoch has begun
@@ -431,7 +432,7 @@ class TrainingRun:
 
     @property
     def written(self) -> tuple[CheckpointResult, ...]:
-        """The checkpoints that are written."""
+        """Results of the checkpoints that this run has written."""
         return tuple(self._checkpointer.written) if self._checkpointer is not None else ()
 
     def _new_checkpointer(self, spawn: Spawn) -> Checkpointer | None:

@@ -40,8 +40,8 @@ HEADER_BYTES = 1 << 12
 """Size of the first read of an image, in bytes; an image with a longer header is read wholly."""
 
 SURELY_FITS = 32
-"""Divisor of the automatic cache size: the loader decodes all images at once, without a look at their
-headers, if their encoded size is at most the quotient, because they then fit when decoded."""
+"""Divisor of the automatic cache size. If the encoded size of all images is at most the quotient, the decoded
+images surely fit, and the loader decodes all of them at once without reading their headers first."""
 
 
 def listed(request: LoadRequest) -> Samples[StoredSample]:

@@ -28,7 +28,7 @@ OnBytes = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
-    """A file in its publisher's description."""
+    """A published file."""
 
     name: str
     """Name in the folder, and at the end of a mirror's address."""
@@ -45,7 +45,7 @@ class RemoteSet:
     name: str
     """Name in errors, such as ``MNIST``."""
     mirrors: tuple[str, ...]
-    """Addresses before the names, without the last ``/``, in the order of attempts."""
+    """Addresses of the folders that have the files, without a ``/`` at the end, in the order of attempts."""
     files: tuple[RemoteFile, ...]
     """Files in the order of their download: a small first file shows which mirrors answer."""
     file_s: float = 3600.0

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "WEBP")
 DEEP_GREY_MODES = ("I", "I;16", "I;16B", "I;16L")
 PNG_DEPTH, DEEP = 24, 16
-"""Index of the byte of a PNG file that has the number of bits of a value; and that byte in 16-bit files."""
+"""Index of the byte of a PNG file that has the number of bits of a value, and the value of this byte in
+16-bit files."""
 TURNED_FORMATS = ("JPEG", "MPO", "WEBP")
 """Formats of cameras; an MPO is a JPEG followed by more pictures."""
 ORIENTATION = 0x0112

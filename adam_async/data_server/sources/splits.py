@@ -14,7 +14,7 @@ HELD_OUT = ("test", "val", "validation")
 """Names of the folder beside ``train``; the first existing one counts."""
 
 ONE_IN = 5
-"""Number of images for each test image, in a data set without a test set."""
+"""Number of images of which one is a test image, in a data set without a test set."""
 
 WORD = re.compile(r"(train|test|val)(?:ing|idation)?(?![a-z])", re.IGNORECASE)
 
@@ -28,8 +28,8 @@ def rank_of_image(name: str) -> int:
 def resolve(labels: Sequence[str | int], splits: Sequence[Split | int]) -> list[Split]:
     """Split the images that have no split of their own.
 
-    One image in `ONE_IN` is a test image, by its rank. A class with several such images has at least one test
-    image and one training image; the same is true of the data set.
+    One image in `ONE_IN` is a test image, by its rank. A class with several images without a split of their
+    own has at least one test image and one training image among them; so does the data set.
     """
     found: list[Split] = []
     drawn: dict[str | int, list[tuple[int, int]]] = {}

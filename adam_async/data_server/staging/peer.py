@@ -50,11 +50,13 @@ class Patience:
     """Deadlines of a staging, in seconds, and numbers of attempts."""
 
     join_s: float = 60.0
-    """Maximum time of a first contact with a server; then other servers read its files."""
+    """Maximum time until the first contact with a server; after this time, other servers read the files of
+    that server."""
     back_s: float = 10.0
-    """Time to reach a server again."""
+    """Maximum time to reach a server again after a first contact."""
     wait_s: float = 10.0
-    """Time after which a server answers that it lacks a file; the peer then repeats the request."""
+    """Time after which a server answers that it lacks a file; the asking server repeats the request after
+    this answer."""
     answer_s: float = 10.0
     """Time for an answer beyond the wait for a missing file."""
     stall_s: float = 300.0
@@ -118,10 +120,10 @@ class Peer:
         self._moved = 0.0
 
     def called(self, *, differs: bool) -> None:
-        """Note a request of the server to this one: it is reachable now.
+        """Note a request from the peer to this server: the peer is reachable now.
 
         Args:
-            differs: Whether the server stages another source.
+            differs: Whether the peer stages another source.
         """
         self._differs = self._differs or differs
         self._called.set()
@@ -136,7 +138,8 @@ class Peer:
         await self._reach(self._patience.answer_s, RetrySchedule(attempts=1))
 
     async def connect(self) -> None:
-        """Try to connect until the server answers, also at each request from it. For errors see `look`."""
+        """Try to connect until the peer answers: at growing intervals, and at each request from the peer. For
+        errors see `look`."""
         self._channel.progressed()
         while True:
             self._called.clear()

@@ -7,12 +7,12 @@ paths and sizes, sorted) and the same list of servers, so they need no agreement
 
 - File i belongs to server i modulo servers. The owner reads the file from the source, once.
 - The other servers copy files in rounds: in round d, server r copies the files of server r + d. In each round
-  every server has requests from one server. A round waits until its owner is reachable.
+  every server receives requests from one server. A round waits until the owner of its files is reachable.
 - If a server cannot send a file, the request goes to the next server in the ring that begins at the owner. A
   server that reaches itself in that ring reads the source. The remaining servers therefore read the files of
   a dead server; one server reads each file, and the others wait for it. A server waits only for a server
-  before it in the ring of the file, or, after it has refused the file itself, for a later one; so servers
-  never wait in a circle.
+  before it in the ring of the file. After it has refused the file itself, it may wait for a later server.
+  Servers therefore never wait in a circle.
 - A server that starts late, or again, first asks whether other servers already have its files, without
   waiting.
 
@@ -87,7 +87,7 @@ class Staging:
         self._gone: dict[int, str] = {}
         self._failures: dict[tuple[int, int], int] = {}
         self._reasons: dict[int, dict[int, str]] = {}
-        """By file: servers that cannot send it, and the reasons."""
+        """Servers that cannot send a file, with the reasons, by file."""
         self._holders: set[int] = set()
         self._looked: set[tuple[int, int]] = set()
 
@@ -155,7 +155,7 @@ class Staging:
             self._gone.setdefault(server, why)
 
     def holder(self, server: int) -> None:
-        """Record that a server has files that belong to this one."""
+        """Record that another server has files that belong to this server."""
         self._holders.add(server)
 
     def hold(self, file: int, checksum: str) -> None:

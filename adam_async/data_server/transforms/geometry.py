@@ -5,8 +5,8 @@ image, x to the right and y down. Neighbouring steps are composed as maps, so a 
 that an earlier one moved beyond the edge. A new resampling begins at a crop, a pad, a step with another
 `edge`, or a second elastic step.
 
-Maps are computed in float64 by sums, products and quotients only, whose results are equal on every machine (a
-library's sines differ), and rounded once to whole numbers of 1/65536 pixel.
+Maps are computed in float64 by sums, products and quotients only, because their results are equal on every
+machine (the sines of libraries differ). The maps are rounded once, to whole numbers of 1/65536 pixel.
 
 The elastic step moves pixels by a cubic B-spline over a coarse grid of control points, each displaced
 uniformly at random by at most `pixels` in x and y; Simard et al. (2003) blur a displacement of each pixel

@@ -4,10 +4,11 @@ Theory of operation
 -------------------
 Each worker trained its groups one after the other, and each shard applied its batches of pushes one after the
 other. A group depends on the batches that made the versions of its shards; a batch depends on the groups
-whose gradients are in its pushes. In the run, time ordered these nodes. The playback works on demand: it
-requests the next batch of a shard; the batch requests the workers' groups with its pushes; the groups request
-the versions that they read, and so on. The open requests form a stack. A request for a node that is already
-on the stack can never be served: the replay refuses the record, and the error names the whole cycle.
+whose gradients are in its pushes. Groups and batches are therefore the nodes of a graph, and in the run each
+node came after the nodes that it depends on. The playback works on demand: it requests the next batch of a
+shard; the batch requests the workers' groups with its pushes; the groups request the versions that they read,
+and so on. The open requests form a stack. A request for a node that is already on the stack can never be
+served: the replay refuses the record, and the error names the whole cycle.
 
 Work on demand keeps memory small: a worker trains no further ahead of its servers than in the run. Before a
 batch changes a shard, the playback copies the version only if a group has yet to read it.
@@ -26,7 +27,7 @@ class Player(Protocol):
     """The arithmetic that `Playback` orders."""
 
     def train(self, replica: int, group: int) -> None:
-        """Compute the gradient of a worker's next group from its recorded versions."""
+        """Compute the gradient of a worker's next group from the versions that the group read."""
         ...
 
     def apply(self, shard: int, batch: int) -> None:
@@ -45,7 +46,8 @@ class Player(Protocol):
 SHARD, REPLICA = "shard", "replica"
 
 Demand = tuple[str, int, int]
-"""A kind of node, its number, and the required number of its batches or groups."""
+"""Request for progress: `SHARD` or `REPLICA`, the number of the shard or replica, and the number of batches
+or groups that it must reach."""
 
 
 class Playback:

@@ -23,7 +23,8 @@ class ShardPush:
     version: int
     """Oldest version of the shard that the step's groups read."""
     own_applied: int
-    """Number of the worker's own pushes since that version that local steps had applied to the copy read."""
+    """Number of the worker's own pushes since `version` that local steps had already applied to the copy that
+    the groups read."""
 
 
 class Pushes:

@@ -8,7 +8,7 @@
     replay.check()
 
 The replay decides nothing: the code of the roles makes images, values, gradients and steps, in the order of
-`playback.py`. A push that a server refused must be refused again.
+`playback.py`. The replay must refuse the same pushes as the servers did.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -150,7 +150,7 @@ class Replay:
 
         Raises:
             RecordError: The record is damaged.
-            ReplayDiffers: A gradient was refused in only one of replay and run.
+            ReplayDiffers: Only the replay or only the run refused a gradient.
         """
         return self._playback.advance(None if epoch is None else np.array(epoch.versions, np.int64))
 

@@ -81,9 +81,10 @@ class ReplayedShards:
         return list(finite)
 
     def apply_sum(self, shard: int, contributions: Sequence[ShardPush]) -> list[bool]:
-        """Apply the sum of contributions if all of them and the sum are finite; returns that for each.
+        """Apply the sum of contributions if all of them and the sum are finite; return for each whether it
+        was applied.
 
-        The server refused a contribution that is not finite on arrival, so it is alone in its batch.
+        A contribution that is not finite is alone in its batch, because the server refused it on arrival.
         """
         changed = self.shards[shard]
         gradients = [each.gradients for each in contributions]

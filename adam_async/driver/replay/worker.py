@@ -68,7 +68,7 @@ class RecordedWeights(WorkerWeights):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Firing:
-    """The part of a firing that training uses."""
+    """The part of a `dataflow.Firing` that training uses."""
 
     context: Context | StepContext
     scratch: ThreadScratch
@@ -160,9 +160,9 @@ class ReplayedWorker:
     def _changes(
         self, group: int, *, stepped: bool | None
     ) -> Iterable[tuple[str, NDArray[Any], tuple[int, ...]]]:
-        """Return the tensors that a group reads in another version than the copy's.
+        """Return the tensors that a group reads in another version than that of the worker's copy.
 
-        With `stepped` only copies with a local step.
+        With `stepped`, return only tensors with local steps before the read.
         """
         changes = []
         for place, name in enumerate(self._names):
