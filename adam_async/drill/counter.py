@@ -254,9 +254,9 @@ class CounterTarget:
         """Return the process of a server."""
         return self._servers.child(server)
 
-    async def resumed(self, homes: Sequence[str], fault_s: float) -> dict[str, float]:
+    async def resumed(self, lost: Mapping[str, int], fault_s: float) -> dict[str, float]:
         """Return the seconds from a fault to each bundle's next acknowledged push; see `injection.Target`."""
-        waits = {each.home: each.next_after(fault_s) for each in self.clients if each.home in homes}
+        waits = {each.home: each.next_after(fault_s) for each in self.clients if each.home in lost}
         return {home: await wait for home, wait in waits.items()}
 
     def restart(self, server: str) -> None:

@@ -5,7 +5,7 @@ server at a time.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from adam_async.drill.observations import FaultObservation
@@ -28,10 +28,11 @@ class Target(Protocol):
     def child(self, server: str) -> ChildProcess:
         """Return the process of a server."""
 
-    async def resumed(self, homes: Sequence[str], fault_s: float) -> dict[str, float]:
+    async def resumed(self, lost: Mapping[str, int], fault_s: float) -> dict[str, float]:
         """Return the seconds from a fault until the workload of each bundle went on, by home.
 
         Args:
+            lost: Generation of each bundle before the fault, by home.
             fault_s: Time of the fault on the clock of the loop, in seconds.
         """
 
@@ -109,7 +110,7 @@ class Injector:
         self.faults.append(seen)
         try:
             async with asyncio.timeout(PATIENCE_S):
-                seen.resumed_s = await self._target.resumed(tuple(lost), at_s)
+                seen.resumed_s = await self._target.resumed(lost, at_s)
         except TimeoutError:
             what = f"pushes to {', '.join(lost)} to go on after a {fault.kind} of {victim}"
             raise DeadlineExceeded(what, PATIENCE_S) from None

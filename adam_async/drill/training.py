@@ -187,15 +187,14 @@ class TrainingTarget:
         assert isinstance(child, ChildProcess), "a drill starts child processes"
         return child
 
-    async def resumed(self, homes: Sequence[str], fault_s: float) -> dict[str, float]:
+    async def resumed(self, lost: Mapping[str, int], fault_s: float) -> dict[str, float]:
         """Return the seconds from a fault to each bundle's new primary in the map; see `injection.Target`."""
         loop, watch = asyncio.get_running_loop(), self._watch
         found: dict[str, float] = {}
-        before = {home: watch.bundles[home].generation for home in homes}
-        for home in homes:
+        for home, generation in lost.items():
             await watch.until(
-                lambda home=home: (  # type: ignore[misc]
-                    home in watch.bundles and watch.bundles[home].generation > before[home]
+                lambda home=home, generation=generation: (  # type: ignore[misc]
+                    home in watch.bundles and watch.bundles[home].generation > generation
                 ),
                 f"a new primary of the shards of {home}",
                 PATIENCE_S,
