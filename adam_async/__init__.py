@@ -1,4 +1,4 @@
-"""Project Adam (OSDI 2014) for asyncio: programs share arrays through parameter servers, and networks train.
+"""Project Adam (OSDI 2014) for asyncio: programs share arrays through parameter servers, and train networks.
 
 The import of this package sets up and loads nothing; the first use of a name below loads its module.
 

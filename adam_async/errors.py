@@ -204,7 +204,7 @@ class GradientMismatchError(ModelError):
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Return the first error of a group that is no cancellation; an error without a group stays as it is.
+    """Return the first error in an exception group, cancellations aside; return any other error as it is.
 
     Raise the result `from` its own `__cause__`, such as the error of a user's layer, because `from None`
     would remove the cause.

@@ -10,9 +10,9 @@ The other controllers begin without a state, and the leader sends the state to t
 to controllers that it adds later. A first voter may count as a voter before it has the state: only a node
 with the list of members asks for votes, and at first only the deciding controller has this list.
 
-A deciding controller that lost its disk asks the others again. After the first committed entry a majority has
-the state, and another controller answers that it belongs to a group. The controller then joins that group
-with its new identity, like any other controller.
+A deciding controller that lost its disk asks the others again. If the group has committed its first entry, a
+majority has the state, and another controller answers that it belongs to the group. The deciding controller
+then joins that group with its new identity, like any other controller.
 """
 
 from collections.abc import Iterable

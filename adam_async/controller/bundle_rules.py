@@ -26,7 +26,7 @@ from adam_async.run.shard_table import NUM_BUCKETS
 from adam_async.run.store_record import StoreRecord
 
 UNKNOWN_BYTES = 1 << 50
-"""Bytes of memory of a server that reports none."""
+"""Assumed memory of a server that reports none, in bytes."""
 
 SHARD_OVERHEAD = 2048
 """Approximate memory of a shard on a server beside its values and rule state, in bytes."""
@@ -35,10 +35,10 @@ UNCOUNTED_SHARDS = 1024
 """Number of shards of a store whose overhead is not counted, because it is small beside that of a process."""
 
 MOST_FACTS = 16
-"""Maximum number of facts in a server's numerics."""
+"""Maximum number of facts that a server may report as its numerics (`cluster_map.NUMERICS`)."""
 
 MOST_FACT = 80
-"""Maximum length of a fact and of its name, in characters."""
+"""Maximum length of a fact in a server's numerics, and of the fact's name, in characters."""
 
 # --- changes by members --------------------------------------------------------------------------
 
@@ -46,8 +46,8 @@ MOST_FACT = 80
 def may_change(caller: Member, old: BundleRecord, new: BundleRecord) -> bool:
     """Return whether a node may turn one record of a bundle into another one.
 
-    The primary makes any change that `fault_of_change` permits. Another member in sync only becomes the
-    primary: it strikes out the old one, and invites and adds no member. A joining member only leaves.
+    The primary makes any change that `fault_of_change` permits. Another member in sync may only become the
+    primary: it strikes out the old primary, and invites and adds no member. A joining member may only leave.
     """
     if caller == old.primary:
         return True
@@ -64,7 +64,7 @@ def may_change(caller: Member, old: BundleRecord, new: BundleRecord) -> bool:
 
 
 def fault_of_change(store: StoreRecord, old: BundleRecord, new: BundleRecord) -> str:
-    """Return the rule that a new record of a bundle breaks, with its values; empty if it breaks none."""
+    """Return the rule that a new bundle record breaks, with the wrong values; empty if it breaks none."""
     if new.store != old.store:
         return f"store is {new.store[:80]!r}, and the bundle belongs to store {old.store}"
     if not new.in_sync:
@@ -172,7 +172,8 @@ class LostBundles(NamedTuple):
 
     homes: tuple[str, ...]
     servers: tuple[str, ...]
-    """Servers that had the last copies of these bundles, for each bundle in the order of their loss."""
+    """Lost servers that had the last copies of these bundles, bundle by bundle, in the order of their
+    loss."""
 
 
 def lost_bundles(cluster: ClusterMap) -> dict[str, LostBundles]:
@@ -190,7 +191,7 @@ def lost_bundles(cluster: ClusterMap) -> dict[str, LostBundles]:
 
 
 def bytes_of_bundles(store: StoreRecord, buckets: Sequence[str]) -> Counter[str]:
-    """Return the bytes that each member of a store's bundles needs for its shards, by home.
+    """Return the bytes that a copy of each bundle of a store needs, by the home of the bundle.
 
     Args:
         buckets: Home of each bucket.
@@ -207,7 +208,7 @@ def overhead_bytes(store: StoreRecord) -> int:
 
 
 def used_bytes(cluster: ClusterMap, *, without: str = "") -> Counter[str]:
-    """Return the bytes that the bundles of all stores, except one of a name, need on each server."""
+    """Return the bytes that the bundles of all stores except `without` need on each server."""
     used: Counter[str] = Counter()
     for name, store in cluster.stores.items():
         is_dropped = store.phase == "failed" and not store.program
@@ -237,7 +238,7 @@ def next_member(
 
     Args:
         store: Id of the store.
-        may_join: Whether a server may be invited now.
+        may_join: Returns whether a server may be invited now.
     """
     name, record = next(
         ((name, record) for name, record in cluster.stores.items() if record.id == store), ("", None)
@@ -268,9 +269,9 @@ def next_member(
 
 
 def unready_copy(cluster: ClusterMap, member: Member) -> str:
-    """Return the home of a bundle that this server should have in sync, but has not; empty for none.
+    """Return the home of a bundle that this server should have in sync, but has not; empty if there is none.
 
-    The primaries of its bundles invite a restarted server, and the server joins the bundles one by one.
+    A restarted server is invited by the primaries of its bundles, and joins the bundles one by one.
     """
     for key, bundle in cluster.bundles.items():
         home = key.rpartition("/")[2]
@@ -287,8 +288,8 @@ def unready_copy(cluster: ClusterMap, member: Member) -> str:
 def other_numerics(cluster: ClusterMap, bundle: BundleRecord) -> dict[str, str]:
     """Return the members whose numerics differ from the primary's, with the differences as text.
 
-    Such a member follows the same log, so the order, the versions and the verdicts are equal. Its values may
-    differ by rounding.
+    Such a member follows the same log, so it applies the same pushes in the same order, with equal versions.
+    Its values may differ by rounding.
     """
     if bundle.primary is None:
         return {}
@@ -305,7 +306,7 @@ def other_numerics(cluster: ClusterMap, bundle: BundleRecord) -> dict[str, str]:
 
 
 def _facts(cluster: ClusterMap, node: str) -> dict[str, str]:
-    """Return the numerics that a server reports, as far as they have the right form."""
+    """Return the numerics that a server reports; empty if they are missing or have the wrong form."""
     record = cluster.nodes.get(node)
     facts = record.info.get(NUMERICS) if record is not None else None
     if not isinstance(facts, dict) or len(facts) > MOST_FACTS:

@@ -30,8 +30,8 @@ from transport import Identity, Network, RemoteError, RetrySchedule, TransportEr
 logger = logging.getLogger(__name__)
 
 GOODBYE_S = 1.0
-"""Maximum time to report a departure or a death to the controller, in seconds; without the report the
-controller notices it after `grace_s`."""
+"""Maximum time to report to the controller that a node has left or its process has ended, in seconds. Without
+the report the controller counts the node as lost after `grace_s`."""
 
 TAKEN = "taken"
 """Code of a refusal to join while another process is connected under the same node id."""
@@ -40,8 +40,8 @@ TAKEN_PAUSES = RetrySchedule(first_s=0.05, longest_s=1.0)
 """Pauses before another attempt to join after the refusal `taken`, in seconds."""
 
 WARN_S = 0.3
-"""Wait for a taken node id above which a warning is logged, in seconds. A restarted node joins faster, so a
-longer wait is for another process."""
+"""Time of attempts to join under a taken node id after which a warning is logged, in seconds. A restarted
+node joins faster, so after this time another process has the id."""
 
 
 class NodeChanges(TypedDict, total=False):
@@ -98,7 +98,7 @@ class Membership:
         self._group = ""
         self.map = ClusterMap()
         self._unready: tuple[ClusterMap, str] | None = None
-        """Last map for which `unready_copy` was computed, and its result."""
+        """Last map for which `unready_copy` was computed, with the result; None before the first."""
         self._changed = asyncio.Condition()
 
     @property
@@ -129,7 +129,7 @@ class Membership:
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """Addresses of all controllers: the given addresses, or the leader's list if only one was given."""
+        """Addresses of all controllers: the given ones, or the leader's list if just one was given."""
         return self._client.controllers
 
     async def run(self) -> None:
@@ -212,7 +212,7 @@ class Membership:
         """Wait until the map satisfies `predicate`. Cancelling it loses nothing.
 
         Raises:
-            DeadlineExceeded: The map did not satisfy it in time; `what` names the wait.
+            DeadlineExceeded: The map did not satisfy `predicate` in time; `what` names the wait in the error.
         """
         try:
             async with asyncio.timeout(timeout_s), self._changed:
@@ -249,7 +249,7 @@ class Membership:
     async def leave(self) -> None:
         """Report this node's departure, for at most `GOODBYE_S`, so that no node waits for its return.
 
-        Without a link to the leader it sends no report.
+        Without a link to the leader the node sends no report.
         """
         if not self.leader or not self.joined:
             return
@@ -270,7 +270,7 @@ class Membership:
             return
 
         def gone(newest: ClusterMap) -> NodeRecord | None:
-            """Return the node's record as dead; None unless this incarnation of the node is live."""
+            """Return the node's record, no longer live; None unless this incarnation of the node is live."""
             record = newest.nodes.get(node)
             # A new incarnation is live, so the end of the old one no longer matters.
             if record is None or not record.live or record.incarnation != known.incarnation:
@@ -284,12 +284,12 @@ class Membership:
             logger.info("%s could not report the death of %s: %r", self.node, node, error)
 
     async def create_store(self, name: str, record: StoreRecord, arrays: Sequence[ArrayRecord]) -> None:
-        """Create a store, unless one of that name exists; replace a failed one.
+        """Create a store, unless a store of that name exists; replace a failed store.
 
         Raises:
             ConfigError: The name or the list of arrays is too long.
             RunFailed: The controller refused the store.
-            DeadlineExceeded: No controller led, or answered.
+            DeadlineExceeded: No controller led, or answered, in time.
         """
         key, id = store_key(name), record.id
 
@@ -324,7 +324,7 @@ class Membership:
         return next_member(self.map, store, home, may_join)
 
     def unready_copy(self) -> str:
-        """Return the home of a bundle if this server lacks its copy; empty if there is none."""
+        """Return the home of a bundle of which this server lacks its copy; empty if it lacks none."""
         if self._unready is None or self._unready[0] is not self.map:
             # Kept for each map, because clients of a health endpoint may ask at any rate.
             self._unready = self.map, unready_copy(self.map, self.member)
@@ -335,8 +335,8 @@ class Membership:
     ) -> Confirmation:
         """Change a bundle, as a member of it, if its record still has version `expected`.
 
-        Unless the outcome is unknown, the map of this member has it before this method returns. After an
-        unknown outcome, a later version of the bundle in the map shows whether the change was made.
+        Unless the outcome is unknown, the map of this member shows the outcome before this method returns.
+        After an unknown outcome, a later version of the bundle in the map shows whether the change was made.
 
         Args:
             home: Home of the bundle.
@@ -365,9 +365,10 @@ class Membership:
         return "confirmed" if outcome.done else "conflict"
 
     async def update(self, key: str, change: Callable[[ClusterMap], msgspec.Struct | None]) -> None:
-        """Compare-and-set a key with a record made from the newest map, until that succeeds.
+        """Repeat a compare-and-set of a key, with a record made from the newest map, until one succeeds.
 
-        After another node's write, `change` runs again on the newer map; a result of None ends the attempt.
+        After another node's write, `change` runs again on the newer map. If `change` returns None, this
+        method ends.
 
         Raises:
             DeadlineExceeded: No controller led, or answered, within the longer of `patience_s` and `call_s`.
@@ -387,7 +388,7 @@ class Membership:
             raise DeadlineExceeded(f"the controller to set {key}", timeout_s) from None
 
     async def _try_set(self, key: str, value: msgspec.Struct, timeout_s: float) -> bool:
-        """Set a key if its record is that of `map`; an unknown outcome shows in the newest map."""
+        """Set a key if its record is still that of `map`; return whether this is known to have succeeded."""
         outcome = await self._client.compare_and_set(
             key,
             self.map.version_of(key),

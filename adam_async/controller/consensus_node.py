@@ -139,10 +139,10 @@ class ConsensusNode:
     """One node of the group that agrees on the commands of a replicated state.
 
     Args:
-        setup: Its resources and rules.
+        setup: Resources and rules of the node.
         endpoint: This controller; its node is its name in the group.
         state: State that applies the agreed commands.
-        on_answer: Called with the answer to a request, by its tag.
+        on_answer: Called with the tag of a request, and the answer.
         on_led: Called after each change of the known leader.
         on_applied: Called after commands were applied, or a whole state was restored.
 
@@ -255,7 +255,8 @@ class ConsensusNode:
         Messages of a controller without a known address are ignored.
 
         Raises:
-            RemoteProtocolError: No correct controller sends this; nothing has changed. Close its link.
+            RemoteProtocolError: No correct controller sends this; nothing has changed. Close the link of its
+                sender.
         """
         if self._core is None or not self._peers.listens_to(name, message):
             return
@@ -285,7 +286,7 @@ class ConsensusNode:
         )
 
     async def resign(self) -> None:
-        """Hand over leadership, if this controller leads and has a linked voter, in `RESIGN_S` at most."""
+        """Hand over leadership, if this controller leads, to a linked voter, if any, within `RESIGN_S`."""
         core = self._core
         if core is None or not self.leads:
             return

@@ -57,7 +57,7 @@ class FailureDetector:
     def stood_still(self, *, now: float) -> None:
         """Give every suspect a full grace period after a stall of this process.
 
-        The reconnects of the stall may still be queued.
+        Connections that nodes opened during the stall may still be queued.
         """
         self._until = {
             incarnation: max(until, now + self._grace_s) for incarnation, until in self._until.items()

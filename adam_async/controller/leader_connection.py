@@ -116,7 +116,7 @@ class LeaderConnection:
     Attributes:
         link: The link; None while there is none.
         group: Group of the controller on the last link.
-        first_answer: Version, group and answer of the first request on this link, until it is used.
+        first_answer: Version, group and answer of the first request on this link, until the answer is used.
 
     Raises:
         ConfigError: See `parse_controllers`.
@@ -169,7 +169,7 @@ class LeaderConnection:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Addresses of all controllers: the given addresses, or the leader's list if only one was given."""
+        """Addresses of all controllers: the given ones, or the leader's list if just one was given."""
         return self._addresses if len(self._addresses) > 1 else self._named_all or self._addresses
 
     @property

@@ -27,11 +27,11 @@ ASIDE = re.compile(re.escape(NAME) + r"\.[0-9]+\.aside")
 """Pattern of the names of unfinished new logs, made by `Disk.write_atomic`."""
 
 REMOVED = f"{NAME}.removed"
-"""Name of a folder for unfinished logs, because `Disk` removes only folders."""
+"""Name of the folder into which unfinished logs are moved, so that one removal of a folder removes them."""
 
 
 class LogFile:
-    """The file in one folder.
+    """The log file in one folder.
 
     Args:
         disk: Disk of the log; a private one, see `Disk`.

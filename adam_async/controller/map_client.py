@@ -65,7 +65,7 @@ class MapUpdate:
 class Outcome:
     """The outcome of a compare-and-set.
 
-    `done` is None if the outcome is unknown: the change was made, or will never be made.
+    `done` is None if the outcome is unknown: either the change was made, or it will never be made.
     """
 
     done: bool | None
@@ -107,7 +107,7 @@ class MapClient:
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """Addresses of all controllers: the given addresses, or the leader's list if only one was given."""
+        """Addresses of all controllers: the given ones, or the leader's list if just one was given."""
         return self._leader.addresses
 
     def close(self) -> None:
@@ -273,7 +273,7 @@ def _read(answer: Message, after: int, group: str) -> list[MapUpdate]:
     """Return the updates in an answer, after the version in the request.
 
     Raises:
-        RemoteProtocolError: The versions have a gap, or the message is another one.
+        RemoteProtocolError: The versions have a gap, or the message has another type.
     """
     body = unpack_answer(answer)
     if isinstance(body, MapState):

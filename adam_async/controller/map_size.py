@@ -11,17 +11,19 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.map_changes import Change, changed_records, difference
 
 GROWTH_BYTES = 1 << 20
-"""Number of bytes by which existing records may still grow in a full map, so that members continue; no node
-can join."""
+"""Number of bytes by which existing records may still grow in a full map. Members then continue, while no
+node can join."""
 
 STORES_BYTES = MOST_MAP_BYTES // 2
-"""Maximum size of all stores with lists of arrays and bundles, in bytes: nodes must have room to join."""
+"""Maximum size of the records of all stores, lists of arrays and bundles together, in bytes. The rest of the
+map is room for joining nodes."""
 
 MARKS_BYTES = 16
-"""Maximum size of the quotes, colons and commas around one record, with the key of a piece, in bytes."""
+"""Maximum size of the quotes, colons and commas that the map's JSON text adds to one record and its key, in
+bytes."""
 
 OUTLINE_BYTES = 1024
-"""Maximum size of a map without records as JSON text, with the commas between results, in bytes."""
+"""Maximum size of the JSON text of a map without records, with the commas between results, in bytes."""
 
 _ENCODE = msgspec.json.Encoder().encode
 
@@ -33,7 +35,7 @@ class MapSize:
         self._of: dict[str, int] = {}
         self.total = 0
         self.stores = 0
-        """Bytes of the stores among them."""
+        """Part of `total` for stores, lists of arrays and bundles, in bytes."""
         if cluster is not None:
             self.take(difference(ClusterMap(), cluster))
 
@@ -52,14 +54,14 @@ class MapSize:
 
     @property
     def most_text(self) -> int:
-        """Upper bound of the JSON text of the whole map, in bytes, with names and marks between records."""
+        """Upper bound of the size of the whole map's JSON text, names and marks included, in bytes."""
         return self.total + MARKS_BYTES * len(self._of) + OUTLINE_BYTES
 
     def refusal(self, key: str, size: int) -> str:
         """Return why the map has no room for a record; empty if it has.
 
         Args:
-            key: Key of the record; one without a slash always has room.
+            key: Key of the record; a record whose key has no slash always has room.
         """
         held = self._of.get(key, 0)
         most = MOST_MAP_BYTES + (GROWTH_BYTES if held else 0)

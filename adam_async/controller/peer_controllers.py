@@ -66,8 +66,8 @@ WARN_S = 5.0
 """Wait for the first members of a group above which a warning names the missing ones, in seconds."""
 
 SMALL_BYTES = 4096
-"""Maximum size of a core's message in the fields of a link's message, in bytes; as a tensor, a small message
-would take twice the time."""
+"""Maximum size of a core's message that is sent in the fields of a link's message, in bytes. A larger message
+is sent as a tensor, which would take twice the time for a small message."""
 
 
 def packed_agree(message: Message, *, group: str) -> LinkMessage:
@@ -184,7 +184,7 @@ class PeerControllers:
             self._known[name] = identity
 
     def listens_to(self, name: str, message: Message) -> bool:
-        """Return whether `name` is another controller with a known address, and sends under its own name."""
+        """Return whether `name` is another controller with a known address, and the sender of the message."""
         return name in self._addresses and name != self._identity.node and name_of(message.sender) == name
 
     def next_step(self, core: Core, *, silent_s: float, now: float) -> Step | None:
@@ -221,7 +221,7 @@ class PeerControllers:
             return  # the core repeats all important messages
 
     async def _keep_link(self, name: str) -> None:
-        """Keep a link to another controller, and its identity up to date."""
+        """Keep a link to another controller, and keep its known identity up to date."""
         channel = Channel(
             self._endpoint,
             peer=name,

@@ -2,7 +2,7 @@
 
     key            ps    data   worker   driver                         client   reader
     nodes/<id>     own   own    own      own, and the death of others   own      own
-    stores/<name>  -     -      -        all but of another's run       some     -
+    stores/<name>  -     -      -        all but those of another's run some     -
     bundles/<...>  own   -      -        -                              -        -
     run            -     -      -        as its driver                  -        -
     run/<n>        -     -      -        all                            -        -
@@ -42,7 +42,7 @@ FORBIDDEN = "forbidden"
 """Code of a refusal by the table; the controller then closes the link."""
 
 BEHIND = "busy"
-"""Code of a refusal by a leader that has not reached the named version yet; the client tries again."""
+"""Code of a refusal by a leader that has not reached the expected version yet; the client tries again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def _own_node_or_a_death(attempt: Attempt, cluster: ClusterMap) -> str:
 
 
 def _own_program(attempt: Attempt, cluster: ClusterMap) -> str:
-    """Return whether a driver sets the program as its driver, or a piece of a program."""
+    """Return `RIGHT` if a driver sets a program that names it as driver, or a piece of a program."""
     if is_piece(attempt.key):
         return RIGHT
     value, peer = attempt.value, attempt.peer
@@ -183,7 +183,7 @@ def _own_program(attempt: Attempt, cluster: ClusterMap) -> str:
 
 
 def _store_of_drivers(attempt: Attempt, cluster: ClusterMap) -> str:
-    """Return whether a driver may set a store: each but that of a run in progress with another driver."""
+    """Return whether a driver may set a store: any, except that of a run in progress with another driver."""
     run, peer, value = cluster.run, attempt.peer, attempt.value
     if run is None or run.over or run.driven_by == (peer.node, peer.incarnation):
         return RIGHT

@@ -59,7 +59,7 @@ class Set(msgspec.Struct, frozen=True, tag="set"):
     key: str
     expected: int
     value: bytes
-    """JSON text."""
+    """New value of the key, as JSON text."""
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost"):

@@ -32,7 +32,7 @@ from transport import Identity, Link, LocalProtocolError, Message, Network, Prot
 _Counts = TypeVar("_Counts", bound=CommonStatistics)
 
 STATISTICS_BYTES = 1 << 20
-"""Size of an answer with statistics, which the role reserves in advance, in bytes."""
+"""Memory that a role reserves in advance for an answer with statistics, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,7 +83,7 @@ class Role:
         self._callbacks = Callbacks(self._identity.node)
         self._stack = AsyncExitStack()
         self.address = ""
-        """Address of its listener; empty before it listens."""
+        """Address of the role's listener; empty before the role listens."""
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -165,7 +165,7 @@ class Role:
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """Its entry in the cluster map."""
+        """The role's entry in the cluster map."""
         return self._info
 
     def changes(self) -> AsyncIterator[ClusterMap]:

@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-The leader answers requests about the map; the others name the leader. A change becomes a command of the log,
-and its answer waits until the command is applied here; by then a majority has the command on disk
+The leader answers requests about the map; the other controllers name the leader. A change becomes a command
+of the log, and its answer waits until the command is applied here; by then a majority has the command on disk
 (`consensus_node`). A read waits for a proof that no other controller leads (`ConsensusNode.read`). The
 history of the map answers watches, each version once. A new leader answers watches only once it has all
 versions that earlier leaders sent, and a controller behind a watcher's version lets the watcher wait, so
@@ -68,7 +68,7 @@ from transport import Identity, Link, Message, ProtocolError, Request, Transport
 logger = logging.getLogger(__name__)
 
 FIND_S = 5.0
-"""Time to find a new leader beyond `grace_s`, in seconds."""
+"""Time beyond `grace_s` that a node has to find a new leader, in seconds."""
 
 STOOD_STILL_S = 1.0
 """Lateness of a timer that shows a stall of this process, in seconds."""
@@ -110,7 +110,7 @@ class Controller(Role):
 
     Attributes:
         group: Its node of the consensus group.
-        replicated_state: Its copy.
+        replicated_state: Its copy of the replicated state.
 
     Cancelling the block closes every link; members notice and dial again until their patience ends.
     """
@@ -341,7 +341,7 @@ class Controller(Role):
         return pack(state, [text_tensor(self.map)])
 
     def _reply_changes(self, request: Request, after: int, group: str, outcome: Outcome = DONE) -> None:
-        """Answer a request with the changes since a version, or with the whole map, and reserve its size."""
+        """Answer with the changes since a version, or with the whole map, and reserve the answer's size."""
         changes = self.replicated_state.since(after, group)
         size = MOST_CHANGES_BYTES + 1 if changes is None else text_tensor(changes).nbytes
         if size > MOST_CHANGES_BYTES:

@@ -16,7 +16,8 @@ LATE_S = 0.1
 """Lateness of a timer that shows a stall of this process, in seconds."""
 
 PAUSE_S = 0.3
-"""Pause of the core's clock after a stall, to read queued messages and for others to send, in seconds."""
+"""Pause of the core's clock after a stall, in which this process reads queued messages and others send, in
+seconds."""
 
 
 class CoreClock:
@@ -38,7 +39,7 @@ class CoreClock:
         """Deadline of the last pause, in the core's time."""
 
     def now(self) -> float:
-        """Return the core's time. It never goes back, not even by rounding behind a reached deadline."""
+        """Return the core's time, which never goes back, not even by rounding at a reached deadline."""
         return max(self._clock() - self._stalled_s, self.latest_s)
 
     def by_the_loop(self, core_s: float) -> float:
@@ -55,7 +56,7 @@ class CoreClock:
         return now
 
     def begins_pause(self, core: Core) -> bool:
-        """Return whether a pause begins after a stall; the core's time then is before its deadline."""
+        """Return whether a pause begins after a stall; a pause keeps the core's time before its deadline."""
         now, deadline = self.now(), core.next_deadline()
         if now - deadline <= LATE_S or self._paused_for == deadline:
             return False
@@ -67,7 +68,7 @@ class CoreClock:
         return True
 
     def reached(self, deadline: float) -> None:
-        """Set the core's time to a reached deadline, however late it is; for a deadline without a pause."""
+        """Set the core's time to a reached deadline that begins no pause, however late the process is."""
         late_s = self.now() - deadline
         if late_s > LATE_S:
             self._stalled_s += late_s

@@ -84,7 +84,7 @@ Event = Changed | Conflict | Invalid
 
 
 class ControllerState:
-    """The map.
+    """The cluster map and its rules.
 
     Args:
         kinds: Rules of the programs that may run in the cluster, by kind.

@@ -22,7 +22,7 @@ class GroupStatistics(msgspec.Struct, frozen=True, kw_only=True):
     commit: int | UnsetType = UNSET
     """Index of the last committed entry."""
     log: int | UnsetType = UNSET
-    """Number of entries behind the snapshot."""
+    """Number of log entries after the snapshot."""
     voters: list[str] | UnsetType = UNSET
     learners: list[str] | UnsetType = UNSET
 
@@ -31,5 +31,5 @@ class ControllerStatistics(CommonStatistics, kw_only=True):
     """Statistics of a controller."""
 
     version: int
-    """Version of its map."""
+    """Version of the controller's copy of the map."""
     controllers: GroupStatistics

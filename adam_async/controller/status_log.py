@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 The consensus node passes its core to the log after every event; the log keeps only the last reported state.
 The log has no timer: a core has a tick at least once in two election time-outs, and a leader has one with
-each heartbeat, so a line is late by at most this time.
+each heartbeat, so a line is late by at most one such interval.
 
 *Leader.* The log has a line for each election, and none for a request for votes. *Lost and returned
 controllers.* The leader reports them, because it measures each voter's silence; it reports none in its first
@@ -70,7 +70,7 @@ class StatusLog:
         self._belongs = False
         """Whether the membership in the group was logged."""
         self._leader: tuple[int, str] | None = None
-        """Term and leader of the last line."""
+        """Term and leader in the last line about a leader; None before the first."""
         self._leaderless_since: float | None = now
         self._heard: set[str] = set()
         """Names of the controllers with a message since the leader was lost."""

@@ -37,7 +37,7 @@ MOST_STORES = 128
 """Maximum number of stores. The record of a server names all its stores."""
 
 UNFINISHED_PIECES = 2 * STORE_PIECES
-"""Maximum number of pieces of stores without a record in the map; the oldest leave."""
+"""Maximum number of pieces of stores that have no record in the map; beyond it, old pieces leave the map."""
 
 PIECE_NUMBERS = frozenset(map(str, range(STORE_PIECES)))
 """Numbers of the pieces of a list of arrays, as text."""
@@ -253,7 +253,7 @@ def place_stores(cluster: ClusterMap) -> ClusterMap:
 
 
 def _place_bundles(cluster: ClusterMap, name: str, copies: Sequence[tuple[str, ...]]) -> ClusterMap:
-    """Create the bundles of a store. Its creator loads the values into the homes; the others join them."""
+    """Create the bundles of a store, whose creator loads the values into the homes; other members join."""
     new = {}
     for servers in copies:
         members = tuple((server, cluster.nodes[server].incarnation) for server in servers)

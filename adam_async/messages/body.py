@@ -24,7 +24,7 @@ Rows = Mapping[type[Body], frozenset[tuple[str, str]]]
 _B = TypeVar("_B", bound=Body)
 
 _AS_THEY_ARE = (bytes,)
-"""Types that stay unchanged in the meta; as text, bytes would be a third longer."""
+"""Types whose values stay unchanged in a message's meta; as text, bytes would be a third longer."""
 
 
 def pack(body: Body, tensors: Sequence[NDArray[Any]] = ()) -> Message:

@@ -146,8 +146,8 @@ MOST_MAP_TEXT_BYTES = 2 * MOST_MAP_BYTES
 because the text also has names, and shares and places that the controllers add."""
 
 MOST_INFO_BYTES = 32 << 10
-"""Maximum size of the `info` field of a node in the cluster map, such as a data server's description of its
-data with the names of some thousand classes, in bytes of JSON text."""
+"""Maximum size of the `info` field of a node in the cluster map, in bytes of JSON text. The `info` of a data
+server may have the names of some thousand classes."""
 
 MOST_STATISTICS_BYTES = 8 << 20
 """Maximum size of the statistics of one role, in bytes of JSON text."""

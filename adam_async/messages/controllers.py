@@ -100,7 +100,7 @@ class Introduce(Body, frozen=True, kw_only=True):
     """Request for the identity of another controller, with that of the sender; see `controller.bootstrap`."""
 
     identity: Name
-    """Name of the controller, and the number of its disk."""
+    """Identity of the sender: its name, and the number of its disk."""
 
 
 class Introduced(Body, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ class Serve(Body, frozen=True, kw_only=True):
     """Request to a data host for a data server in a cluster. The data server serves until the link ends."""
 
     controller: Addresses
-    """Address of the cluster's controller for the host, ``tcp://host:port``."""
+    """Address at which the host reaches the cluster's controllers, ``tcp://host:port``."""
 
 
 class Serving(Body, frozen=True, kw_only=True):

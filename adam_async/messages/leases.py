@@ -55,8 +55,8 @@ class LeaseGroups(Body, frozen=True, kw_only=True):
     count: Count
     wait_s: Seconds
     heard: After = -1
-    """Sync clock that this worker received, together with `last`, after the first `position` groups; -1:
-    none."""
+    """Sync clock after the first `position` groups, if this worker has already received it (`Groups.end`,
+    with `last`); -1: not received."""
     rows: tuple[Row, Row] | None = None
     """Requested rows of the images; ``(0, 0)``: no images; None: whole images."""
 
@@ -69,8 +69,8 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     attempt: Attempt
     images: Images
     progress: Progress = 0.0
-    """Epochs of the run before the group, for its replica: 1.25 is a quarter into the second. Rate schedules
-    use this value, so a rate depends only on the group."""
+    """Progress of the run before the group, in epochs, for the group's replica: 1.25 is a quarter of the
+    second epoch. Rate schedules use this value, so a rate depends only on the group."""
 
 
 class Groups(Body, frozen=True, kw_only=True):

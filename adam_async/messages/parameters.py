@@ -63,8 +63,8 @@ class Push(Body, frozen=True, kw_only=True):
     versions: Versions
     """Oldest version of each shard that the step's groups read."""
     own_applied: PushNumbers
-    """Number of the worker's own pushes since the version in `versions` that local steps had already applied
-    to the copy that the groups read."""
+    """For each shard, number of the worker's own pushes, newer than the version in `versions`, that local
+    steps had already applied to the copy when the groups read it."""
     pull: bool = False
     """Whether the answer has the values of these shards after this push."""
     epoch: Epoch = 0

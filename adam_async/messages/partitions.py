@@ -44,7 +44,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Blocks(Body, frozen=True, kw_only=True):
-    """Blocks of any groups that became ready together. Tensors: one per block, in order."""
+    """Blocks that became ready together, of one group or several. Tensors: one per block, in order."""
 
     first: Count
     """Number of the first block, from 1 without gaps, per direction and replica generation."""
@@ -53,7 +53,8 @@ class Blocks(Body, frozen=True, kw_only=True):
     """Number of blocks that the sender has received from the receiver; the receiver may drop its copies of
     these."""
     begun: Count
-    """Number of groups that the sender has begun in this replica generation; it limits its peers' lead."""
+    """Number of groups that the sender has begun in this replica generation; it limits how many more its
+    peers may begin."""
 
 
 ROWS: Rows = {

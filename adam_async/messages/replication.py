@@ -76,7 +76,7 @@ class Held(_OfSession, frozen=True, kw_only=True):
 
 
 class PieceCopy(_OfSession, frozen=True, kw_only=True):
-    """One piece of the state for a member that joins, or a part of it. Tensors: the content.
+    """One piece of the state, or a part of a piece, for a joining member. Tensors: the content.
 
     With a `digest` the content lacks the arrays: those on the disk of the member must have this digest.
     """
@@ -87,7 +87,7 @@ class PieceCopy(_OfSession, frozen=True, kw_only=True):
     origin: Version = 0
     """Generation of the primary that formed this entry."""
     changed: Count = 0
-    """Position at or after that of the last entry that changed an array of the piece."""
+    """Position of the last entry that changed an array of the piece, or a later position."""
     digest: Digest = b""
     """SHA-256 digest of the arrays; empty if the content has them."""
     nbytes: Count

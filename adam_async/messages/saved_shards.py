@@ -1,4 +1,4 @@
-"""Pure: driver or client and parameter server: shards on the disk of a server, of a store that was lost.
+"""Pure: driver or client and parameter server: shards of a lost store on the disk of a server.
 
 A server cuts the shards of a bundle into pieces and writes whole pieces (`parameter_server/shard_pieces.py`).
 """
@@ -13,7 +13,8 @@ from adam_async.messages.tensors import UNREADABLE, read_packed_tensor
 from transport import Message, RemoteProtocolError
 
 MOST_SAVED_BYTES = 32 << 20
-"""Maximum size of the list of saved stores of one name on a server, in bytes: arrays and 100,000 pieces."""
+"""Maximum size of the list of saved stores of one name on a server, in bytes; it has room for the lists of
+arrays, and 100,000 pieces."""
 
 MOST_SAVED_PIECES = 1 << 20
 """Maximum number of pieces of a saved store on one server."""
@@ -26,7 +27,7 @@ MOST_FAULTY_PIECES = 1_000
 reader."""
 
 SAVED_PIECE_BYTES = 128
-"""Maximum size of a packed `SavedPiece`, in bytes; the name of the home may take most of these."""
+"""Maximum size of a packed `SavedPiece`, in bytes; the name of the home may take most of these bytes."""
 
 
 class SavedPiece(msgspec.Struct, frozen=True, array_like=True):
@@ -95,7 +96,7 @@ _LISTED: msgspec.msgpack.Decoder[_ListedStore] = msgspec.msgpack.Decoder(_Listed
 
 
 def read_saved_list(message: Message) -> tuple[tuple[SavedStore, ...], tuple[str, ...]]:
-    """Return the stores beside a `SavedList`, and the faults of others.
+    """Return the valid stores in the tensor of a `SavedList`, and the faults of invalid parts as text.
 
     The disk of a server may have files of other origin, so an invalid store or piece does not affect others.
 
@@ -124,7 +125,7 @@ def _without_faults(packed: msgspec.Raw, room: int) -> tuple[SavedStore, str, in
     """Return a store without its invalid pieces, the fault of the first of these, and their number.
 
     Raises:
-        Error of `UNREADABLE`: Another field is invalid.
+        An error of `UNREADABLE`: Another field is invalid.
         RemoteProtocolError: More than `room` pieces are invalid.
     """
     listed = _LISTED.decode(packed)

@@ -52,7 +52,8 @@ class ReadShards(Body, frozen=True, kw_only=True):
     """Request for the whole state of shards, with all earlier messages of the same link.
 
     In ssp and bsp the server answers once the values have all pushes up to `clock`, in bsp with the values of
-    exactly this clock. It then keeps all its shards at that clock until they are read, or the link closes.
+    exactly this clock. In bsp the server then keeps all its shards at that clock until they are read, or the
+    link closes.
     """
 
     store: StoreId
@@ -68,7 +69,7 @@ class ShardStates(Body, frozen=True, kw_only=True):
     arrays: Names
     """Names of the rule's arrays: elementwise ones, then arrays of one number per shard."""
     passed: Clock = 0
-    """In bsp: clock of a shard that has passed the requested clock, so that the answer has no shards; else
+    """In bsp, clock of a shard that has passed the requested clock; the answer then has no shards. Otherwise
     0."""
 
 

@@ -14,7 +14,7 @@ MOST_COPIES = 8
 """Maximum number of copies of a store's shards."""
 
 DEFAULT_COPIES = 3
-"""Default number of servers with each shard, with several controllers."""
+"""Default number of servers with each shard, in a cluster with several controllers."""
 
 SPARE_MEMBERS = 1
 """Number of members that a bundle may have beyond the copies of its store, so that a successor joins before a

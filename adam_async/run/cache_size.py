@@ -11,7 +11,7 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 AUTO = "auto"
 
 SHARE_OF_AVAILABLE = 2
-"""Divisor of the available memory; by default, the data servers of a machine use one such part."""
+"""Divisor of the available memory: by default, the data servers of a machine together use the quotient."""
 
 LEAST_BUDGET_BYTES = 1 << 20
 """Minimum memory budget of a process, in bytes; with less memory links would wait for each other."""
@@ -96,5 +96,5 @@ def room_for_whole(cache: CacheLimits | None, *, available_bytes: int) -> int:
 
 
 def one_of(cache: str, servers: int) -> str:
-    """Return the option of one of several data servers on one machine."""
+    """Return the option `cache` of one of several data servers that share a machine."""
     return f"{AUTO}/{servers}" if cache == AUTO and servers > 1 else cache

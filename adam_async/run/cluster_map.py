@@ -37,7 +37,7 @@ MOST_REASON = 2048
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One node. The node sets it when it joins and when it is ready."""
+    """One node. The node sets its record when it joins and when it is ready."""
 
     role: str
     address: str
@@ -81,18 +81,18 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"round_grou
     number: int
     groups: int
     shares: dict[str, tuple[int, int]]
-    """Range of groups of each replica (as text, for msgpack). With `round_groups` instead the replica's place
-    and the number of places: the replica has each round whose number, from 0 and modulo the number of places,
-    is its place. Rounds contain only the groups left after `finished` and the warm start."""
+    """Range of groups of each replica (as text, for msgpack). If `round_groups` is set, the replica's place
+    and the number of places instead: the replica has each round whose number, from 0 and modulo the number of
+    places, is its place. Rounds contain only the groups left after `finished` and the warm start."""
     round_groups: int = 0
-    """Number of groups of a round, which are those of one step, with ssp and bsp; 0 if shares are ranges."""
+    """With ssp and bsp, number of groups in a round, as many as in one step; 0 if shares are ranges."""
     first_clock: int = 0
     """Clock of every replica at the beginning of the epoch, in steps; 0 in asp."""
     finished: tuple[tuple[int, int], ...] = ()
     """Ranges of groups that the run trained before it was resumed."""
     carried: int = 0
-    """Number of groups at the beginning of the epoch, with images that the epoch before skipped; replicas
-    always train these groups."""
+    """Number of groups, at the beginning of the epoch, whose images the epoch before skipped; replicas always
+    train these groups."""
     behind: tuple[int, ...] = ()
     """Replicas whose shares of the epoch before have skipped groups."""
     drain: bool = False
@@ -320,7 +320,8 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
         return replica_generation([(node.incarnation, node.placed) for node in members], self.partitions)
 
     def live_replicas(self) -> tuple[int, ...]:
-        """Return the replicas whose workers are all live and ready for the run; others wait for them."""
+        """Return the replicas whose workers are all live and ready for the run; clocks wait only for
+        these."""
         return tuple(sorted(self.replica_generations()))
 
     def replica_generations(self) -> dict[int, int]:
@@ -358,7 +359,7 @@ def replica_generation(members: Sequence[tuple[int, int]], partitions: int) -> i
 
 
 def ready_word(run: str, replica_generation: int) -> str:
-    """Return the text by which a worker is ready for a run in one generation of its replica."""
+    """Return the text by which a worker reports that it is ready for a run in one replica generation."""
     return f"{run}/{replica_generation}"
 
 

@@ -8,9 +8,9 @@ a replica that skipped some of them gets none. The rest is shared out
 
     in a pool   each replica takes the next group
     in ranges   a contiguous range of group numbers per replica; their lengths differ by one group at most
-    in rounds   of `round_groups` groups, those of one step: rounds are dealt out in order, so that step k of
-                all replicas together is one contiguous piece of the epoch's order, as it would be for one
-                replica with as many times the images
+    in rounds   of `round_groups` groups, as many as in one step: rounds are dealt out in order, so that
+                step k of all replicas together is one contiguous piece of the epoch's order, like a step of
+                one replica with as many images
 """
 
 from bisect import bisect_left

@@ -19,7 +19,7 @@ class GroupLimits:
     images: int
     """Number of images of each group but the last one of an epoch, which may have fewer."""
     pixels: int
-    """Number of values of an image, of the requested rows; 0: labels only."""
+    """Number of values in the requested rows of an image; 0: labels only."""
     classes: int
     epochs: int
     """Number of epochs of the run."""
@@ -46,7 +46,7 @@ class GroupLimits:
                 a lease.
 
         Raises:
-            RemoteProtocolError: The run has no such group, images or labels; the error has the wrong part.
+            RemoteProtocolError: The run has no such group, images or labels; the error names the wrong part.
         """
         for lease in leases:
             images = self.images_of(lease.number)

@@ -16,7 +16,8 @@ USUAL_NORM = 100.0
 """Squared norm of images with the usual rate; that of MNIST's images is about 100."""
 
 FRESH_GROUPS = 5 / 3
-"""Maximum number of groups in flight on copies with gradients that count as fresh, at the full rate."""
+"""Maximum number of groups in flight at which gradients from copies count as fresh, and have the full
+rate."""
 
 FALLING, FALLING_FREE = 3.2, 1.6
 """Peak of a rate that rises and falls to 0, in multiples of the constant rate, with and without a bound on
@@ -29,8 +30,8 @@ FALLING_MOST, FALLING_CUT = 2.0, 2 / 3
 gradients; the second value is for cut models without a bound on staleness."""
 
 RISE_EPOCHS, RISE_EPOCHS_STALE = 0.1, 1.0
-"""Epochs over which a rate with a fall to 0 rises, except in short runs, with fresh and with stale gradients;
-stale gradients disturb the first steps most."""
+"""Number of epochs over which a rate that later falls to 0 rises, with fresh and with stale gradients, unless
+the run is short. Stale gradients disturb the first steps most."""
 
 EPOCHS = 3
 
@@ -44,12 +45,13 @@ FIRST_SHARE = 0.001
 def default_rate(config: Config, groups_in_flight: int = 0, squared_norm: float = 0.0) -> float:
     """Return the rate of a run: the given rate, or the rule's default.
 
-    For `sgd` a constant rate is 0.06 at 16 images per update without momentum. It is less with momentum,
-    which adds up gradients; falls in proportion for fewer images; and grows with the square root of more, up
-    to twice. The rate is less if replicas do not wait for each other and compute so many groups at once, on
-    copies, that their gradients are stale; `Config.slack` bounds their number. A rate that rises and falls to
-    0 (`Config.falls`) has a higher peak. Images with more and brighter pixels than those of MNIST have larger
-    gradients: the rate falls in proportion to their squared norm.
+    For `sgd` a constant rate is 0.06 at 16 images per update without momentum. It is lower with momentum,
+    which adds up gradients. With fewer images it falls in proportion to their number; with more it grows with
+    the square root of their number, up to twice. It is also lower if replicas do not wait for each other and
+    compute so many groups at once, on copies, that their gradients are stale; `Config.slack` bounds the
+    number of stale groups. A rate that rises and falls to 0 (`Config.falls`) has a higher peak. Images with
+    more and brighter pixels than those of MNIST have larger gradients: the rate falls in proportion to their
+    squared norm.
 
     Args:
         groups_in_flight: Groups in flight of all workers together; 0 if unknown or without effect.

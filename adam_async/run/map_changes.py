@@ -2,8 +2,8 @@
 
 A `Change` holds the changed fields of the map: new records of nodes and the names of departed ones, added
 results of epochs, and the variable fields of a continuing run. So its length does not grow with the number of
-epochs. A watcher applies it to the map of the version before. The watcher sees each version once, in order,
-and continues after a break at any controller, because all controllers have the same changes.
+epochs. A watcher applies the change to the map of the version before. The watcher sees each version once, in
+order. After a break it continues at any controller, because all controllers have the same changes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,22 +27,22 @@ class Change(
 
     version: int
     nodes: dict[str, NodeRecord] = {}
-    """The new records."""
+    """New records of nodes, by node id."""
     gone: tuple[str, ...] = ()
     """Nodes that have left the map."""
     run: ProgramRecord | UnsetType | None = UNSET
     same_run: bool = False
     """Whether `run` lacks the fields `program_record.FIXED`, which are unchanged."""
     stores: dict[str, StoreRecord] = {}
-    """The new records."""
+    """New records of stores, by name."""
     stores_gone: tuple[str, ...] = ()
     """Stores that have left the map."""
     arrays: dict[str, ArraysPiece] = {}
-    """The new pieces."""
+    """New pieces of lists of arrays, by key."""
     arrays_gone: tuple[str, ...] = ()
-    """Keys of pieces that have left the map."""
+    """Keys of pieces of lists of arrays that have left the map."""
     bundles: dict[str, BundleRecord] = {}
-    """The new bundles."""
+    """New records of bundles, by key."""
     bundles_gone: tuple[str, ...] = ()
     """Keys of bundles that have left the map."""
     placements: int | UnsetType = UNSET

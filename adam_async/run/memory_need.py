@@ -22,7 +22,7 @@ OF_REPLICA = 3
 
 
 def parameter_bytes(model: RunModel, config: Config) -> int:
-    """Estimate the memory of a run on one machine that grows with the parameters, in bytes.
+    """Estimate the part of a run's memory on one machine that grows with the parameters, in bytes.
 
     Args:
         config: The run; its `weights` are decided.

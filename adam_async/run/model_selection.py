@@ -21,7 +21,7 @@ ANY_IMAGE = "mlp"
 """Named model that fits any images and classes."""
 
 MLP_HIDDEN = (256, 128)
-"""Widths of the model's hidden layers."""
+"""Widths of the hidden layers of `ANY_IMAGE`."""
 
 LOSS = "softmax_cross_entropy"
 """Kind of the loss layer that reads one score per class."""
@@ -36,7 +36,8 @@ def choose_model(
         wanted: ``auto``, a named model, or the name of a TOML file.
         data: Description of the data by their server: ``name``, ``shape``, ``classes``.
         text: Contents of the TOML file if `wanted` names one; the caller has read the file.
-        init: Saved model of the run's first values; `auto` takes it, with an output for each class.
+        init: Saved model with the run's first values; ``auto`` chooses this model, with an output for each
+            class.
 
     Raises:
         ConfigError: The model is unknown, or does not fit the data's shape or classes.

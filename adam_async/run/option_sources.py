@@ -159,7 +159,7 @@ def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Conf
 
 
 def _check_force(config: Config, typed: Sequence[str]) -> None:
-    """Check that options of cuts on the command line have an effect.
+    """Check that options of the command line that concern cut models have an effect.
 
     Options of other sources may be for other runs too, or from an old checkpoint, and may have no effect.
     """

@@ -25,7 +25,7 @@ class Progress:
     data: dict[str, Any] = field(default_factory=dict)
     """Description of the data by their server; empty until the server has joined."""
     validation: int = 0
-    """Training images that the run holds back from training."""
+    """Number of training images that the run holds back from training."""
     model: RunModel | None = None
     plan: dict[str, Any] | None = None
     """Partition plan, from `PartitionPlan.to_dict`; None for an uncut model, or before the plan is known."""
@@ -36,15 +36,15 @@ class Progress:
     consistency: str = "asp"
     epoch: int = 0
     last_epoch: int = 0
-    """Last epoch, unless the run ends early; 0 until it is decided."""
+    """Number of the last epoch, unless the run ends early; 0 until the number is decided."""
     images: int = 0
-    """Trained images of this epoch."""
+    """Number of images trained in this epoch so far."""
     skipped: int = 0
     """Known number of images that the epoch leaves for the next one."""
     images_per_s: float = 0.0
     """Images per second over the last `RECENT_S` of training; 0 outside training."""
     silent: tuple[str, ...] = ()
-    """Roles without an answer at the last update, each with its time."""
+    """Roles without an answer at the last update, each with the time since its last answer."""
     loss: float = 0.0
     replicas: int = 0
     copies: RunCopies | None = None
@@ -77,7 +77,7 @@ class Progress:
 
     @property
     def images_of_epoch(self) -> int:
-        """Training images of an epoch; 0 until the data are known."""
+        """Number of training images of an epoch; 0 until the data are known."""
         return max(int(self.data.get("train_images", 0)) - self.validation, 0)
 
     def begin(self, series: Series) -> None:

@@ -51,8 +51,8 @@ class EpochResult:
 
 
 OnEpoch = Callable[[EpochResult], object]
-"""Function called with each epoch after its evaluation. The function may be async; its result False ends the
-run with that epoch."""
+"""Function called with each epoch after its evaluation. The function may be async. If it returns False, the
+run ends with that epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class RunResult:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Name of class 0, 1, ...; empty if the training data have numbers only."""
+        """Names of the classes 0, 1, ... in order; empty if the training data have numbers only."""
         names = self.data.get("class_names", ())
         return tuple(name for name in names if isinstance(name, str))
 

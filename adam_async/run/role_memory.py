@@ -44,7 +44,7 @@ def read_memory(texts: Iterable[str]) -> dict[str, int]:
 
 
 def check_room(machine: str, asked_bytes: int, available_bytes: int) -> None:
-    """Check that a machine has the memory of its processes.
+    """Check that a machine has the memory that its processes need.
 
     Args:
         machine: Name of the machine in the error.

@@ -9,7 +9,7 @@ class BundleCopies(msgspec.Struct, frozen=True, kw_only=True):
     """The servers with copies of one bundle."""
 
     home: str
-    """Server after which the bundle is named."""
+    """Server that gives the bundle its name."""
     primary: str
     """Server that answers the clients of the bundle; empty once all copies are lost."""
     in_sync: tuple[str, ...]

@@ -31,8 +31,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     """Learning rate of the schedule at this moment."""
     staleness_mean: float | None
-    """Mean staleness of the pushes since the last sample with one; None without pushes, or with too few
-    (`FEW`)."""
+    """Mean staleness of the pushes since the last sample that has a mean; None without pushes, or with too
+    few (`FEW`)."""
     bytes: int
     """Bytes sent by data servers, parameter servers and workers."""
     waited_s: float
@@ -86,7 +86,7 @@ class Series:
         )
 
     def _recent_staleness(self, histograms: Iterable[Mapping[str, Any]]) -> float | None:
-        """Return the mean staleness of the pushes since the last sample with one, unless they are few."""
+        """Return the mean staleness of the pushes since the last sample with a mean; None if they are few."""
         total = add_up(histograms)
         pushes, staleness = total.pushes - self._pushes, total.mean * total.pushes - self._staleness
         if 0 <= pushes < FEW * self._taken:

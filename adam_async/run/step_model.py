@@ -249,10 +249,10 @@ class StepModel:
         return next(parameter for parameter in self._parameters if parameter.name == name)
 
     def use_ready(self) -> None:
-        """Has no effect, because a step has no kernels of this package."""
+        """Do nothing, because a step has no kernels of this package."""
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Has no effect, because a step has no kernels of this package."""
+        """Do nothing, because a step has no kernels of this package."""
 
     def context(self, group_size: int, factored: Collection[str] | None = None) -> StepContext:
         """Allocate the gradients of one group of up to `group_size` images.

@@ -80,7 +80,7 @@ class ArrayRecord(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def row_size(self) -> int:
-        """Number of values of one row, an index of the first axis."""
+        """Number of values of one row; each index of the first axis has a row."""
         return prod(self.shape[1:])
 
     @property

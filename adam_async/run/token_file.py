@@ -71,7 +71,7 @@ def _key(text: str, what: str, role: str) -> bytes:
 
 
 def keys_text(keys: RoleKeys) -> str:
-    """Write the keys of a role as one line, without its end."""
+    """Write the keys of a role as one line, without the line break at its end."""
     pairs = [f"{other}={b64encode(key).decode()}" for other, key in sorted(keys.keys.items())]
     return " ".join((PREFIX + VERSION, keys.role, *pairs))
 

@@ -154,7 +154,7 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
         return self._dense[name]
 
     def factors(self, name: str, examples: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Return activations and errors, with the rows of so many examples; None for a dense gradient."""
+        """Return activations and errors, with the rows of this many examples; None for a dense gradient."""
         pair = self._factored.get(name)
         if pair is None:
             return None
@@ -387,7 +387,7 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def array_problem(array: object, shape: tuple[int, ...], dtype: str) -> str:
-    """Return the fault of an array, and the remedy; empty if its shape and type are these."""
+    """Return the fault of an array, and the remedy; empty if it has this shape and type."""
     if not isinstance(array, np.ndarray):
         return f"is a {type(array).__name__}: give a numpy array of shape {shape}"
     if array.dtype.name != dtype:

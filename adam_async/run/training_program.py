@@ -16,7 +16,7 @@ from adam_async.run.option_sources import make_config
 from adam_async.run.program_record import ProgramRecord
 
 KIND = "training"
-"""Kind of these programs."""
+"""Kind of the programs that are training runs."""
 
 MOST_RANGES = 4096
 """Maximum number of ranges of finished groups from which a run may continue."""
@@ -31,13 +31,13 @@ class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     """Number of the epoch in progress."""
     finished: tuple[tuple[int, int], ...]
-    """Ranges of its trained groups."""
+    """Ranges of groups of the epoch in progress that are trained already."""
     clock: int
     """Clock of the fastest replica, in steps."""
     results: tuple[dict[str, Any], ...] = ()
     """Results of the epochs before, in order; the run continues their clocks and counts."""
     images: int = 0
-    """Images of the groups in `finished`."""
+    """Number of images of the groups in `finished`."""
     loss: float = 0.0
     """Mean loss over the images of the groups in `finished`."""
     train_s: float = 0.0
@@ -50,7 +50,7 @@ class StartTerms(msgspec.Struct, frozen=True, kw_only=True):
     epoch: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
     """Number of the epoch in progress."""
     finished: Annotated[tuple[tuple[_Number, _Number], ...], msgspec.Meta(max_length=MOST_RANGES)] = ()
-    """Ranges of its trained groups."""
+    """Ranges of groups of the epoch in progress that are trained already."""
     clock: _Number = 0
     """Clock of the fastest replica, in steps."""
     skipped: _Number = 0
@@ -72,10 +72,9 @@ class TrainingTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     validation: _Number = 0
     """Number of training images held back."""
     round_groups: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
-    """Number of groups of one step, which are dealt out round by round, with ssp and bsp; 0 if shares are
-    ranges."""
+    """With ssp and bsp, number of groups in a round, as many as in one step; 0 if shares are ranges."""
     warm_start: _Number = 0
-    """Groups that one replica trains alone at the beginning of the first epoch."""
+    """Number of groups that one replica trains alone at the beginning of the first epoch."""
     concurrent: bool = False
     """Whether the next epoch begins before the driver has evaluated the last one."""
     start: StartTerms | None = None
@@ -96,8 +95,8 @@ class TrainingProgram(msgspec.Struct, frozen=True, kw_only=True):
     """Starting point of a run that continues another run: servers then wait for their shards from the driver.
     It has the results of the last epochs only, at least one."""
     carried: bytes = b""
-    """Images at the beginning of the first epoch of `resumed.results` that the epoch before skipped, as in
-    `EpochOrder.carried_images`."""
+    """Images with which the first epoch of `resumed.results` begins because the epoch before skipped them, as
+    in `EpochOrder.carried_images`."""
 
     def terms(self, *, together: bool = False) -> TrainingTerms:
         """Return the facts that the rules read.

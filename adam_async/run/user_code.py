@@ -95,7 +95,7 @@ class StepSource:
 def functions_for(
     steps: Sequence[object], functions: Mapping[str, Callable[..., Any]]
 ) -> Mapping[str, Callable[..., Any]]:
-    """Return the functions for steps: the given ones, and imported ones.
+    """Return the functions for the steps of transforms: the given ones, and imported ones.
 
     The import runs the module of a function: the steps must come from the user, or be allowed by the user.
 
@@ -113,7 +113,7 @@ def functions_for(
 async def imported_functions(
     steps: Sequence[object], functions: Mapping[str, Callable[..., Any]], *, within_s: float = IMPORTED_S
 ) -> Mapping[str, Callable[..., Any]]:
-    """Return the functions for steps, as `functions_for`; imports run on a thread, beside the event loop.
+    """Return the functions for steps as `functions_for` does, with the imports on a separate thread.
 
     Args:
         within_s: Deadline of all imports together, in seconds.

@@ -283,7 +283,7 @@ class Disk:
         return written
 
     async def write_from(self, path: Path, offset: int, data: Part) -> None:
-        """Append to a file of `offset` bytes, or replace its content with offset 0.
+        """Append to a file of `offset` bytes; with offset 0 replace its content.
 
         The bytes are not yet durable.
 

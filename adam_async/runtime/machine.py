@@ -168,8 +168,8 @@ def pinned_cpus(*, threads: int, first: int) -> tuple[int, ...] | None:
     """Choose a CPU for each of some threads, from the CPUs of this process.
 
     Args:
-        first: Number of threads with earlier CPUs, such as those of other workers of this machine: the choice
-            cycles through the CPUs, beginning after these.
+        first: Number of threads that have CPUs already, such as those of other workers of this machine. The
+            choice begins after their CPUs, and cycles through all CPUs.
 
     Returns:
         The CPU of each thread; None if the system does not support the choice.

@@ -49,10 +49,10 @@ IP_S = 10.0
 """Maximum time of one call of `ip` or `tc`, in seconds."""
 
 _ADDRESS = re.compile(r"inet 198\.19\.(\d+)\.")
-"""Address of an interface in one of the subnets."""
+"""Pattern of the address of an interface in one of the subnets."""
 
 _OURS = re.compile(r"(\d+: )?(?P<name>(adam-async-|adam)(?P<pid>\d+)-[\w-]+)")
-"""Line of a listing with a namespace or interface that this module made, in any process."""
+"""Pattern of a line that lists a namespace or interface which this module made, in any process."""
 
 
 class NamespaceNetwork:
@@ -138,7 +138,7 @@ class NamespaceNetwork:
                 await _ip("-n", space, *_route(subnet, address, f"veth{path}"))
 
     async def _claim_subnet(self, bridge: str) -> str:
-        """Give a bridge the address of a subnet that no other interface has; returns the subnet.
+        """Give a bridge an address in a subnet that no other interface uses; return the subnet.
 
         Raises:
             OSError: All subnets are taken.
@@ -177,7 +177,7 @@ async def namespace_network(hosts: Sequence[str], *, paths: int = 1) -> AsyncIte
 
 
 async def _remove(is_meant: Callable[[int], bool]) -> None:
-    """Remove the interfaces and namespaces of the processes, by process id, for which a condition holds."""
+    """Remove the interfaces and namespaces of all processes whose process id satisfies a condition."""
     for kind, listing in (("link", ("-o", "link", "show")), ("netns", ("netns", "list"))):
         for line in (await _ip(*listing)).splitlines():
             found = _OURS.match(line)

@@ -164,7 +164,7 @@ class RemoteRole(RoleHandle):
 
     @abstractmethod
     async def _session(self) -> int:
-        """Run the role, and return its exit code; `CUT_OFF` with `_cut_off` if the engine lost it.
+        """Run the role, and return its exit code; if the engine lost it, set `_cut_off` and return `CUT_OFF`.
 
         Cancelling kills the process.
         """

@@ -40,7 +40,7 @@ LIMIT_EVENTS = 300_000
 of 100 MB for Perfetto."""
 
 EVENT_TEXT_BYTES = 160
-"""Size of text charged in advance for an event, in bytes."""
+"""Size that an answer reserves in advance for the text of one event, in bytes."""
 
 MOST_ANSWERED = 100_000
 """Maximum number of events of one answer: some 20 MB of text."""

@@ -24,13 +24,14 @@ records), need no further rule.
 it. A later leader has votes of a majority, so one of its voters had the entry when it voted, and a node votes
 only for a candidate whose log ends at least as late as its own. By induction over the terms between, the
 later leader has the entry. A leader never commits an entry of an earlier term by a count of its copies,
-because a log without the entry may end later, so that its node wins an election. The first committed entry of
-the leader's own term commits the earlier ones too, so each leader begins its term with an empty entry.
+because a log without the entry may end at a later term, and its node may then win an election. The first
+committed entry of the leader's own term commits the earlier ones too, so each leader begins its term with an
+empty entry.
 
 *Why reads see all writes.* A read notes the commit index, or the index of the leader's first entry if that is
-higher: all entries that earlier leaders committed lie before it. The read then joins the next round of
-messages. If a majority answers the round in this term, no later leader existed when the round began, so the
-noted index covers all writes committed by then. The answer waits until that index is applied.
+higher: all entries that earlier leaders committed lie before that entry. The read then joins the next round
+of messages. If a majority answers the round in this term, no later leader existed when the round began, so
+the noted index covers all writes committed by then. The answer waits until that index is applied.
 
 *Why membership may change by one node.* A membership is in force as soon as it is in a log. Majorities of two
 memberships one step apart overlap, so their elections and commits exclude each other. A step begins only
@@ -40,8 +41,8 @@ could each have a step unknown to the other, and these memberships are two steps
 *Stability.* Before a node raises its term, it asks the voters whether they would vote for it (*pre-vote*). A
 node that receives messages of a leader does not answer. So a node that returns from a partition raises no
 term and deposes no leader. A leader without messages of a majority for an election time-out resigns
-(*check-quorum*): a leader that can send but not receive would keep the others from an election. Safety needs
-neither check, and no clock.
+(*check-quorum*), because a leader that can send but not receive would keep the others from an election.
+Safety needs neither check, and no clock.
 """
 
 from adam_async.controller.consensus.core import Core

@@ -46,11 +46,11 @@ from adam_async.controller.consensus.violations import ANY_CONTENTS, Contents, G
 
 
 class Core:
-    """One node. The shell restores `saved.snapshot` into its state machine before the first event.
+    """One node of a group. The shell restores `saved.snapshot` into its state machine before the first event.
 
     Args:
-        saved: The durable state: the result of `records.recover` or `records.bootstrapped`, or for a joining
-            node `Saved` with a new identity alone. The caller writes the latter two to disk first.
+        saved: The durable state: the result of `records.recover`; or that of `records.bootstrapped`, or for a
+            joining node `Saved` with a new identity alone, after the caller has written it to disk.
         draw: Returns a new random number from 0 to 1 at each call, which spreads the election time-outs.
         now: The time, in seconds of the caller's clock.
         contents: Checks that the state machine can read commands and states of other nodes.
@@ -77,7 +77,7 @@ class Core:
         self._draw = draw
         self._now = now
         self._heard = now
-        """Time of the last message of `leader`."""
+        """Time of the last message of `leader`, in seconds of the caller's clock."""
         self._votes: set[str] = set()
         self._leading: Leading | None = None
         self._incoming = IncomingSnapshot()

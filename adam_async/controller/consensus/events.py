@@ -87,7 +87,7 @@ class Send:
 class Persist:
     """Append these records to the file, in order, sync it, then report `Persisted(number)`.
 
-    One sync may cover several of them; the last number then stands for all.
+    One sync may cover several `Persist` effects; `Persisted` with the last number then stands for all.
     """
 
     number: int
@@ -96,7 +96,7 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Apply these committed entries, which follow the last ones. Entries without a command change nothing."""
+    """Apply these committed entries, which follow those applied. Entries without a command change nothing."""
 
     entries: tuple[Entry, ...]
 

@@ -78,8 +78,8 @@ class Handover:
 class Leading:
     """A leader's state in one term.
 
-    A *round* begins with a message to each node. Once a majority has answered this round or a later one, no
-    other leader existed when it began.
+    A *round* begins with a message to each node. Once a majority has answered a round or a later one, no
+    other leader existed when this round began.
 
     Args:
         first: Index of the first entry of this term.
@@ -116,7 +116,7 @@ class Leading:
         return members.decided({node: known.heard for node, known in self.progress.items()})
 
     def feed(self, node: str, log: Log, commit: int, *, force: bool) -> Iterator[Append | Chunk]:
-        """Yield the entries that a node lacks and may get now; with `force`, at least one message."""
+        """Yield messages with entries that a node lacks and may get now; with `force`, at least one."""
         known, settings = self.progress[node], self._settings
         if known.snapshot is None and log.term_at(known.next - 1) is None:
             known.begin_snapshot(log.snapshot)
@@ -163,7 +163,7 @@ class Leading:
         )
 
     def note_answer(self, answer: Appended | Taken, *, now: float) -> Progress | None:
-        """Note the time and round of an answer; return its sender's progress, or None for no member."""
+        """Note the time and round of an answer; return the progress of its sender, if a member."""
         known = self.progress.get(answer.sender)
         if known is not None:
             known.heard = now
@@ -178,7 +178,7 @@ class Leading:
         return ready
 
     def begin_round(self, members: Members) -> bool:
-        """Begin a round for the reads that wait for it, unless one is under way; return whether it began."""
+        """Begin a round if reads wait for one and none is under way; return whether a round began."""
         if not self.reads or self.confirmed(members) < self.round or self.reads[-1].round <= self.round:
             return False
         self.round += 1

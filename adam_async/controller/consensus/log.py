@@ -11,14 +11,14 @@ from adam_async.controller.consensus.membership import Members
 from adam_async.controller.consensus.messages import Chunk, Entry, Snapshot
 
 ENTRY_BYTES = 32
-"""Assumed size of an entry without its command in a message, in bytes."""
+"""Assumed size in a message of an entry without its command, in bytes."""
 
 
 class Log:
     """Entries by index, without gaps.
 
     Args:
-        snapshot: Replaces all entries up to its index.
+        snapshot: Snapshot in place of all entries up to its index.
 
     Attributes:
         last_index: Index of the last entry.
@@ -29,7 +29,7 @@ class Log:
         self.snapshot = snapshot
         self._entries: list[Entry] = []
         self._changes: list[Entry] = []
-        """Entries with a membership."""
+        """Entries of the log that change the membership, in order."""
         self.last_index = snapshot.index
         self.members = snapshot.members
         self.put(tuple(entries))
@@ -41,7 +41,7 @@ class Log:
 
     @property
     def members_index(self) -> int:
-        """Index of the membership in force; the snapshot's index if it is the snapshot's."""
+        """Index of the entry with the membership in force; the snapshot's index if no later entry has one."""
         return self._changes[-1].index if self._changes else self.snapshot.index
 
     @property
@@ -109,7 +109,7 @@ class Log:
         self._update()
 
     def install(self, snapshot: Snapshot) -> None:
-        """Replace the entries up to a later snapshot; keep the entries after it if the log agrees with it."""
+        """Replace the entries up to a later snapshot; keep later ones if the log agrees with the snapshot."""
         # Without the snapshot's last entry in the log, the entries after it may be of another history.
         kept = self.run(snapshot.index + 1, self.last_index) if self._has_end_of(snapshot) else ()
         self.snapshot = snapshot
@@ -122,7 +122,7 @@ class Log:
         return self.term_at(snapshot.index) == snapshot.term
 
     def _update(self) -> None:
-        """Store the values that every event reads."""
+        """Update `last_index` and `members`, which every event reads."""
         self.last_index = self.snapshot.index + len(self._entries)
         self.members = self.members_at(self.last_index)
 
@@ -135,7 +135,7 @@ class IncomingSnapshot:
         self._state = bytearray()
 
     def whole(self, chunk: Chunk) -> bytes | None:
-        """Return the state if this chunk completes it and its checksum matches. Changes nothing."""
+        """Return the state if this chunk completes it with the right checksum; otherwise None."""
         if not self._follows(chunk) or chunk.offset + len(chunk.data) < chunk.size:
             return None
         known = self._state if _which(chunk) == self._which else b""

@@ -5,8 +5,8 @@ or removes one node. Two voter sets one step apart differ by one node, so each m
 with each majority of the other: two memberships in force cannot decide against each other.
 
 A node's *identity* is its name and a number drawn when its disk was empty. A node that lost its disk has a
-new identity: the votes and acknowledgements of the old one do not bind it, and it counts again only after it
-is added, has caught up and is promoted."""
+new identity: the votes and acknowledgements of the old one do not bind it, and the node counts again only
+after its new identity is added, has caught up and is promoted."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -19,7 +19,7 @@ class MembershipError(ValueError):
 
 
 class Members(msgspec.Struct, frozen=True, array_like=True):
-    """The identities of a group."""
+    """The identities of the voters and the learners of a group."""
 
     voters: tuple[str, ...] = ()
     learners: tuple[str, ...] = ()

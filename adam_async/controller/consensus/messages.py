@@ -85,11 +85,11 @@ class Append(Body, frozen=True, kw_only=True):
 
 
 class Appended(Body, frozen=True, kw_only=True):
-    """The answer to an `Append`, to the last `Chunk`, and to an unneeded one."""
+    """The answer to an `Append`, to the last `Chunk`, and to an unneeded `Chunk`."""
 
     ok: bool
     match: int
-    """If `ok`, the last index at which both logs are durably equal; otherwise the last that may be equal."""
+    """Last index up to which both logs are durably equal, or without `ok` up to which they may be equal."""
     prev_index: int = 0
     """Previous index of the refused `Append`."""
     round: int
@@ -118,7 +118,7 @@ class Taken(Body, frozen=True, kw_only=True):
 
 
 class TakeOver(Body, frozen=True, kw_only=True):
-    """Request of the leader that the receiver, which has all entries, become the leader."""
+    """Request of the leader to the receiver, which has all entries, to start an election at once."""
 
 
 Message = AskVote | Vote | Append | Appended | Chunk | Taken | TakeOver

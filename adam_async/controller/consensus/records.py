@@ -2,7 +2,7 @@
 
 The file is append-only. Each `Persist` of the core becomes one frame (`adam_async/persistence/frames.py`),
 whose payload is the records, as MessagePack. Recovery may drop frames in flight at a crash. It must not drop
-a durable one, whose votes and entries this node promised to others: the node does not start on a damaged
+a durable one, whose votes and entries this node promised to others, so the node does not start on a damaged
 file.
 """
 
@@ -34,7 +34,7 @@ class Born(msgspec.Struct, frozen=True, tag="born"):
 
 
 class Ballot(msgspec.Struct, frozen=True, tag="ballot"):
-    """The node's term, and the identity that it voted for in it, if any."""
+    """The node's term, and the identity that the node voted for in this term, if any."""
 
     term: int
     vote: str | None
@@ -111,7 +111,8 @@ def recover(data: bytes, *, origin: str) -> tuple[Saved | None, int]:
         origin: Name of the file in errors, such as its path.
 
     Returns:
-        The saved state, None if there is none; and the end of the good frames. Cut the file off there.
+        The saved state, None if the file has none; and the position after the last good frame. Cut the file
+            off there.
 
     Raises:
         DamagedLog: A durable record is damaged.

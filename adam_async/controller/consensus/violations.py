@@ -3,8 +3,8 @@
 The core assumes that the other nodes follow its own rules. A faulty or malicious node may send anything, so
 this module compares each message with the messages that a correct node could send to a core in this state.
 The comparison changes nothing. A message that passes may still contain a false vote or term, and the group
-may then fail to agree. Such a message cannot make this node raise, overwrite committed entries, or keep
-unreadable data.
+may then fail to agree. Such a message cannot make this node raise an error, overwrite committed entries, or
+keep unreadable data.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ TERM_JUMP = 1 << 32
 second."""
 
 NAME_BYTES = 128
-"""Maximum length of an identity, in bytes: a node id of 80 and a number."""
+"""Maximum length of an identity, in bytes: a node id of 80 bytes and a number."""
 
 MOST_MEMBERS = 64
 """Maximum number of voters and learners in a group."""
@@ -57,7 +57,7 @@ class Contents:
 
 
 ANY_CONTENTS = Contents()
-"""A state machine that reads all bytes."""
+"""Checks for a state machine that can read all bytes."""
 
 
 class Guard:
