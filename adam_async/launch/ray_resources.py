@@ -123,7 +123,7 @@ def read_variables(texts: Iterable[str]) -> dict[str, str]:
 
 
 def largest_share(cpus: Sequence[float], roles: int) -> float:
-    """Return the largest number of CPUs that each role can have, a whole number or a multiple of 0.01 below 1.
+    """Return the largest number of CPUs that each role can have: a whole number, or hundredths below 1.
 
     Args:
         cpus: Free CPUs of each node.
