@@ -117,8 +117,8 @@ class Engine:
         pool: Pool of the heavy nodes. The pool must stay open as long as the engine.
         contexts: Training contexts, at least `in_flight`; see `Scheduler`.
         on_output: Callback on the loop, ``on_output(port, tag, value)``, for each value of a graph output.
-        on_room: Callback on the loop, within a turn that leaves room. The callback may call `admit_nowait`,
-            which costs less than a task that waits in `admit` for every tag.
+        on_room: Callback on the loop, within a turn after which a tag can be admitted. The callback may call
+            `admit_nowait`, which costs less than a task that waits in `admit` for every tag.
         trace: Callback on the loop with the record of every ended firing. None leaves out the measurements.
         settings: Limits of the engine, and the effect of a failure.
     """

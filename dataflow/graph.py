@@ -182,7 +182,7 @@ class Graph:
         """Check that each port that is read is written, and each input is read.
 
         Raises:
-            GraphError: A port or an input is not; the message names it.
+            GraphError: A port that is read has no writer, or an input has no reader; the message names it.
         """
         ports = set(self.ports)
         for node in self.nodes:
@@ -201,7 +201,7 @@ class Graph:
                 raise GraphError(f"input {port!r} is read by no node")
 
     def _check_cycles(self) -> None:
-        """Remove nodes with all inputs known until no node is left, or the rest wait for each other."""
+        """Check that no nodes wait for each other: remove nodes whose inputs are known until none is left."""
         there = set(self.inputs)
         waiting = list(self.nodes)
         while waiting:

@@ -25,8 +25,8 @@ class Job:
         result: Result of `execute`.
         error: Error of `execute`, or None.
         queued: Time of acceptance, in seconds of the pool's clock.
-        started: Time at which a thread took the job.
-        finished: Time at which the job ended.
+        started: Time at which a thread took the job, in seconds of the same clock.
+        finished: Time at which the job ended, in seconds of the same clock.
         thread: Name of the thread that took the job.
         paced: Whether the pace of a thread applies to the job; False for preparation, which need not be slow.
     """
@@ -52,7 +52,7 @@ class JobPool(Protocol):
     """Interface of a pool for an engine. Call all methods on the loop's thread."""
 
     def clock(self) -> float:
-        """Return the time that stamps jobs, in seconds."""
+        """Return the current time of the clock that stamps jobs, in seconds."""
 
     def submit_jobs(self, jobs: Sequence[Job]) -> int:
         """Accept jobs in order while there is room; return their number. Raises PoolClosed."""

@@ -34,8 +34,8 @@ from dataflow.mailbox import Mailbox
 R = TypeVar("R")
 
 CREDIT_S = 0.005
-"""Maximum excess of a sleep that shortens the next sleeps, in seconds: a thread that slept a second too long
-must not run at full speed for a second."""
+"""Maximum time by which a sleep that was too long shortens the next sleeps, in seconds. Without this limit, a
+thread that slept a second too long would run at full speed for a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,8 @@ class Pace:
     """The pace of one thread: computes its rests from its jobs.
 
     A job with c seconds of the thread's CPU time must take c / share seconds. The thread rests for the
-    difference; the missing part of a rest that was cut short is added to the next rest. Time that a job spent
-    waiting counts only towards its own length, and does not shorten later sleeps.
+    difference; the missing part of a rest that was cut short is added to the next rest. Time that a job waits
+    is part of the length of that job, and does not shorten the rests after later jobs.
 
     Args:
         share: Share of a core's time, above 0 and up to 1.
@@ -257,7 +257,8 @@ class ComputePool:
         threads: Number of threads.
         name: Prefix of the threads' names: "name/0", "name/1" and so on.
         contexts: One object per thread, passed to jobs with `with_context`; or a function that each thread
-            calls at its start for its own object, whose memory is then near the thread. None gives None.
+            calls at its start for its own object, whose memory is then near the thread. With None these jobs
+            get None.
         affinity: CPUs that each thread may run on; None leaves the choice to the system.
         intake: Maximum number of accepted jobs that have not finished.
         close_timeout_s: Maximum wait for accepted jobs at the end of the block, in seconds.
@@ -383,12 +384,12 @@ class ComputePool:
             worker.thread.join()
 
     def clock(self) -> float:
-        """Return the time that stamps jobs, in seconds: asyncio's clock, never a coarser one."""
+        """Return the current time of asyncio's clock, which stamps jobs, in seconds."""
         return time.monotonic()
 
     @property
     def outstanding(self) -> int:
-        """Jobs accepted and not yet given to their sinks."""
+        """Number of accepted jobs that have not been passed to their sinks."""
         return self._accepted - self._finished
 
     def submit_jobs(self, jobs: Sequence[Job]) -> int:

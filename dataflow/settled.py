@@ -77,5 +77,5 @@ class SettledTags:
 
     @property
     def num_loose(self) -> int:
-        """Numbers kept one by one, not by a watermark."""
+        """Number of settled tags that are kept one by one, not by a watermark."""
         return sum(len(run.others) for run in self._runs.values())

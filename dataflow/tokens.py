@@ -89,7 +89,7 @@ class Firing(Job):
 
     @property
     def firings(self) -> Sequence[Firing]:
-        """The firings of this call: itself."""
+        """The firings of this call, which is this firing alone."""
         return (self,)
 
     def execute(self, context: Any) -> Sequence[Any] | None:

@@ -20,7 +20,7 @@ class Waiters:
     """The waiting callers of one engine.
 
     Args:
-        scheduler: Decides if there is a slot, and if the engine is idle.
+        scheduler: Decides whether there is a slot, and whether the engine is idle.
         timeout_s: Default time limit of a wait, in seconds.
         describe: Returns the state of the engine, for the error of a wait that takes too long.
 
@@ -107,7 +107,7 @@ class Waiters:
         _wake(self.room)
 
     def settle(self, effect: Finished | Abandoned | ContextFreed) -> None:
-        """Wake the callers that waited for this end of a tag, or for idleness."""
+        """Wake the callers that waited for the end of the effect's tag, or for an idle scheduler."""
         if self._finish and type(effect) is not ContextFreed:
             waiting = self._finish.pop(effect.tag, [])
             if type(effect) is Abandoned:

@@ -1,4 +1,4 @@
-"""Links: conversations that carry messages with tensors, in one process or over TCP, with one meaning."""
+"""Links: conversations that carry messages with tensors, in one process or over TCP, with equal behaviour."""
 
 from transport.budget import Budget
 from transport.buffers import BufferPool, PoolStatistics

@@ -22,7 +22,7 @@ Connection = TypeVar("Connection")
 
 
 def source_of(host: str) -> str:
-    """Name the source of a connection from a remote ``host``; without an IP address it is the host."""
+    """Return the source of a ``host``: its IPv4 address or IPv6 network; a name is its own source."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -46,7 +46,7 @@ class _Source(Generic[Connection]):
         return len(self.silent) + len(self.proving)
 
     def take_victim(self) -> Connection:
-        """Remove and return the connection to close: the oldest of the larger kind (of a tie: silent)."""
+        """Remove and return the connection to close: the oldest of the larger kind, or silent on a tie."""
         # Proving connections yield only above half: else every new silent one would be the victim.
         victims = self.silent if len(self.silent) >= len(self.proving) else self.proving
         victim = next(iter(victims))
@@ -77,7 +77,7 @@ class Admission(Generic[Connection]):
         return len(self._source_of) > self._limit
 
     def arrived(self, connection: Connection, source: str) -> None:
-        """Add a silent connection; see `source_of`."""
+        """Add a silent connection from a source, as `source_of` returns it."""
         self._source_of[connection] = source
         self._sources.setdefault(source, _Source()).silent[connection] = None
 

@@ -144,7 +144,7 @@ class Account:
         return self.held_bytes > self.budget.limit_bytes // max(self.budget.links, 1)
 
     def admit(self, nbytes: int, *, alone: bool = False) -> bool:
-        """Charge for a coming answer and return True, if the account has room or is the first in the queue.
+        """Charge for an answer if it fits or the account is first in the queue; return whether it charged.
 
         With ``alone`` the link may exceed its own limit, because it releases nothing before this answer.
         """
@@ -167,7 +167,7 @@ class Account:
         return budget._passed is self or self._pass()
 
     def _pass(self) -> bool:
-        """Let the first in the queue exceed the limit, unless another link exceeds it."""
+        """Let the first account in the queue exceed the limit if no other does; return whether it may."""
         budget = self.budget
         passed = budget._passed
         if passed is not None and not passed.fits(0):

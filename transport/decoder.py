@@ -173,7 +173,7 @@ class _Arrival:
         self.total = 0
 
     def discard(self) -> None:
-        """Release the tensors, and drop all coming bytes."""
+        """Release the tensors, and drop all further bytes of the message."""
         # The rest of the payload still has to be read, to find the next frame behind it.
         self.scatter = _Discard()
         self.tensors = ()

@@ -96,7 +96,7 @@ class Endpoint(AnsweringLink):
         self._may_receive = rules.sendable(peer.role, identity.role)
         self._error: TransportError | None = None
         self._writing = False
-        """Whether the transport accepts all sent bytes; senders then skip `_over_water`."""
+        """Whether the transport accepts all sent bytes; while it does, senders skip `_over_water`."""
         self._over = loop.create_future()
         self._calls: CallTable[Waiter] = CallTable()
         self._into: dict[int, Registered] = {}
@@ -190,7 +190,7 @@ class Endpoint(AnsweringLink):
         pass  # within a process a message arrives at once
 
     async def _wait_room(self) -> None:
-        """Wait until the unsent bytes fall to the low water mark. A stalled peer ends the link first."""
+        """Wait until the unsent bytes fall to the low water mark, or the link of a stalled peer ends."""
         waiter = self._loop.create_future()
         self._room.append(waiter)
         await waiter
@@ -342,7 +342,7 @@ class Endpoint(AnsweringLink):
             self._observer(True, message_type, payload_bytes, frame_bytes)
 
     def _on_reply(self, request_id: int, message: Message) -> None:
-        """Answer the call of this request; a reply that does not match the registered arrays is its error."""
+        """Pass a reply to its call, or an error if the reply does not match the registered arrays."""
         call = self._calls.pop(request_id)
         if call is None or call.waiter.done():
             return  # the call timed out or was cancelled
@@ -368,7 +368,7 @@ class Endpoint(AnsweringLink):
             fail_waiter(call.waiter, error)
 
     def _on_request(self, request_id: int, message: Message, cost: int) -> None:
-        """Charge a request, and handle it behind the waiting ones; refuse it if too many are unanswered."""
+        """Charge a request, and handle it after earlier requests; refuse it if too many are unanswered."""
         if request_id in self._requests:
             raise RemoteProtocolError("request-id", f"request {request_id} is still unanswered")
         request = InboundRequest(self, request_id, message, cost)

@@ -30,7 +30,7 @@ class _Refusals:
     """The refusals for one reason."""
 
     news_at: float = 0.0
-    """Loop time from which the next line is logged."""
+    """Loop time from which another refusal for this reason is logged, in seconds."""
     unlogged: int = 0
 
 

@@ -122,4 +122,4 @@ class RemoteError(TransportError):
 
 
 class WouldBlock(TransportError):
-    """More bytes wait for the peer than the high water mark allows; await `send` or `call`, or drop."""
+    """Too many bytes wait for the peer (high water mark); await `send` or `call`, or drop the message."""

@@ -124,7 +124,7 @@ class Greeter(asyncio.BufferedProtocol):
         self._fail(LinkBroken(f"the handshake ended by a defect: {type(error).__name__}: {error}"))
 
     def _hand_over(self, peer: Identity) -> None:
-        """Make the link of a peer that has proved itself; it takes the connection over."""
+        """Make the link of a peer that has proved its identity; the link takes over the connection."""
         assert self._transport is not None
         assert self._done is not None
         if self._deadline is not None:

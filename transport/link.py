@@ -21,7 +21,8 @@ from transport.release import Release
 from transport.tensors import Tensor
 
 Observer = Callable[[bool, str, int, int], None]
-"""Callback for each counted message: whether this side sent it, its type, its payload and frame bytes."""
+"""Callback for each counted message; its arguments are whether this side sent the message, and the type,
+payload bytes and frame bytes of the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +108,9 @@ class Link(ABC):
     __slots__ = ()
 
     identity: Identity
-    """This side."""
+    """Identity of this side."""
     peer: Identity
-    """The other side, as authenticated in the handshake."""
+    """Identity of the other side, as authenticated in the handshake."""
 
     @property
     @abstractmethod
@@ -152,14 +153,14 @@ class Link(ABC):
     async def wait_writable(self) -> None:
         """Wait until `send_nowait` and `call_nowait` may proceed, or the conversation is over. Never raises.
 
-        A stalled peer ends the link first. Cancelling loses nothing.
+        The link of a stalled peer ends, and with it the wait. Cancelling loses nothing.
         """
 
     @abstractmethod
     def hold_large(self, is_held: bool) -> None:
         """Stop sending large messages after their present chunks, or go on. Other messages leave as before.
 
-        A hold is no progress: a link that is held for ``stalled_after_s`` ends.
+        Held messages make no progress, so a link ends if they are held for ``stalled_after_s``.
         """
 
     @abstractmethod

@@ -1,8 +1,8 @@
 """Links within one process: they pass messages by reference, without frames.
 
-All other behaviour is as over TCP. Delivery runs in a later callback of the loop (one for all messages of an
-iteration), never inside the sender's call. Unread bytes count against the sender's water marks. The other
-side sees a close after all earlier messages, and an abort at once.
+In all other respects these links behave as links over TCP do. Delivery runs in a later callback of the loop
+(one for all messages of an iteration), never inside the sender's call. Unread bytes count against the
+sender's water marks. The other side sees a close after all earlier messages, and an abort at once.
 """
 
 import asyncio

@@ -53,9 +53,10 @@ attempt."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrySchedule:
-    """Waits between attempts to dial: ``first_s``, then ``factor`` times longer each, at most ``longest_s``.
+    """Waits between attempts to dial, each ``factor`` times longer: ``first_s`` to ``longest_s``.
 
-    Attempts end with the dial's ``timeout_s``, or after ``attempts`` attempts; 1 never tries again.
+    Attempts end with the dial's ``timeout_s``, or after ``attempts`` attempts; with 1 a dial never tries
+    again.
     """
 
     first_s: float = 0.05

@@ -1,10 +1,11 @@
 """Pure: calls back a sender when its arrays have no reader any longer.
 
-An event loop has no callback for a buffer that the kernel has taken. Every loop drops its reference to the
-buffer then, so the link sends a new view of each array, and a weak reference to the view fires at that
-moment. ``numpy.frombuffer`` makes the view: numpy shortens the base of an array's slices to the oldest array
-of the chain, and only a frombuffer array has a memoryview as its base instead of the sender's array. A
-receiver that keeps a slice keeps the view, and the sender cannot reuse the memory until then.
+An event loop has no callback for a buffer that the kernel has taken. But every loop drops its reference to
+such a buffer. The link therefore sends a new view of each array, and a weak reference to the view fires when
+the loop drops the view. ``numpy.frombuffer`` makes the view: numpy shortens the base of an array's slices to
+the oldest array of the chain, and only a frombuffer array has a memoryview as its base instead of the
+sender's array. A receiver that keeps a slice keeps the view, and the sender cannot reuse the memory until the
+receiver frees the slice.
 
 The callback may run on any thread (a compute thread may drop the last slice), exactly once.
 """
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Watch:
-    """Calls back when the last of several views is freed. `_WATCHES` refers to it until then."""
+    """Calls back when the last of several views is freed. `_WATCHES` refers to the watch until then."""
 
     __slots__ = ("_callback", "_references", "_still")
 

@@ -214,14 +214,14 @@ class _Line(Generic[T]):
 
 
 def _window(conditions: PathConditions, config: LinkConfig) -> int:
-    """Return the bytes in transit at which senders wait: the path's capacity, and a queue."""
+    """Return the number of bytes in transit from which senders wait: the path's capacity plus a queue."""
     if conditions.bytes_per_s is None:
         return WINDOW_BYTES
     return min(int(conditions.bytes_per_s * conditions.delay_s) + config.high_water_bytes, WINDOW_BYTES)
 
 
 class _SlowTransport(asyncio.Transport, asyncio.BufferedProtocol):
-    """A layer between a TCP link and its transport: transport of the link, protocol of the transport."""
+    """A layer between a TCP link and its transport: the link's transport, and the transport's protocol."""
 
     def __init__(self, link: TcpLink, path: Path, timekeeper: Timekeeper, conditions: PathConditions) -> None:
         super().__init__()

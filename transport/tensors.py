@@ -1,9 +1,9 @@
 """Pure: the descriptions and layouts of arrays on the wire.
 
-A tensor is described in the meta of its message by a byte for its dtype, a byte for its number of
-dimensions and 32 bits for each (little endian). The tensor's bytes are a segment of the payload. Segments
-start at multiples of 64 from the start of the payload, so every tensor of a message received into an aligned
-buffer is aligned too. This file copies no tensor bytes.
+A tensor is described in the meta of its message by a byte for its dtype, a byte for its number of dimensions
+and 32 bits for the length of each dimension (little endian). The tensor's bytes are a segment of the payload.
+Segments start at multiples of 64 from the start of the payload, so every tensor of a message received into an
+aligned buffer is aligned too. This file copies no tensor bytes.
 
 bfloat16 is available if ml_dtypes can be imported. Its arrays refuse to be memoryviews, so `raw_bytes` views
 them as uint16.
@@ -82,7 +82,7 @@ def lay_out(tensors: Sequence[Tensor], limit_bytes: int) -> Layout:
 
     Raises:
         LocalProtocolError: A tensor is no array, has an unsupported dtype or more than 8 dimensions, or is
-            not C-contiguous; or all have more than ``limit_bytes``.
+            not C-contiguous; or all tensors together have more than ``limit_bytes``.
     """
     for tensor in tensors:
         if not isinstance(tensor, np.ndarray):
@@ -145,7 +145,8 @@ def read_layout(packed: bytes, limit_bytes: int) -> Layout:
     """Read the tensor descriptions of a received meta.
 
     Raises:
-        RemoteProtocolError: A description is invalid, or all claim more than ``limit_bytes``.
+        RemoteProtocolError: A description is invalid, or all tensors together claim more than
+            ``limit_bytes``.
     """
     # A peer chooses these bytes: the cache limits the number of its entries, and this test limits their size.
     return _remembered(packed, limit_bytes) if len(packed) <= 256 else _read_layout(packed, limit_bytes)

@@ -17,7 +17,7 @@ from typing import Self
 
 
 class Timekeeper:
-    """Calls functions on the loop at given times; functions of one time in the order of their calls.
+    """Calls functions on the loop at given times; functions for one time run in the order of `call_at` calls.
 
     An asynchronous context manager. The end of the block calls all waiting functions at once, in order, and
     ends the thread; later functions are called at once.
@@ -105,11 +105,11 @@ class Timekeeper:
 
 
 MOST_SLEEP_S = 3600.0
-"""Sleep of the thread without a timer, and maximum of any sleep, in seconds."""
+"""Length of the thread's sleep without a timer, and maximum length of any sleep, in seconds."""
 
 WAKE_UP_S = 0.00015
-"""Time for waking the loop, in seconds: the thread wakes the loop this much earlier. A loop that wakes too
-early iterates until the timer is due."""
+"""Time for waking the loop, in seconds; the thread wakes the loop this much before a timer is due. A loop
+that wakes too early iterates until the timer is due."""
 
 NAP_S = 0.0005
 """Length of the last part of a sleep, in seconds. A long sleep has two parts, because a core that slept

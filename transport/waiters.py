@@ -31,7 +31,7 @@ class AnswerCallback:
         self._call(error)
 
     def exception(self) -> None:
-        """Do nothing; a future marks its error as retrieved."""
+        """Do nothing; this method of a future marks the error of the future as retrieved."""
 
     def _call(self, answer: Message | TransportError) -> None:
         self._done = True

@@ -1,4 +1,4 @@
-"""The baseline of a report: the bare kernels, with the run's threads, model, rule and images."""
+"""The baseline of a report: the rate of the bare kernels with the run's threads, model, rule and images."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -49,7 +49,7 @@ class BaselineAround:
         self._sgemm: list[float] = []
 
     async def measure(self) -> None:
-        """Measure once; takes about 4 s."""
+        """Measure the kernels once, which takes about 4 s."""
         config = self._config
         rate = await baseline.measure(
             self.network,
@@ -65,7 +65,7 @@ class BaselineAround:
         self._sgemm.append(await measure_sgemm(self._threads))
 
     def result(self) -> baseline.Baseline:
-        """Return the baseline of both measurements."""
+        """Return the baseline from the measurements before and after the run."""
         before, after = self._rates
         sgemm = sum(self._sgemm) / len(self._sgemm)
         return baseline.Baseline(threads=self._threads, before=before, after=after, sgemm=sgemm)

@@ -113,7 +113,10 @@ async def export_checkpoint(
 
 
 async def _is_there(folder: Path, disk: Disk) -> bool:
-    """Return whether a checkpoint still has its name: a run renames a checkpoint before its removal."""
+    """Return whether a checkpoint still has its name.
+
+    A run renames a checkpoint before it removes the files.
+    """
     try:
         await disk.names(folder)
     except OSError:
@@ -130,7 +133,7 @@ def _check_outside(file: Path, folder: Path) -> None:
 def _model_file(manifest: Manifest, weights: Mapping[str, NDArray[Any]], layers: Mapping[str, Any]) -> bytes:
     """Return the file of a checkpoint's model, as `train --out` writes it.
 
-    The file of a step has no derived tensors, because they need the step's code.
+    The file of a step (`train --step`) lacks derived tensors, because only the step's code can compute them.
 
     Raises:
         ConfigError: A value is not finite, or the model of a network cannot be built.

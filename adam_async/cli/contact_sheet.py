@@ -28,7 +28,8 @@ GAP = 2
 """Width of the gaps between tiles, in pixels."""
 
 BLACK, BACKGROUND, WHITE = 0, 128, 255
-"""Values of the captions, the gaps and the letters. On grey, the edges of black and white images show."""
+"""Pixel values of the captions, the gaps and the letters. The gaps are grey, so the edges of black and of
+white images are visible."""
 
 MOST_PIXELS = 1 << 26
 """Maximum size of a sheet, in pixels."""

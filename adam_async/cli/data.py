@@ -1,4 +1,4 @@
-"""Loading of data for a command, with the user's cache, ADAM_DATA_DIR and shown downloads."""
+"""Loading of data for a command, from ADAM_DATA_DIR and the user's cache, with the progress of downloads."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -44,8 +44,8 @@ async def load_data(
 
     Args:
         environment: Names the folders of data and of the user's cache.
-        available: Returns the memory available to this process, in bytes; `room_for_whole` computes from it
-            the limit of a source that decodes as a whole.
+        available: Returns the memory available to this process, in bytes. `room_for_whole` computes from this
+            number the maximum size of a source that must be decoded as a whole.
 
     Raises:
         ConfigError: The source is an import path, and cannot be imported.
@@ -83,7 +83,8 @@ def check_data_named(source: str, origin: str, *, allowed: bool) -> None:
     """Check that the user allows the import of the data set that a checkpoint or record names.
 
     Raises:
-        ConfigError: The source is an import path, and not allowed; the text has the options that allow it.
+        ConfigError: The source is an import path that the user does not allow; the text has the options that
+            allow the import.
     """
     if is_import_path(source) and not allowed:
         raise ConfigError(
@@ -154,7 +155,7 @@ class Downloads:
             self._bars.stop()
 
     def on_bytes(self, url: str, done: int, total: int | None) -> None:
-        """Show that `done` bytes of a URL have arrived, of `total`, if known."""
+        """Show that `done` of the `total` bytes of a URL have arrived; `total` is None if unknown."""
         if url not in self._known:
             self._known[url] = self._bars.add_task(url, total=total)
             if self._console.is_terminal:

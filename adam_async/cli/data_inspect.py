@@ -145,7 +145,7 @@ def _draw(dataset: Dataset, steps: Sequence[Mapping[str, Any]] | None, options: 
 
 
 async def kind_of(source: str, data_dir: Path | None, disk: Disk) -> str:
-    """Describe the kind of a source that was loaded: such a source has files of one kind only."""
+    """Describe the kind of a source that was loaded, and therefore has files of one kind only."""
     path = data_dir if source in ("auto", "mnist") else Path(source)
     if source == "digits" or path is None or not await disk.run(path.exists):
         return NAMED

@@ -36,7 +36,8 @@ DEFAULT_COUNT = 4
 """Default number of faults, without `--count`, `--every` and `--for`."""
 
 LEAST_COPIES = 3
-"""Minimum number of copies of a drill: pushes need two in sync, also while one is lost."""
+"""Minimum number of copies of each shard in a drill. A push needs two copies in sync, even while a third copy
+is lost."""
 
 MOST_FAULTS = 100_000
 

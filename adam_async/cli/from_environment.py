@@ -45,7 +45,8 @@ class Found:
     Attributes:
         config: Options of the run.
         assignment: Roles, and addresses of the controllers.
-        arguments: Options of each role's command by node id, except those of all roles, address and threads.
+        arguments: Options of each role's command, by node id, without the address, the threads and the
+            options that all roles have.
     """
 
     config: Config
@@ -78,7 +79,7 @@ async def find_roles(options: FromEnvironmentOptions, environment: Mapping[str, 
     """Return the roles of this process.
 
     Raises:
-        ConfigError: The file of options is wrong, or a variable (see `assigned_roles`).
+        ConfigError: The file of options is wrong, or a variable is wrong or missing (see `assigned_roles`).
     """
     if not options.from_env:
         raise ConfigError("role needs --from-env; a role by name is a command: adam-async ps --help")
@@ -126,7 +127,7 @@ async def find_roles(options: FromEnvironmentOptions, environment: Mapping[str, 
 
 
 async def _function_words(options: FromEnvironmentOptions, config: Config, disk: Disk) -> tuple[str, ...]:
-    """Return the options that allow a data server the functions of the user's options and transforms."""
+    """Return the options that let a data server call the functions in the user's options and transforms."""
     steps = None
     if config.augment and config.transforms:
         folder = options.config.parent if options.config is not None else Path()
@@ -148,7 +149,7 @@ async def supervise(
     """Run several roles as child processes until cancelled.
 
     Raises:
-        RoleDied: A role could not start, or died and has the only copy of some state.
+        RoleDied: A role could not start, or a role with the only copy of some state died.
     """
     token = await read_token(options.token_file, environment)
     kept = for_children(environment)

@@ -47,7 +47,8 @@ from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import usable_cores
 
 LEAVE_S = 20.0
-"""Seconds after SIGTERM in which the driver may end the run; the agent then kills its roles."""
+"""Seconds after SIGTERM in which the driver may end the run; at their end an agent kills its remaining
+roles."""
 
 
 async def launch_with_torchrun(
@@ -193,7 +194,7 @@ async def serve_agent(environment: Mapping[str, str]) -> int:
     If the driver is lost with its node, the job goes back into the queue.
 
     Raises:
-        AdamError: The orders on stdin are missing, or see `Agent.run`.
+        AdamError: The orders on stdin are missing, or `Agent.run` fails.
     """
     die_with_parent()
     async with Parent() as parent:
@@ -232,7 +233,7 @@ async def serve_agent(environment: Mapping[str, str]) -> int:
 
 
 async def _until_the_driver_ends(agent: Agent) -> int:
-    """Run an agent. After SIGTERM it goes on for `LEAVE_S`, in which the driver may end the run in order."""
+    """Run an agent, and continue for `LEAVE_S` after SIGTERM, so that the driver can end the run in order."""
     try:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(agent.run(), name="launch/agent")

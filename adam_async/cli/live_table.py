@@ -43,7 +43,8 @@ class LiveTable:
         quiet: Show only the last line of `finish`.
         leader: Returns the leader of several controllers; empty while it is unknown.
 
-    The block owns one task that redraws the table; its end removes the table, and keeps the lines.
+    The block owns one task that redraws the table. The end of the block removes the table, and keeps the
+    lines.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class LiveTable:
             self._live.update(_table(progress, now=now), refresh=True)
 
     def _mind_waiting(self, missing: str) -> None:
-        """Report missing roles once, after a long wait, because there is no table."""
+        """Report missing roles once, after a long wait, on a display without a table."""
         now = asyncio.get_running_loop().time()
         if not missing:
             self._waits_since, self._wait_shown = None, False
@@ -125,7 +126,7 @@ class LiveTable:
             self.print(f"waiting for {missing}")
 
     def _mind_quiet(self) -> None:
-        """Report the progress after a time without a line, because there is no table."""
+        """Report the progress after a time without a line, on a display without a table."""
         now = asyncio.get_running_loop().time()
         if self._wrote_at is None:
             self._wrote_at = now
@@ -137,7 +138,7 @@ class LiveTable:
     def aside(self) -> Iterator[None]:
         """Remove the table from the terminal within the block, so that other code can write there.
 
-        Its text stays above the table if it ends with a newline.
+        The text of that code stays above the table if the text ends with a newline.
         """
         live, self._live = self._live, None
         if live is None:
@@ -159,7 +160,7 @@ class LiveTable:
                 self.print(line)
 
     def on_epoch(self, result: EpochResult) -> None:
-        """Print a finished epoch; for `Driver.train`."""
+        """Print a finished epoch. `Driver.train` takes this method as its callback."""
         self.refresh()
         self.print(epoch_line(result, self._progress.last_epoch))
 
@@ -286,7 +287,11 @@ def summary(report: Report) -> list[str]:
 
 
 def why_not_one(report: Report, efficiency: float) -> str:
-    """Return a sentence on the lost time: efficiency is the busy share times the speed while busy."""
+    """Return the reasons for an efficiency other than 1, as a clause.
+
+    The efficiency is the busy share of the threads times their speed while busy, relative to the kernels
+    alone.
+    """
     if efficiency > 1:
         return "above 1, so the machine was busier with other things while the kernels ran alone"
     waited_s = sum(waits.admission_wait_s for waits in report.waits)
@@ -370,9 +375,9 @@ def consistency_line(progress: Progress) -> str:
 
 
 def copies_text(copies: RunCopies) -> str:
-    """Return the number of copies of each shard, and the servers whose shards have fewer in sync.
+    """Return a text with the copies of each shard, and the servers whose shards lack copies in sync.
 
-    If pushes to some shards wait for another copy, the text names the number that they need.
+    If pushes to some shards wait for another copy, the text has the number of copies that a push needs.
     """
     lagging = copies.lagging
     if not lagging:

@@ -15,7 +15,7 @@ BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables for the number of BLAS threads, which would compete with the compute threads."""
 
 NO_EXTRA = "adam-async: the command line needs {name}; install it with: pip install 'adam-async[cli]'"
-"""Error without a package of the extra `cli`."""
+"""Error text for a missing package of the extra `cli`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

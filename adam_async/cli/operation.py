@@ -23,7 +23,7 @@ from adam_async.runtime.clock import system_entropy
 from transport import BufferPool
 
 MARGIN_S = 60.0
-"""Time for a driver to answer in addition to the start of a worker, in seconds."""
+"""Maximum wait for a driver's answer beyond the time that the start of a worker may take, in seconds."""
 
 
 async def show_status(options: StatusOptions, environment: Mapping[str, str], terminal: Terminal) -> int:

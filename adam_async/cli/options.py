@@ -76,12 +76,12 @@ def check_within(option: str, value: int, least: int, most: float) -> None:
 
 
 def set_by_variable(option: str) -> Parameter:
-    """Return the parameter of a role's option that a variable can set."""
+    """Return the cyclopts parameter of a role's option; an environment variable can set the option."""
     return Parameter(env_var=variable_of(option))
 
 
 def shown_default(default: Any) -> Any:
-    """Return the text for a default in the help; None leaves it out."""
+    """Return the text for a default in the help, or None if the help omits the default."""
     return None if default is False or default in (None, "", ()) else str(default)
 
 

@@ -20,7 +20,7 @@ def printable(text: str) -> str:
     r"""Return one line without characters that move the cursor, change colours or reorder text.
 
     Control and direction characters become escapes such as ``\x1b`` and ``\u202e``. Backslashes stay, so a
-    second pass changes nothing: a child process and its parent both escape a line.
+    second pass changes nothing. A parent process makes a second pass over the lines of its child process.
     """
     return _UNSAFE.sub(_escape, text)
 

@@ -88,10 +88,10 @@ async def read_record(path: Path, disk: Disk, step: NamedStep | None = None) -> 
     """Read a record's file.
 
     Args:
-        step: Step of the run, if it trained one.
+        step: Step that the run trained; None for a run that trained a network.
 
     Raises:
-        ConfigError: The file cannot be read, or has another step.
+        ConfigError: The file cannot be read, or is the record of a run with another step.
         RecordError: The file is no record, or damaged.
     """
     try:

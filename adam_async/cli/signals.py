@@ -41,15 +41,16 @@ class Signals:
             signal.signal(number, self._on_signal)
 
     def end_at_once_on_sigterm(self, note: str) -> None:
-        """Let the first SIGTERM, too, end the process at once, with a last line on stderr.
+        """Let the first SIGTERM end the process at once, as the second one does, with a last line on stderr.
 
-        The command changes nothing then, neither here nor in its cluster: another process continues its work.
+        The command then neither cleans up nor changes the cluster, because another process continues
+        its work.
         """
         self._at_once = note
 
     @contextmanager
     def calling_at_sigterm(self, stop: Callable[[], None]) -> Iterator[None]:
-        """Let a first SIGTERM call a function in the running loop, in the place of cancelling the task."""
+        """Let a first SIGTERM call a function in the running loop, instead of cancelling the task."""
         loop = asyncio.get_running_loop()
 
         def call() -> None:
@@ -91,8 +92,8 @@ class Signals:
         """Run a command's coroutine in its own loop until it returns or a signal ends it.
 
         Raises:
-            Exception: The error of `main` or of a callback of its loop. After a signal no error leaves: the
-                method returns the exit code of the signal.
+            Exception: The error of `main` or of a callback of its loop. After a signal the method raises no
+                error, and returns the exit code of the signal.
         """
         try:
             with asyncio.Runner(loop_factory=loop_factory) as runner:

@@ -55,7 +55,7 @@ MOST_JOBS_PER_CORE = 4
 RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 
 Save = Callable[[str, Sequence[SeedResult]], Awaitable[None]]
-"""Callback with the name of a scenario and new results."""
+"""Callback that saves new results; its arguments are the name of the scenario and the results."""
 
 
 async def run_simulation(options: SimulateOptions, terminal: Terminal) -> int:
@@ -243,8 +243,8 @@ async def run_soak(
 ) -> bool:
     """Run the seeds that a soak's file lacks, scenario by scenario in rounds, and add them to the file.
 
-    Without `seeds` only a signal ends the soak. Returns whether a seed failed, now or earlier with this core,
-    or many seeds together missed a required mark.
+    Without `seeds` only a signal ends the soak. Returns whether a seed failed, now or in an earlier soak of
+    the same source code, or whether many seeds together missed a required mark.
     """
     core, soak = await core_hash(disk), await read_soak(file, disk)
     first, last = seeds or (0, None)
@@ -277,7 +277,7 @@ async def run_soak(
 async def report_results(
     name: str, results: Sequence[SeedResult], took_s: float, process_pool: ProcessPool, terminal: Terminal
 ) -> None:
-    """Print the results of seeds: failed seeds, then one line, then the seeds that do not count."""
+    """Print failed seeds, a summary in one line, and the reasons of seeds that do not count."""
     failed = [result for result in results if not result.ok]
     for result in failed[:SHOWN]:
         for line in await describe(result, process_pool, terminal):
@@ -292,7 +292,10 @@ async def report_results(
 
 
 def report_unreached(name: str, seen: Collection[str], counted: int, seeds: int, terminal: Terminal) -> bool:
-    """Print the marks that no seed reached, and whether too few count; return whether that is a failure."""
+    """Print the marks that no seed reached, and whether too few seeds count; return whether either is so.
+
+    Fewer than `MANY` seeds need not reach the marks: the function prints nothing, and returns False.
+    """
     if seeds < MANY:
         return False
     missing, few = unreached(SCENARIOS[name], seen), counted < LEAST_SHARE * seeds
@@ -304,7 +307,10 @@ def report_unreached(name: str, seen: Collection[str], counted: int, seeds: int,
 
 
 async def describe(result: SeedResult, process_pool: ProcessPool, terminal: Terminal) -> list[str]:
-    """Return the lines about a failed run: its options, and the smallest failing plan. May take long."""
+    """Return the lines about a failed run: its options, and the smallest failing plan.
+
+    The search for that plan may take long.
+    """
     case = result.case
     loop = asyncio.get_running_loop()
     noticed_at = loop.time()

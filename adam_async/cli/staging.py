@@ -21,8 +21,8 @@ from adam_async.runtime.health import Health
 from transport import BufferPool, Identity
 
 HANGS_S = 1.0
-"""Maximum wait for the end of a disk that reads the source, in seconds; the command abandons a hanging
-disk."""
+"""Maximum wait for earlier calls at the close of a disk that reads the source, in seconds; the command
+abandons calls that hang."""
 
 
 async def serve_staged(

@@ -1,4 +1,4 @@
-"""The command `store`: the stores of a cluster: listed, shown, saved to a file, deleted."""
+"""The command `store`: list the stores of a cluster, or show, save or delete one."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ from adam_async.store.survey import ClientSummary, StoreSummary, Survey, join
 from transport import BufferPool
 
 Action = Literal["list", "show", "save", "delete"]
-"""Work of the command."""
+"""Action of the command, its first argument."""
 
 MOST_ROWS = 1000
 """Maximum number of arrays in the table of `show`; --json has all."""

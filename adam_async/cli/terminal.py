@@ -24,7 +24,8 @@ WIDE = 1000
 """Maximum width of a table in a file or pipe, in characters."""
 
 Aside = Callable[[], AbstractContextManager[None]]
-"""Function that returns a block with room on the terminal; see `LiveTable.aside`."""
+"""Function that returns a context manager; other code may write to the terminal within its block (see
+`LiveTable.aside`)."""
 
 
 class Terminal:
@@ -43,7 +44,7 @@ class Terminal:
         self._aside: Aside = nullcontext
 
     def give_way(self, aside: Aside) -> None:
-        """Write all further text, log lines too, in blocks of `aside`, because the terminal shows a table."""
+        """Write all further text and log lines in blocks of `aside`, because the terminal shows a table."""
         self._aside = aside
         for handler in logging.getLogger().handlers:
             if isinstance(handler, _LogLines):

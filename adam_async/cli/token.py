@@ -48,7 +48,8 @@ async def read_token(file: Path | None, environment: Mapping[str, str], *, role:
     """Return the cluster's token or the keys of a role: from the file, else from ADAM_TOKEN, else none.
 
     Args:
-        role: Role of the command, for which the keys must be; empty if the command has none or several.
+        role: Role of the command; keys of another role are refused. Empty if the command has no role or
+            several.
 
     Raises:
         ConfigError: The file cannot be read, is empty, is not private (see `Disk.read_secret`), or has a

@@ -90,7 +90,8 @@ class Contents:
     transforms: Sequence[Mapping[str, Any]] | None = None
     init: Model | None = None
     attach: Attach | None = None
-    """Request to take over a run, with the names of all options that a file, too, sets."""
+    """Request to take over a run, with the names of all options that file, environment or command line
+    set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ async def run_training(
     """Train a model, answer probes, and write the results that the options name.
 
     Args:
-        launcher: Starts the processes of the roles; None: as the options say.
+        launcher: Starts the processes of the roles; None if the options decide how roles start.
 
     Raises:
         AdamError: An option is wrong, or the run fails; see `adam_async/errors.py`.
@@ -398,13 +399,15 @@ async def configure(
     *,
     launched: bool = False,
 ) -> Config:
-    """Merge the options of defaults or a checkpoint, file, environment and command line, in this order.
+    """Merge the options of a checkpoint or the defaults, the file, the environment and the command line.
+
+    A later source overrides an earlier one.
 
     Args:
         launched: Whether the workers run on other machines, with more cores than this one.
 
     Raises:
-        CheckpointError: An option differs from the checkpoint's and may not.
+        CheckpointError: An option differs from the checkpoint's, and must not differ.
         ConfigError: A value is wrong, or two options contradict each other.
     """
     layers = (await _config_file(options, disk), from_environment(environment), options.layer())
@@ -497,7 +500,10 @@ async def _config_file(options: TrainOptions, disk: Disk) -> Mapping[str, Any]:
 
 
 async def _attach_of(options: TrainOptions, environment: Mapping[str, str], disk: Disk) -> Attach | None:
-    """Return the request to take over a run, with the names of all options that the caller sets."""
+    """Return the request to take over a run; None without `--attach`.
+
+    The request has the names of all options that file, environment or command line set.
+    """
     if options.attach is None:
         return None
     layers = (await _config_file(options, disk), from_environment(environment), options.layer())

@@ -58,12 +58,12 @@ class AgentSettings:
     """Settings of an agent.
 
     Attributes:
-        name: Its name, one of those that the driver expects.
+        name: Name of the agent, one of the names that the driver expects.
         driver: Address of the driver.
         token: Root token of driver and agents.
         machine: Name of the machine.
         folder: Working folder.
-        cores: Number of cores for its roles.
+        cores: Number of cores for the roles of the agent.
         environment: Environment of the roles, without options and token.
         wait_s: Deadline of the driver's first answer, in seconds.
         remedy: Advice in the error of a driver that does not answer.
@@ -147,7 +147,7 @@ class Agent:
         return finish.code
 
     def _obey(self, message: Message, link: Link, state: str, group: asyncio.TaskGroup) -> Finish | None:
-        """Obey one order; returns the last message.
+        """Obey one order; return the order if it is `Finish`, the last message, else None.
 
         Raises:
             RemoteProtocolError: The order is invalid.
@@ -214,6 +214,6 @@ class Agent:
 
 
 async def _send(link: Link, body: Body) -> None:
-    """Send a message, unless the link has ended: the agent ends after its link."""
+    """Send a message; drop it if the link has ended, because the agent then ends too."""
     with suppress(LinkClosed, LinkBroken, RemoteProtocolError):
         await link.send(pack(body))

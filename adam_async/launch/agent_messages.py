@@ -42,15 +42,15 @@ class Hello(Body, frozen=True, kw_only=True):
     """First message of an agent."""
 
     version: Name
-    """Version of its package."""
+    """Version of the agent's package."""
     machine: Name
-    """Name of its machine."""
+    """Name of the agent's machine."""
     folder: Word
-    """Its working folder."""
+    """Working folder of the agent."""
     host: Name
-    """Address of its machine towards the driver."""
+    """Address of the agent's machine in the network of the driver."""
     cores: Count
-    """Number of cores for its roles."""
+    """Number of cores for the roles of the agent."""
 
 
 class StartRole(Body, frozen=True, kw_only=True):

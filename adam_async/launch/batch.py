@@ -9,14 +9,14 @@ from adam_async.launch.environment import MOST_RANKS, address_at, number_in
 from adam_async.run.addresses import check_address
 
 TORCHRUN = "torchrun --nnodes 2 --nproc-per-node 1 ... --no-python adam-async launch torchrun adam.toml"
-"""Command line in errors."""
+"""Example of a command line, for error texts."""
 
 PORTS = range(20000, 30000)
-"""Ports of the driver of a torchrun job."""
+"""Range of the ports that a driver of a torchrun job gets by default."""
 
 SIGNAL_S = 120
-"""Seconds between the signal that stops a job with a checkpoint and the time limit of the job; the checkpoint
-has to be written within this time."""
+"""Seconds before the time limit of a job at which Slurm sends SIGTERM to the driver, which must write its
+last checkpoint before the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Rank:
 
     @property
     def name(self) -> str:
-        """Name of its agent."""
+        """Name of the agent in this rank."""
         return f"rank-{self.number}"
 
     def names(self) -> tuple[str, ...]:

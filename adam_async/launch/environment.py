@@ -1,7 +1,7 @@
 """Pure: the roles of a process of a batch job, from the variables that its engine sets.
 
-Sources, in this order: `ADAM_ROLE`, which names one role; else the rank of the process among all, as
-torchrun, Open MPI, PMI or Slurm set it; else the name of a Kubernetes pod, such as ``adam-ps-2``.
+Sources, in this order: `ADAM_ROLE`, which names one role; else the rank of the process, in the variables of
+torchrun, Open MPI, PMI or Slurm; else the name of a Kubernetes pod, such as ``adam-ps-2``.
 
 Ranks get the roles of the cluster in turn: controllers, servers, data servers, workers. With fewer ranks than
 roles, a rank has several roles. Extra ranks have additional workers.

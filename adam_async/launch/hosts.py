@@ -43,16 +43,16 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: str
     """Name or address that the launching machine dials, as in ``ssh NAME``."""
     address: str = ""
-    """Address on which the roles of the host listen, and which other roles dial; empty: the name."""
+    """Address on which the roles of the host listen, and which other roles dial; empty: `name`."""
     copies: str = ""
-    """Address on which its parameter servers listen for each other; empty: `address`."""
+    """Address on which the host's parameter servers listen for each other; empty: `address`."""
     control: str = ""
-    """Address on which its controllers listen; empty: `address`."""
+    """Address on which the host's controllers listen; empty: `address`."""
     roles: tuple[str, ...] = ROLES
     """Roles that the host may have."""
     port: int = 0
-    """Port of its SSH server. Without a value here and in `Hosts`, the port in the user's SSH configuration,
-    or 22."""
+    """Port of the host's SSH server. Without a value here and in `Hosts`, the port in the user's SSH
+    configuration, or 22."""
     user: str = ""
     """Login name. Without a value here and in `Hosts`, the name in the user's SSH configuration, or the
     user's own name."""
@@ -66,7 +66,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def copies_bind(self) -> str:
-        """Address on which its parameter servers listen for each other; empty: they have one listener."""
+        """Address on which the host's parameter servers listen for each other; empty if `copies` is empty."""
         return format_tcp_address(self.copies, 0) if self.copies else ""
 
 
@@ -140,7 +140,7 @@ def random_port(entropy: Callable[[int], bytes]) -> int:
 
 
 class Placement:
-    """The host of each role. Roles of one kind are spread, and roles of a silent host go to others.
+    """The host of each role. Roles of one kind are spread, and roles of a silent host move to other hosts.
 
     Args:
         hosts: All hosts, in the order of preference.
@@ -157,7 +157,8 @@ class Placement:
         Args:
             role: Kind of the role.
             node: Node id.
-            moves: Whether the role may leave a silent host; a controller of several has a fixed address.
+            moves: Whether the role may leave a silent host; one of several controllers may not, because its
+                address is fixed.
         """
         if node in self._of:
             host = self._of[node][1]

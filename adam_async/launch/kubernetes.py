@@ -35,7 +35,7 @@ _QUANTITY = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)(m|Ki|Mi|Gi|Ti|k|M|G|T)?", re.AS
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Processor and memory of each container of a role, as quantities of Kubernetes: request and limit."""
+    """Request and limit of each container of a role, as Kubernetes quantities of processor and memory."""
 
     cpu: str
     memory: str
@@ -115,7 +115,8 @@ class KubernetesRun:
         resources: Resources of each role.
         storage: Sizes and class of the volumes.
         code: Code of the user that driver, workers and data servers import.
-        spread: Whether pods of one role must be on different nodes, or need not if there are too few.
+        spread: Whether pods of one role must be on different nodes; otherwise they share nodes if there are
+            too few.
         wait: Maximum wait of a role for a controller, such as ``10m``.
     """
 
@@ -162,7 +163,7 @@ def files_of(config: Config) -> tuple[str, ...]:
 
 
 def read_resources(words: Sequence[str], memory: Mapping[str, int]) -> dict[str, Resources]:
-    """Read ``--resources ROLE=CPU,MEMORY``, such as ``worker=4,8Gi``, over the defaults.
+    """Read ``--resources ROLE=CPU,MEMORY``, such as ``worker=4,8Gi``, and add defaults for all other roles.
 
     Args:
         memory: Memory of each role in the options of the run, in bytes; it replaces the default of the role.
@@ -201,7 +202,7 @@ def check_quantity(text: str, what: str, example: str, *, thousandths: bool = Fa
     """Check a quantity of Kubernetes.
 
     Args:
-        thousandths: Whether the unit may be ``m``, as for processors; otherwise it is one of bytes.
+        thousandths: Whether the unit may be ``m``, as for processors; otherwise the unit is one of bytes.
 
     Raises:
         ConfigError: The text is no quantity, or is zero.
@@ -219,7 +220,7 @@ def cores(cpu: str) -> int:
 
 
 def check(run: KubernetesRun) -> None:
-    """Check what the manifests will name.
+    """Check the names, sizes, options and files that the manifests will have.
 
     Raises:
         ConfigError: A name or size is invalid in Kubernetes, the options do not suit pods, or the files are
@@ -284,7 +285,7 @@ def _check_config(run: KubernetesRun) -> None:
 
 
 def _check_code(code: UserCode) -> None:
-    """Check the form of the options; only the image has the modules."""
+    """Check the form of the options, without an import: only the image has the modules."""
     module, _, factory = code.step.partition(":")
     if code.step and not all(part.isidentifier() for part in (*module.split("."), factory)):
         raise ConfigError(f"--step {code.step[:80]!r} is no step: give package.module:factory")

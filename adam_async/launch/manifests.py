@@ -27,8 +27,8 @@ HEALTH_PORT = 8080
 """Port of the probes."""
 
 END_S = 60
-"""Time in which a role must end in good order, in seconds. Most roles need two; a data server may wait for
-its disk."""
+"""Time in which a role must end in good order, in seconds. Most roles need two seconds; a data server may
+wait longer for its disk."""
 
 SERVER_READY_S = 30
 """Time that a parameter server must be ready before the next one is updated, in seconds."""
@@ -118,7 +118,7 @@ def _keys(run: KubernetesRun, keys: Mapping[str, str]) -> Manifest:
 
 
 def _network(run: KubernetesRun) -> Manifest:
-    """Return the policy of the network: messages are not encrypted, so only pods of the run may send them."""
+    """Return the NetworkPolicy. Messages are not encrypted, so only pods of the run may send them."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -153,7 +153,7 @@ def _service(run: KubernetesRun, role: str) -> Manifest:
 
 
 def _budget(run: KubernetesRun, role: str) -> Manifest:
-    """Return the PodDisruptionBudget of a role; it permits no eviction if the run would end with one."""
+    """Return the PodDisruptionBudget of a role, which permits no eviction that would end the run."""
     config = run.config
     spare: int | str = {
         "controller": (config.controllers - 1) // 2,
@@ -254,7 +254,7 @@ def _driver(run: KubernetesRun) -> Manifest:
 
 
 def command(run: KubernetesRun, role: str) -> list[str]:
-    """Return the command of a role's container; Kubernetes puts in the address of the pod."""
+    """Return the command of a role's container; Kubernetes replaces ``$(POD_IP)`` in it."""
     options = ["--config", f"{CONFIG_FOLDER}/adam.toml", "--wait", run.wait]
     options += ["--health", f"tcp://$(POD_IP):{HEALTH_PORT}"]
     if role == "driver":

@@ -13,7 +13,7 @@ AGENT_BYTES = 256 << 20
 
 
 def roles_by_host(config: Config, hosts: Sequence[Host], *, data_servers: int) -> Mapping[str, list[str]]:
-    """Return the role of each process by the name of its host, as a launch places them at its start."""
+    """Return the roles of the processes on each host, by its name, as placed at the start of a launch."""
     placement = Placement(hosts)
     found: dict[str, list[str]] = {host.name: [] for host in hosts}
     nodes = [("controller", node) for node in controller_names(config.controllers)]
@@ -28,7 +28,8 @@ def roles_by_host(config: Config, hosts: Sequence[Host], *, data_servers: int) -
 def memory_of_node(config: Config, nodes: int, *, data_servers: int) -> int:
     """Return the memory of each node of a batch job, in bytes; 0 if the options name none.
 
-    Each node has room for its roles also after the loss of another node, whose roles move.
+    Each node has enough memory for its roles even after the loss of another node, whose roles move to the
+    remaining nodes.
 
     Args:
         config: The run.

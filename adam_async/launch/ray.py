@@ -4,7 +4,8 @@ Ray places the actors: each kind of role has a placement group, and each role a 
 the command of its role as a child process (`launch/ray_actor.py`). Ray never restarts an actor, because only
 the supervisor of the cluster knows whether a role may come back (docs/decisions/0036-roles-as-ray-actors.md).
 A restarted role is a new actor in the same bundle. Ray moves the bundles of a lost node to other nodes as
-soon as these have room. A role waits for a node, and the run continues without it if it can.
+soon as these have room. A role of the lost node waits for that room, and the run continues without the role
+if possible.
 
 The actors end with the launching process: Ray kills the actors of an ended driver.
 """
@@ -42,10 +43,11 @@ from transport import Identity, Network
 logger = logging.getLogger(__name__)
 
 CHECK_S = 60.0
-"""Deadline of the check of a node's package, in seconds; the node may have to start a process for it."""
+"""Deadline of the check of a node's package, in seconds; the node may have to start a process for the
+check."""
 
 POLL_S = 1
-"""Maximum wait of one call of Ray for the room of a placement group, in whole seconds."""
+"""Maximum wait of one call of Ray until a placement group has room, in whole seconds."""
 
 PENDING_S = 15.0
 """Seconds after which a notice names a role that waits for a node."""
@@ -111,7 +113,7 @@ class RayLauncher:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Remove the placement groups, and leave the Ray cluster or end the own one."""
+        """Remove the placement groups, and leave the Ray cluster, or end it if this launch started it."""
         from ray.util import remove_placement_group
 
         try:
@@ -175,7 +177,7 @@ class RayLauncher:
                     await self._on(node, remove, folder)
 
     async def actor(self, spec: RoleSpec) -> Any:
-        """Ask Ray for the actor of a role, and return it before it has a place."""
+        """Ask Ray for the actor of a role, and return the actor before Ray has placed it on a node."""
         from ray.util.scheduling_strategies import (
             NodeAffinitySchedulingStrategy,
             PlacementGroupSchedulingStrategy,
@@ -199,7 +201,7 @@ class RayLauncher:
         return self.asks.get(role) or dict(self.settings.asks.get(role, {}))
 
     async def _live_nodes(self) -> list[Node]:
-        """Return the nodes of the cluster, its head node first: the cluster ends with that node."""
+        """Return the live nodes, beginning with the head node, whose end is the end of the cluster."""
         found = await self._ray.call("Ray to name its nodes", require_ray().nodes)
         live = [node for node in found if node["Alive"]]
         live.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeID"]))
@@ -343,7 +345,7 @@ class RayRole(RemoteRole):
             self._on_line(f"{self.node} waits for room on Ray: {ask}; it starts once a node has these")
 
     def end(self) -> None:
-        """Close the stdin of the role; a role without a place ends at once."""
+        """Close the stdin of the role; a role that has no node yet ends at once."""
         if self._placed.is_set():
             self._ended_call = self._actor.end.remote()
         else:
@@ -354,7 +356,7 @@ class RayRole(RemoteRole):
 
 
 def last_line(error: BaseException) -> str:
-    """Return the last line of an error's text; Ray's begin with many lines about the actor."""
+    """Return the last line of an error's text. Errors of Ray begin with many lines about the actor."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines or [type(error).__name__])[-1][:200]
 

@@ -1,7 +1,7 @@
 """The actor of a role on a node of Ray: it runs the role's command as its child, and relays its output.
 
-The child ends with the actor after any end of it (see `cluster/parent_pipe.py`). Ray keeps the lines that the
-actor writes to stderr in its logs.
+The child ends with the actor, however the actor ends (see `cluster/parent_pipe.py`). Ray keeps the lines that
+the actor writes to stderr in its logs.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ from adam_async.run.option_sources import for_children
 from adam_async.runtime.child_process import ChildProcess
 
 NODE_ADDRESS = "tcp://RAY-NODE:0"
-"""Word of a command for any free port of the actor's node, which the launcher cannot name."""
+"""Word of a command that stands for the address of the actor's node, with any free port. The launcher does
+not know that address."""
 
 MOST_EVENTS = 1000
 """Maximum number of events that wait for the launching process; further lines of the role are left out."""
@@ -81,7 +82,7 @@ class RoleActor:
             yield event
 
     async def end(self) -> None:
-        """Close the stdin of the child, now or at its start, which asks it to end."""
+        """Ask the child to end: close its stdin, now or as soon as the child starts."""
         self._ends = True
         if self._child is not None:
             self._child.end()

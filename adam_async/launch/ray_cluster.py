@@ -31,9 +31,10 @@ class RayResult:
 
     Attributes:
         metrics: Metrics of the last finished epoch, such as `train_loss`, `test_accuracy`, `images_per_s` and
-            `training_iteration`, the number of finished epochs; empty before the first.
+            `training_iteration`, the number of finished epochs; empty before the end of the first epoch.
         history: Metrics of each epoch, in order.
-        checkpoint: Folder of checkpoints for `resume`, if it has one; None without checkpoints.
+        checkpoint: Folder of checkpoints for `resume`; None without a folder, or if it has no whole
+            checkpoint.
         error: The error that ended the training; None for a complete training.
     """
 
@@ -98,7 +99,7 @@ class RayCluster(ProcessCluster):
         )
 
     async def _checkpoint(self) -> Path | None:
-        """Return the folder of checkpoints, if it has one."""
+        """Return the folder of checkpoints; None without a folder, or if it has no whole checkpoint."""
         folder = written_folder(self._setup.checkpoint, self._setup.resume)
         if folder is None:
             return None

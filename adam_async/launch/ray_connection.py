@@ -35,7 +35,8 @@ objects there."""
 class RayConnection:
     """Joins a Ray cluster, or starts one: `async with RayConnection("auto", entropy) as ray`.
 
-    A program that has joined a cluster stays in it: with ``auto`` the block uses and keeps its connection.
+    If the program has joined a cluster before the block, the block uses that connection with ``auto``, and
+    keeps it open.
 
     Args:
         address: See `RaySettings.address`.

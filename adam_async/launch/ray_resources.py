@@ -27,8 +27,9 @@ class RaySettings:
     Attributes:
         address: ``HOST:PORT`` of a Ray cluster; ``auto``, the cluster of RAY_ADDRESS or of this machine; or
             ``local``, a new cluster on this machine, which ends with the launch.
-        asks: Resources of each role, by kind of role; a missing CPU is decided by `Shares`.
-        pack: Whether workers share few nodes; otherwise they are spread.
+        asks: Resources of each role, by kind of role; `RayLauncher.prepare`
+            decides missing numbers of CPUs.
+        pack: Whether workers share few nodes; otherwise the workers are spread over all nodes.
         wait_s: Deadline of the placement of all roles, in seconds; an autoscaler may need minutes.
         environment: Variables of the roles, in addition to those of their nodes.
     """
@@ -122,7 +123,7 @@ def read_variables(texts: Iterable[str]) -> dict[str, str]:
 
 
 def largest_share(cpus: Sequence[float], roles: int) -> float:
-    """Return the largest number of CPUs that each role can have: a whole number, or below 1 hundredths.
+    """Return the largest number of CPUs that each role can have: a whole number, or hundredths below 1.
 
     Args:
         cpus: Free CPUs of each node.
@@ -140,7 +141,7 @@ def largest_share(cpus: Sequence[float], roles: int) -> float:
 
 
 def without(cpus: Iterable[float], taken: Iterable[float]) -> list[float]:
-    """Return the CPUs of nodes that some roles leave, if each role is on the node with the most left."""
+    """Return the free CPUs of each node after each role has taken its CPUs from the node with the most."""
     left = list(cpus)
     for amount in sorted(taken, reverse=True):
         most = max(range(len(left)), key=left.__getitem__)
@@ -154,7 +155,7 @@ def full_ask(asks: Mapping[str, Ask], role: str, cpus: float) -> dict[str, float
 
 
 def with_memory(ask: Ask, memory_bytes: int) -> dict[str, float]:
-    """Return resources, with the memory of the options (0: none) if they name no memory themselves."""
+    """Return resources, with the memory of the options (0: none) added if the resources name no memory."""
     return {**({"memory": memory_bytes} if memory_bytes else {}), **ask}
 
 

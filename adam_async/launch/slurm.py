@@ -23,17 +23,18 @@ ANSWER_S = 60.0
 """Deadline of an answer of Slurm, in seconds."""
 
 POLL_S = 10.0
-"""Seconds between two queries of the second node about a job without a driver; others query less often."""
+"""Seconds between two queries by the second node about the loss of the first; later nodes query less
+often."""
 
 LOST_S = 900.0
 """Maximum wait until Slurm notices the loss of a node, in seconds; the default of Slurm is 300."""
 
 END_S = 15.0
-"""Maximum wait for the end of `srun` after its agents, and then after SIGTERM, in seconds."""
+"""Maximum wait for the end of `srun` after SIGTERM, and again after SIGKILL, in seconds."""
 
 
 class StepOrders(msgspec.Struct, frozen=True, kw_only=True):
-    """Orders of the agents of a job: first line on the stdin of each."""
+    """Orders of the agents of a job, the first line on the stdin of each agent."""
 
     token: str
     port: int
@@ -113,8 +114,8 @@ async def requeue(job: SlurmJob, environment: Mapping[str, str]) -> str:
 async def requeue_if_driver_lost(job: SlurmJob, own: str, environment: Mapping[str, str]) -> None:
     """Put a job back into the queue if its first node, the node of the driver, is lost.
 
-    Slurm leaves a job with `--no-kill` running without its script. It removes the lost node after its
-    `SlurmdTimeout`; a job is over as soon as its script ends.
+    Slurm leaves a job with `--no-kill` running without its script, and removes the lost node from the job
+    after `SlurmdTimeout`. If the driver's node is not lost, the job is over as soon as its script ends.
 
     Args:
         job: The job.
@@ -184,7 +185,7 @@ async def run_step(
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a process, unless it has ended: first in good order, so that its step ends too."""
+    """End a process, unless it has ended: with SIGTERM, so that its step ends too, else with SIGKILL."""
     for signal_it in (process.terminate, process.kill):
         if process.returncode is not None:
             return

@@ -53,10 +53,11 @@ BEAT_S = 5.0
 """Seconds between two empty lines on the stdin of a role."""
 
 SILENCE_S = 30.0
-"""Seconds without a byte on its stdin after which a role ends: the launching machine is lost."""
+"""Seconds without a byte on its stdin after which a role ends, because the launching machine counts as
+lost."""
 
 CONNECTING = 4
-"""Maximum number of concurrent logins; of ten concurrent logins an SSH server may refuse some."""
+"""Maximum number of concurrent logins; an SSH server may refuse some of ten concurrent logins."""
 
 SIZES = "getconf _NPROCESSORS_ONLN && (getconf _PHYS_PAGES || echo 0) && getconf PAGE_SIZE"
 """Shell command that prints the number of cores, the number of memory pages (0 if unknown), and the page size

@@ -36,7 +36,7 @@ class StateRecords:
 
     @asynccontextmanager
     async def held(self, name: str, hosts: Sequence[str]) -> AsyncIterator[None]:
-        """Write a record of this launch, and hold its lock. If it cannot be written, a warning is logged.
+        """Write a record of this launch, and hold its lock. A record that cannot be written causes a warning.
 
         Args:
             name: Name of the state folder, in hexadecimal digits.

@@ -30,7 +30,7 @@ from adam_async.worker.push_plan import ProtocolChoice, choose_protocol, factora
 PlanKind = Literal["vertical", "layers"]
 
 NEAR = 1.05
-"""Factor by which the fastest candidate may be faster than the recommended one."""
+"""Maximum ratio of the rate of the fastest candidate to the rate of the recommended candidate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Candidate:
 
     @property
     def in_place(self) -> bool:
-        """Whether the only worker trains on the servers' memory."""
+        """Whether the plan has a single worker, which trains in place on the servers' memory."""
         return self.plan.workers == 1 and not self.conditions.own_machines
 
     def pushed_bytes(self, worker: int) -> int:
@@ -113,13 +113,13 @@ class Candidate:
 
     @cached_property
     def crossing_bytes(self) -> int:
-        """Bytes between all workers per group."""
+        """Number of bytes that all workers send to each other per group."""
         item_bytes = self.network.dtype.itemsize
         return sum(crossing_bytes(c, self.images, item_bytes) for c in self.parts[0].layout.crossings)
 
     @cached_property
     def working_sets(self) -> tuple[WorkingSet, ...]:
-        """Working set of one group at each worker. Allocates a context for each."""
+        """Working set of one group at each worker. The first access allocates a context for each worker."""
         return tuple(working_sets(part.network, self.images)[-1] for part in self.parts)
 
     def fits_in(self, l3_kb: int | None) -> bool:
@@ -170,7 +170,7 @@ def candidates(
     All kinds are equal for one worker, which gets only the first kind.
 
     Raises:
-        ModelError: No plan is possible; the error has the reason for the last one.
+        ModelError: No plan is possible; the error has the reason for the last plan that was tried.
     """
     found: list[Candidate] = []
     refusal: ModelError | None = None
@@ -241,7 +241,7 @@ def kept_whole(plan: PartitionPlan) -> dict[str, str]:
 
 
 def recomputed(candidate: Candidate) -> tuple[str, ...]:
-    """Return the layers whose inputs each worker computes whole, without layers that only move values."""
+    """Return the layers whose whole inputs every worker computes, except layers that only move values."""
     if candidate.plan.workers == 1:
         return ()
     moves = {layer.name for layer in candidate.network.layers if layer.moves}

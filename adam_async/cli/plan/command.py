@@ -25,16 +25,17 @@ from adam_async.runtime.machine import Machine, describe_machine
 from dataflow import ComputePool
 
 MOST_WORKERS = 4
-"""Maximum number of workers tried without `--partitions`."""
+"""Maximum number of workers that the command tries without `--partitions`."""
 
 GROUPS = (1, 16, 64)
-"""Images per group tried without `--images-per-group`."""
+"""Numbers of images per group that the command tries without `--images-per-group`."""
 
 USUAL_MODEL = "mnist-adam"
 """Model without `--model` and `--data`."""
 
 USUAL_GROUP = 16
-"""Images per group above which a group size is tried only if its working set fits the third-level cache."""
+"""Number of images per group above which the command tries a group size only if the working set of the group
+fits the third-level cache."""
 
 MOST_PARTITIONS = 64
 

@@ -16,7 +16,8 @@ SCHEMA = "adam-async/plan/1"
 """Name and version of the schema. The version grows when a field changes its meaning or is removed."""
 
 UNITS = {3: "rows", 0: "loss"}
-"""Unit of the blocks of an output, by its number of axes; features for other numbers."""
+"""Unit of the blocks of a layer's output, by the number of axes of the output; the unit is features for other
+numbers of axes."""
 
 
 def plan_report(

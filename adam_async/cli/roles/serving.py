@@ -52,11 +52,11 @@ NEXT = {
     "data-host": ("train", "--data"),
     "worker": ("train", "--controller"),
 }
-"""Command in a role's line, with its option for the address: the next command for a cluster started by hand.
-A data host is a data server without a controller."""
+"""Next command for a cluster started by hand, and its option for the address of the role, by the role that
+prints the command in its line. A data host is a data server without a controller."""
 
 KEYS_OF_NEXT = {"controller": "ps", "ps": "data", "data": "worker", "data-host": "driver", "worker": "driver"}
-"""Role of the command in a role's line; the line names a file with the keys of that role."""
+"""Role whose keys the command in `NEXT` needs, by the role that prints the command."""
 
 
 _R = TypeVar("_R", bound=Role)
@@ -113,7 +113,7 @@ async def serve(
         bind: Address to listen on.
         environment: Environment variables, which may have the token.
         health: Answers the probes of the role.
-        open_role: Opens the role at its place.
+        open_role: Opens the role at a `Place`, which has its network and address.
         is_cut_off: Returns whether a role that joins this one would have to wait; the printed line then has
             no command for the next role.
     """
