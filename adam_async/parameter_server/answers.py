@@ -1,6 +1,6 @@
 """The answers of a store on one server: acknowledgements, values, states and refusals.
 
-Values leave as copies: links never read live values.
+Values are sent as copies: links never read live values.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class Answers:
     """Answers requests from the shards of one store.
 
     Args:
-        buffers: Memory for copies of values on their way out.
+        buffers: Memory for the copies of values in answers.
         rules: The rules of the store.
         on_taken: Called after an answer has taken shards out of a snapshot; a sum may wait for this.
     """
@@ -105,7 +105,7 @@ class Answers:
         return pack(body, [self._copy(shards)])
 
     def _states(self, effect: SendStates, snapshot: ClockSnapshot | None) -> Message:
-        """Return copies of shards; those at a clock come from the snapshot, which may have ended by now."""
+        """Return copies of shards. Copies at a clock come from the snapshot, which may have ended by now."""
         rule = self._rules[effect.shards[0].spec.rule]
         if not effect.clock:
             return pack(*read_states(effect.shards, rule))
@@ -143,7 +143,7 @@ def _values_bytes(shards: Sequence[Shard]) -> int:
 
 
 def send_record(request: Request, body: GetRecord, log: OrderLog | None, *, node: str) -> None:
-    """Answer a request for a part of the log of the order of a run's pushes."""
+    """Answer a request for a part of the log that has the order of a run's pushes."""
     if log is None:
         request.fail("no-record", f"{node} keeps no record of run {body.run}")
         return

@@ -2,16 +2,16 @@
 
 A batch is applied block by block, and per block one push after the other in order (AD-42, AD-43). So a block
 stays in the cache, and the result is that of sequential application, bit for bit. Products of factors are
-formed first, and then applied as deltas are. There are two exceptions. With plain SGD the products of few
-images add up to one product of the stacked factors, and one larger GEMM replaces several. Factors of many
-images are applied push by push, because their activations fill the cache.
+formed first, and then applied as deltas are. There are two exceptions. With plain SGD, factors of few images
+are stacked, and one larger GEMM forms the sum of their products. Factors of many images are applied push by
+push, because their activations fill the cache.
 
 The work is cut into pieces of bounded size, so that an event loop may run between two of them. The cuts
-depend on the batch alone, and no bit depends on the times of its pieces.
+depend on the batch alone, and no bit of the result depends on the times at which the pieces run.
 
 In bsp the contributions of all replicas to one step are added up in a given order, and the rule is applied
-once to their sum: deltas one after the other, factors as one product of all of them side by side. The bits
-of a sum depend only on its contributions and their order.
+once to their sum. Deltas are added one after the other; factors are placed side by side and multiplied once.
+The bits of a sum depend only on its contributions and their order.
 
 Only finite gradients reach the values. A delta is scanned before it is added. Factors are scanned instead of
 their product if K * max|x| * max|e| is far from overflow; otherwise the product is formed and scanned first.
@@ -47,12 +47,12 @@ from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.run.shard_table import ShardSpec
 
 JOINED_IMAGES = 64
-"""Maximum number of images of a push whose factors are joined with others. The product of more images is as
-fast alone, and stacking takes longer than it saves."""
+"""Maximum number of images of a push whose factors are stacked with those of other pushes. With more images,
+one product per push is as fast, and stacking takes longer than it saves."""
 
 PIECE_WORK = 1 << 20
-"""Maximum work of a piece: values times the gradients applied to them. The scan of a larger shard for finite
-values is still one piece."""
+"""Maximum work of a piece: number of values times number of gradients applied to them. The scan of a larger
+shard for values that are not finite exceeds it."""
 
 PRODUCTS_PER_VALUE = 64
 """Number of products of factors that take as long as applying one gradient to a value."""
@@ -62,7 +62,7 @@ PRODUCTS_PER_VALUE = 64
 class Work:
     """A batch or a sum in progress, in bounded pieces, between which the event loop may run.
 
-    Until the last piece is done, the values of its shards may be anywhere between before and after.
+    Until the last piece is done, the values of the shards may be changed in part.
     """
 
     _pieces: Iterator[tuple[int, list[Sequence[bool]]]]
@@ -126,10 +126,10 @@ class Applier:
         return Work(self._push_pieces(shards, pushes, rates))
 
     def work_on_assignment(self, shards: Sequence[Shard], values: PushGradients) -> Work:
-        """Begin to replace the values of shards by those of a push, which are finite."""
+        """Begin to replace the values of shards by the finite values of a push."""
 
         def pieces() -> Pieces:
-            """Copy a bounded part of a shard at each step, and accept each shard."""
+            """Copy a bounded part of a shard at each step, and report each finished shard as applied."""
             for shard, new in zip(shards, values.each(), strict=True):
                 if isinstance(new, Delta):
                     for start in range(0, shard.spec.size, PIECE_WORK):
@@ -202,7 +202,7 @@ class Applier:
             yield from self._shard_pieces(shard, batch)
 
     def _delta_pieces(self, shards: Sequence[Shard], parts: Sequence[DeltaPart]) -> Pieces:
-        """Apply deltas known to be finite, to as many shards at a time as make a piece."""
+        """Apply deltas known to be finite to as many shards at a time as fit into a piece."""
         rates = [part.rate for part in parts]
         done: list[Sequence[bool]] = [(True,) * len(parts)]
         if isinstance(shards, ShardGroup):
@@ -339,7 +339,7 @@ class Applier:
     def _delta_sum_pieces(
         self, shards: Sequence[Shard], parts: Sequence[DeltaPart], scale: float, rate: float
     ) -> Pieces:
-        """Add up and apply as many shards at a time as make a piece."""
+        """Add up and apply the deltas of as many shards at a time as fit into a piece."""
         for first, last, at, end in _spans(shards, len(parts)):
             flat = parts[0].flat[at:end]
             if len(parts) > 1 or scale != 1.0:
@@ -386,7 +386,10 @@ class Applier:
     # --- pieces ------------------------------------------------------------------------------
 
     def _can_join(self, parts: Sequence[FactorPart], pushes: int) -> bool:
-        """Return whether one product of stacked factors may replace those of all pushes, without overflow."""
+        """Return whether one product of stacked factors may replace the products of all pushes.
+
+        A sum of products that may overflow is not replaced.
+        """
         if not (self._plain and self._join) or len(parts) < 2 or len(parts) < pushes:
             return False
         if _images(parts) > JOINED_IMAGES:
@@ -396,7 +399,7 @@ class Applier:
     def _join_pieces(
         self, parts: Sequence[FactorPart]
     ) -> Generator[tuple[int, list[Sequence[bool]]], None, FactorPart]:
-        """Stack factors of the same shards, each with its rate, for one product per shard."""
+        """Stack factors of the same shards, each times its rate, for one product per shard."""
         images = sum([part.x_IK.shape[1] for part in parts])
         x_IK = self._room("x", len(parts[0].x_IK), images)
         errors_RK = self._room("errors", len(parts[0].errors_RK), images)
@@ -457,7 +460,7 @@ class Applier:
     def _rule_pieces(
         self, targets: Sequence[Target], flats: Sequence[NDArray[Any]], rates: Sequence[float]
     ) -> Pieces:
-        """Apply finite gradients by the rule; a shard of more than a piece in several ranges."""
+        """Apply finite gradients by the rule; cut a shard that exceeds a piece into ranges."""
         size, step = len(flats[0]), max(PIECE_WORK // len(flats), 1)
         if len(targets) > 1 or size <= step:
             self.batches.apply(targets, flats, rates)
@@ -468,9 +471,9 @@ class Applier:
             yield len(some[0]) * len(flats), []
 
     def _product_pieces(self, spec: ShardSpec, gradient: Factors, out: NDArray[Any]) -> Pieces:
-        """Form a gradient in `out`, as many rows at a time as make a piece.
+        """Form a gradient in `out`, as many rows at a time as fit into a piece.
 
-        A larger row is formed in ranges of columns.
+        A row that exceeds a piece is formed in ranges of columns.
         """
         row, images = spec.row_size, gradient.x_IK.shape[1]
         most = max(PIECE_WORK * PRODUCTS_PER_VALUE // max(images, 1), 1)
@@ -516,7 +519,8 @@ def _range_of(target: Target, start: int, stop: int) -> _Range:
 def _spans(shards: Sequence[Target], pushes: int) -> Iterator[tuple[int, int, int, int]]:
     """Cut shards into spans of at most a piece's work, or of one shard.
 
-    Yields for each span its first shard, the one behind its last, and the range of its values in a push.
+    Yields for each span the index of its first shard, the index after its last shard, and the range of its
+    values in a push.
     """
     first = at = 0
     while first < len(shards):
@@ -534,7 +538,7 @@ def _images(parts: Sequence[FactorPart]) -> int:
 
 
 def _scaled_bound(parts: Sequence[FactorPart]) -> float:
-    """Bound the sum of products, each at its rate."""
+    """Return a bound on the sum of products, each times its rate."""
     return sum([part.bound * max(abs(part.rate), 1.0) for part in parts])
 
 

@@ -1,15 +1,15 @@
-"""Pure: the pending contributions of a shard in bsp: gradients for sums of steps that are not complete.
+"""Pure: the pending contributions of a shard in bsp: gradients that wait until their sum is complete.
 
 Theory of operation
 -------------------
-In bsp a push is not applied when it arrives. It is its replica's *contribution* to the sum of its clock, and
-pending. When every live replica has contributed to a clock or ticked past it, the clock is *reached*: its
-contributions become *due*, ordered by replica, and are applied as one sum. Sums are applied in the order of
-their clocks, and only when due, so the values of a shard are those of one clock after the other, however
-pushes, ticks and losses of replicas interleave.
+In bsp a push is not applied when it arrives. It is the *contribution* of its replica to the sum of its clock,
+and stays pending. When every live replica has contributed to a clock or ticked past it, the clock is
+*reached*: its contributions become *due*, ordered by replica, and are applied as one sum. Sums are applied in
+the order of their clocks, and only when due, so the values of a shard are those of one clock after the other,
+however pushes, ticks and losses of replicas interleave.
 
 `PendingContributions.clock` is the clock of the values: all contributions up to it have been applied. It
-never goes back, and a contribution to a reached clock comes too late for it.
+never goes back, and a contribution to a reached clock comes too late.
 
 A session contributes to a clock once. The shard refuses a second contribution, because its push is
 acknowledged at once and its gradients stay in memory until the clock is reached.
@@ -31,10 +31,11 @@ PENDING_TIMES = 4
 A correct replica has those of one step, whose factors are about as large as the values."""
 
 PENDING_BYTES = 64 << 20
-"""Memory that each replica may have in addition, in bytes: one push of the largest size."""
+"""Memory of pending contributions that each replica may have beyond `PENDING_TIMES`, in bytes: one push of
+the largest size."""
 
 CONTRIBUTION_BYTES = 256
-"""Approximate memory of a contribution to one shard beside its gradient, in bytes."""
+"""Approximate memory of a contribution to one shard without its gradient, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,9 +46,9 @@ class Contribution:
     push: Any
     """Queued push with the contribution."""
     place: int
-    """Index of the shard in that push."""
+    """Index of the shard in the push."""
     session: tuple[int, int]
-    """Session of the push, and its incarnation."""
+    """Identity of the pushing client: session id and incarnation."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +64,7 @@ class PendingContributions:
 
     @property
     def clock(self) -> int:
-        """Clock of the values."""
+        """Clock up to which all sums are in the values."""
         return self.due[0] - 1 if self.due else self.reached
 
     def contribute(self, clock: int, contribution: Contribution) -> bool:
@@ -77,7 +78,10 @@ class PendingContributions:
         return True
 
     def reach(self, slowest: int) -> list[tuple[int, list[Contribution]]]:
-        """Take up the clock of the slowest live replica; returns the sums that become due, in order."""
+        """Take up the clock of the slowest live replica.
+
+        Returns the contributions to each clock that becomes due.
+        """
         if slowest <= self.reached:
             return []
         self.reached = slowest
@@ -110,16 +114,19 @@ class PendingBytes:
         self._most = PENDING_TIMES * values_bytes + PENDING_BYTES
         self._bytes: Counter[int | None] = Counter()
         self._pushes: dict[Any, tuple[int | None, int, int]] = {}
-        """Replica, bytes and number of pending contributions of each queued push."""
+        """Replica, size in bytes and number of pending contributions of each queued push."""
 
     def refusal(self, replica: int | None) -> str:
-        """Return why a replica may contribute no more now; empty if it may."""
+        """Return the reason why a replica may not contribute now; empty if it may."""
         if self._bytes[replica] < self._most:
             return ""
         return f"{self._bytes[replica]} bytes of its gradients wait for sums, and {self._most} may: wait"
 
     def add(self, replica: int | None, queued: Any) -> None:
-        """Count a push that becomes contributions; its gradients stay in memory until all are in sums."""
+        """Count a push that becomes contributions.
+
+        Its gradients stay in memory until all contributions are in sums.
+        """
         places = len(queued.accepted)
         nbytes = queued.gradients.nbytes + places * CONTRIBUTION_BYTES
         if places:
@@ -127,12 +134,12 @@ class PendingBytes:
             self._bytes[replica] += nbytes
 
     def refused(self, queued: Any) -> None:
-        """Take note of the places of a push that came too late for their sums."""
+        """Take note of the contributions of a push that came too late for their sums."""
         if queued.problems:
             self._settled(queued, sum([problem.index in queued.accepted for problem in queued.problems]))
 
     def summed(self, pushes: Iterable[Any], shards: int) -> None:
-        """Take note that the sums of some shards are applied, with a contribution of each push."""
+        """Take note that a sum is applied to some shards; each push contributed to all of them."""
         for queued in pushes:
             self._settled(queued, shards)
 
@@ -150,6 +157,6 @@ class PendingBytes:
             del self._bytes[replica]
 
     def clear(self) -> None:
-        """Forget all: the server is no primary any more."""
+        """Forget all contributions: the server is no primary any more."""
         self._bytes.clear()
         self._pushes.clear()

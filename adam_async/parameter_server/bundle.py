@@ -5,14 +5,15 @@ Theory of operation
 A primary puts everything that changes a shard into *entries* of one log: batches of pushes, contributions,
 ticks, reports of steps, live replicas, epochs. `Bundle` takes committed entries in the order of the log, so
 every server that takes the same entries has the same values, versions, numbers and clocks
-(`docs/decisions/0030-replication.md`). All that decides a bit is in the entries: which pushes join, which of
-their places count, and which gradients are finite. Rates that depend on the staleness are a function of the
-versions, which are a function of the log.
+(`docs/decisions/0030-replication.md`). The entries have everything that the bits of the values depend on:
+which pushes join, which of their places count, and which gradients are finite. Rates that depend on the
+staleness are a function of the versions, which are a function of the log.
 
 A batch of gradients takes several rounds of the loop, so the bundle hands it to the shell as *work*, with
 `take_work`, and the shell reports it with `applied` or `sum_applied`. Entries behind a batch wait for it: a
 clock must not count a push that is not in the values. In bsp contributions, ticks and clocks do not touch
-values, so they pass the sums in progress; the sums that they complete queue behind those in progress.
+values, so they need not wait for the sums in progress; the sums that they complete wait behind those in
+progress.
 
 A bundle never waits, answers, reads a clock or touches a value, and does not read gradients.
 """
@@ -46,7 +47,8 @@ from adam_async.parameter_server.shard_group import ShardGroup, same, share_equa
 from adam_async.run.ids import Replica, ShardId, Version
 
 MOST_GROUPS = 256
-"""Maximum number of groups of shards that a server keeps: peers choose the shards of their messages."""
+"""Maximum number of groups of shards that a server caches. Without a maximum, messages with ever new sets
+of shards could fill the memory."""
 
 
 class Bundle:
@@ -73,19 +75,19 @@ class Bundle:
         self.epoch = 0
         self.log = log
         self.entries_applied = 0
-        """Number of entries that are applied."""
+        """Number of entries applied so far."""
         self.batches = 0
         self.batched_pushes = 0
         self.taken: Apply | ApplySum | None = None
         """Work in progress in the shell; None if there is none."""
         self._taken_entry: Apply | None = None
-        """Entry of the batch in `taken`, without rates; None for a sum, or without work."""
+        """Entry of the batch in progress, without rates; None if a sum or no work is in progress."""
         self.absent: Set[ShardId] = frozenset()
         """Shards that the next entry does not change, on a member that joins; see `log_entries.py`."""
         self.snapshot: ClockSnapshot | None = None
         """Shards at the clock of a reader, in bsp; None if no reader reads them."""
         self._ready: deque[Entry | ApplySum] = deque()
-        """Committed entries and complete sums, the first of which is work."""
+        """Committed entries and complete sums that wait; the first one is work for the shell."""
         self._summed_weight = summed_weight
         self._scales = scale_by_staleness
         self._groups: dict[tuple[int, ...], ShardGroup] = {}
@@ -105,7 +107,10 @@ class Bundle:
 
     @property
     def has_work(self) -> bool:
-        """Whether work is in progress, or can be taken: a sum may wait for the reader of the snapshot."""
+        """Whether work is in progress, or can be taken.
+
+        A sum that waits for the reader of the snapshot cannot be taken.
+        """
         if self.taken is not None or not self._ready:
             return self.taken is not None
         due = self._ready[0]
@@ -198,7 +203,10 @@ class Bundle:
     # --- work --------------------------------------------------------------------------------
 
     def take_work(self) -> Apply | ApplySum | None:
-        """Take the next batch or sum; None if there is none now. The one taken before must be reported."""
+        """Return the next batch or sum as work; None if there is none now.
+
+        The shell must have reported all earlier work.
+        """
         assert self.taken is None
         if not self.has_work:
             return None
@@ -335,7 +343,7 @@ class Bundle:
         Args:
             until: Time at which the snapshot ends, unless the reader takes shards and asks for more.
 
-        Returns 0, or the clock of a shard that has passed this one.
+        Returns 0 if the shards are kept, else the clock of a shard that has passed the given clock.
         """
         snapshot = self.snapshot
         if snapshot is None or (snapshot.clock, snapshot.link) != (clock, link):
@@ -355,7 +363,7 @@ class Bundle:
         return self.snapshot.until if self.snapshot is not None else inf
 
     def end_snapshot(self) -> None:
-        """Keep no shards at a clock any more."""
+        """End the snapshot, if there is one."""
         if self.snapshot is not None:
             self.snapshot.end()
             self.snapshot = None
@@ -374,7 +382,7 @@ class Bundle:
         self._reach(shards)
 
     def _count_steps(self, entry: StepsArrived) -> None:
-        """Count steps applied in place, also those of an ended generation: the memory has them already."""
+        """Count steps applied in place, also those of an ended generation: the values have them already."""
         report = entry.report
         session: Session = (report.session, report.incarnation)
         ours = [self.shards[ShardId(number)] for number in report.shards]

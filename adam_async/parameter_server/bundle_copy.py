@@ -3,9 +3,9 @@
 The core (`replication.BundleMember`) decides what is sent, committed and proposed to the controllers. This
 shell carries out its effects: it encodes entries, sends them over `ServerLinks`, applies committed ones
 through the state of the store, copies pieces for servers that join, and watches for silent members. The
-primary's own entries keep their objects, so that its front can answer their requests. The other members
-decode each entry or piece first: an invalid one ends its link and changes nothing. With durable pushes, an
-entry is on the disk before the core takes it.
+primary's own entries stay Python objects on the primary, so that its front can answer their requests. The
+other members decode each entry or piece first: an invalid one ends its link and changes nothing. With durable
+pushes, an entry is on the disk before the core takes it.
 """
 
 import asyncio
@@ -137,7 +137,8 @@ class BundleCopy:
     ) -> None:
         self._saver = saver
         self._appends: OrderedAppends | None = None
-        """Entries on their way to the disk, and messages behind them; None without durable pushes."""
+        """Entries that are being written to the disk, and messages behind them; None without durable
+        pushes."""
         if saver is not None and saver.journal is not None:
             self._appends = OrderedAppends(saver.journal, host.spawn)
         self._core = BundleMember(me, facts, record)
@@ -166,7 +167,8 @@ class BundleCopy:
         self._generation = 0
         """Generation of the last applied entry; 0 before the first one here."""
         self._origins = [0] * facts.pieces
-        """Generation of the last entry in each piece when the piece came from a primary."""
+        """Generation of the last entry in each piece at its arrival from a primary; 0 for pieces that did not
+        arrive."""
         self._proposing: asyncio.Task[None] | None = None
         self._watch = MembersWatch(self._core, facts, host, copies)
 
@@ -205,7 +207,7 @@ class BundleCopy:
 
     @property
     def state_position(self) -> int | None:
-        """Position of the last applied entry; None while an entry is in work, or while pieces are missing."""
+        """Position of the last applied entry; None while an entry is being applied, or pieces are missing."""
         if self._is_catching_up or not self._core.is_whole or not self._shards.bundle.idle:
             return None
         return self._core.log.applied
@@ -269,7 +271,7 @@ class BundleCopy:
         self._run()
 
     def propose(self, entry: Entry) -> None:
-        """Put an entry of this primary into the log; during a handover it waits."""
+        """Put an entry of this primary into the log. During a handover the entry waits."""
         self._unproposed.append(entry)
         self._run()
 
@@ -285,7 +287,10 @@ class BundleCopy:
             self._appends.append(position, core.record.generation, content.parts, written, entry)
 
     def _propose_written(self, content: _Content, position: int) -> None:
-        """Put an entry that is on the disk of this primary into the log, unless a handover has begun."""
+        """Put an entry that is on the disk of this primary into the log.
+
+        During a handover the entry waits again.
+        """
         assert self._appends is not None
         if self._core.is_ordering and position == self._core.log.last + 1:
             self._core.propose(content, entry_bytes(content.parts))
@@ -533,7 +538,7 @@ class BundleCopy:
         self._shards.committed(without_shards(content.entry, absent) if absent else content.entry)
 
     def _begin_log_anew(self) -> None:
-        """Note on the disk that entries after this position do not follow the earlier pieces there."""
+        """Note on the disk that the log begins anew: later entries do not apply to older pieces there."""
         if self._appends is not None:
             log, generation = self._core.log, self._core.record.generation
             self._appends.append(log.start, generation, [], _nothing, None)
@@ -548,7 +553,10 @@ class BundleCopy:
             self._appends.journal.applied(self._core.log.applied)
 
     def _order_of(self, piece: int) -> Order:
-        """Return the generation and the position of the last entry in a piece, between two entries."""
+        """Return the generation and the position of the last entry in a piece.
+
+        Call it between two entries.
+        """
         return max(self._generation, self._origins[piece]), self._core.position_of(piece)
 
     def _copy_piece(self, asked: CopyPiece, bundle: Bundle) -> bool:
@@ -573,7 +581,7 @@ class BundleCopy:
         return True
 
     def _report_too_large(self, piece: int, nbytes: int) -> None:
-        """Name a piece that no other member can take, and the remedy, once."""
+        """Report the first piece that no other member can take, and the remedy."""
         if not self._has_too_large:
             self._has_too_large = True
             self._host.notice(

@@ -27,7 +27,7 @@ class Journal(Protocol):
     async def append(
         self, position: int, generation: int, parts: Sequence[Part], *, of_primary: bool
     ) -> None:
-        """Append an entry; it is on the disk on return. Calls return in their order."""
+        """Append an entry; it is on the disk on return. Calls return in the order in which they began."""
         ...
 
     def applied(self, position: int) -> None:
@@ -64,7 +64,7 @@ class BundleSaver:
         state_arrays: Maximum number of state arrays per array of values.
         mark: Marks a changed piece.
         journal: Log of the bundle's entries on the disk; None if pushes are acknowledged from memory.
-        stored: The pieces on the disk, for a server that joins; None if it offers none.
+        stored: The pieces on the disk, for a server that joins; None if the server offers none.
 
     Attributes:
         entry: Position of the last entry that the shards have received.
@@ -94,17 +94,17 @@ class BundleSaver:
         self._changed_at = [0] * len(pieces)
         self._asked: tuple[int, asyncio.Future[State | None]] | None = None
         self.wake: Callable[[], None] = _nothing
-        """Callback of a request for a piece. `copy_requested` must follow once the bundle is between two
-        entries."""
+        """Callback that reports a request for a piece. The owner calls `copy_requested` once the bundle is
+        between two entries."""
         self.is_ready: Callable[[], bool] = bool
-        """Whether the bundle has all its values."""
+        """Callback that returns whether the bundle has all its values."""
 
     # --- changes -----------------------------------------------------------------------------
 
     def touched(self, shards: Iterable[ShardId], updates: int) -> None:
-        """Mark the pieces of some shards, to each of which a number of updates was applied.
+        """Mark the pieces of some shards after the same number of updates of each.
 
-        An entry has ended, so a piece that is asked for may be copied.
+        The entry with these updates has ended, so a requested piece may be copied.
         """
         for piece in self._mark_pieces(shards, updates):
             self._changed_at[piece] = self.entry  # a later one may be in work, which does no harm
@@ -123,7 +123,7 @@ class BundleSaver:
         return self._changed_at[piece]
 
     def arrived(self, piece: int, changed: int) -> None:
-        """Note that a piece came from the primary, and the primary's `changed_at` of it."""
+        """Note that a piece came from the primary. `changed` is the primary's `changed_at` of this piece."""
         self._changed_at[piece] = changed
 
     def entered(self, entry: Entry) -> None:
@@ -141,7 +141,7 @@ class BundleSaver:
         self._mark_pieces(map(ShardId, changed), 0)
 
     def all_touched(self) -> None:
-        """Mark all pieces, such as those that were just loaded."""
+        """Mark all pieces, for example after the load of the values."""
         self._changes += 1
         for piece, size in enumerate(self._sizes):
             self._mark(piece, size, 0)
@@ -153,7 +153,7 @@ class BundleSaver:
 
     @property
     def changes(self) -> int:
-        """Number of changes so far: the position of a bundle without a log."""
+        """Number of changes so far, which is the position of a bundle without a log."""
         return self._changes
 
     # --- copies ------------------------------------------------------------------------------
@@ -164,7 +164,10 @@ class BundleSaver:
         return self._asked is not None
 
     async def take(self, piece: int) -> State | None:
-        """Copy a piece at the next moment between two entries; None if the bundle lacks values or ends."""
+        """Copy a piece at the next moment between two entries.
+
+        Returns None if the bundle lacks values or ends.
+        """
         if not self.is_ready():
             return None
         future: asyncio.Future[State | None] = asyncio.get_running_loop().create_future()
@@ -176,7 +179,7 @@ class BundleSaver:
             self._asked = None
 
     def copy_requested(self, bundle: Bundle, order: Callable[[int], Order]) -> None:
-        """Copy the piece that is asked for: the bundle is between two entries.
+        """Copy the requested piece, if any. The bundle must be between two entries.
 
         Args:
             order: Returns the generation and the position of the last entry in a piece.
@@ -189,7 +192,7 @@ class BundleSaver:
             future.set_result(piece_state(bundle, self.home, piece, specs, order=order(piece)))
 
     def drop(self) -> None:
-        """Answer that the piece cannot be copied: the shards are replaced, or leave the server."""
+        """Answer a request for a piece with None: the shards are replaced, or leave the server."""
         if self._asked is not None:
             (_, future), self._asked = self._asked, None
             if not future.done():

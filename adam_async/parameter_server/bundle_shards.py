@@ -1,4 +1,4 @@
-"""Pure: the shards and the front of a bundle on one server, as one copy of several calls them."""
+"""Pure: the shards and the front of a bundle on one server, as a `BundleCopy` uses them."""
 
 from typing import Protocol
 
@@ -15,7 +15,7 @@ class BundleShards(Protocol):
         ...
 
     def committed(self, entry: Entry) -> None:
-        """Take a committed entry, and do the work that it needs in later rounds of the loop."""
+        """Take a committed entry, and do its work in later rounds of the loop."""
         ...
 
     def reset(self) -> None:
@@ -23,7 +23,7 @@ class BundleShards(Protocol):
         ...
 
     def lead(self) -> None:
-        """Order and answer from now on."""
+        """Order pushes and answer requests from now on."""
         ...
 
     def follow(self) -> None:

@@ -45,7 +45,7 @@ from transport import LocalNetwork, Message, RemoteProtocolError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionIdentity:
-    """Exactly-once identity of a pushing client, and the store that it pushes into."""
+    """Identity of a client, under which each of its pushes is applied exactly once."""
 
     store: str
     session: int
@@ -77,7 +77,7 @@ OnValues = Callable[[Sequence[int], NDArray[Any], int], None]
 which the values contain all pushes of live replicas (0 in asp, which waits for no clock)."""
 
 OnBehind = Callable[[Values], None]
-"""Callback with an answer without values: it has the slowest clock and the replicas behind."""
+"""Callback with an answer that has no values, but the slowest clock and the replicas that are behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class ParameterClient:
         homes: Homes of the bundles with the shards that the client pushes or pulls.
         cluster: The cluster map.
 
-    Run `run` as a task of the owner's group, and pass it each newer map with `map_changed`.
+    The owner runs `run` as a task of its group, and passes each newer map to `map_changed`.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class ParameterClient:
         self.connections[home].send(Exchange(message=pack(body), on_answer=answered, is_push=True))
 
     def answer_nothing(self, on_answered: Callable[[], None]) -> None:
-        """Call back in a later iteration of the loop, as the answer to a question without shards."""
+        """Call back in a later iteration of the loop, in place of an answer to a question without shards."""
         self._callbacks.call_soon(on_answered)
 
     def pull(
@@ -391,7 +391,9 @@ class ParameterClient:
         return all(connection.session.may_push for connection in self._all)
 
     async def admit(self) -> None:
-        """Wait until every bundle may be pushed to. Cancelling it loses nothing.
+        """Wait until each bundle has fewer unanswered pushes than the limit.
+
+        A cancelled wait loses nothing.
 
         Raises:
             ShardUnavailable: A bundle with unanswered pushes gave no answer for `patience_s`.
@@ -406,7 +408,7 @@ class ParameterClient:
             self._admission_wait_s += loop.time() - begin
 
     async def flush(self) -> None:
-        """Wait until everything asked so far is answered. Cancelling it loses nothing.
+        """Wait until all requests so far are answered. Cancelling the wait loses nothing.
 
         Raises:
             ShardUnavailable: A bundle with open requests gave no answer for `patience_s`.
@@ -428,7 +430,7 @@ class ParameterClient:
                     raise ShardUnavailable(text, self._waits.patience_s) from None
 
     def statistics(self) -> ClientStatistics:
-        """Count acknowledgements, repetitions and waits."""
+        """Return the counts of acknowledgements, repetitions and waits."""
         sessions = [connection.session for connection in self.connections.values()]
         counts = [session.counts for session in sessions]
         return ClientStatistics(

@@ -2,14 +2,13 @@
 
 Theory of operation
 -------------------
-The driver reads all shards at the same clock, some at a time, and training goes on meanwhile. It names a
-clock that no shard has passed, and the shards are read as they reach it. If the sum of a later clock is due
-on a shard that is not read, the server copies the shard first, and the reader gets the copy. A shard that is
-read in time is not copied.
+The driver reads all shards at the same clock, some at a time, and training goes on meanwhile. The driver
+names a clock that no shard has passed, and reads the shards as they reach it. If the sum of a later clock is
+due on a shard that has not been read, the server copies the shard first, and the reader gets the copy.
 
-The copies have bounded memory. Without room for another one the sum waits until the reader has taken some; a
-reader that takes none until a deadline, or whose link closes, loses the snapshot. A sum of many shards is
-split, so that a round of the loop makes few copies.
+The copies have bounded memory. If another copy has no room, the sum waits until the reader has taken some
+copies. The snapshot ends if the reader takes none before a deadline, or its link closes. A sum of many shards
+is split, so that a round of the loop makes few copies.
 """
 
 from collections.abc import Iterable
@@ -58,7 +57,7 @@ class ClockSnapshot:
         return not self._left
 
     def room_for(self, due: ApplySum) -> int:
-        """Return the number of shards of a sum, from its first one, that it may change now."""
+        """Return the number of first shards of a sum that may be changed now."""
         if due.clock <= self.clock:
             return len(due.shards)
         new = 0
@@ -73,7 +72,7 @@ class ClockSnapshot:
         return len(due.shards)
 
     def keep(self, due: ApplySum) -> None:
-        """Copy the shards that a sum is about to change past the clock."""
+        """Copy the unread shards that a sum is about to move past the clock."""
         if due.clock <= self.clock:
             return
         for shard in due.shards:
@@ -85,7 +84,10 @@ class ClockSnapshot:
         return shard.spec.id in self._left and shard.spec.id not in self._copies
 
     def take(self, shard: Shard) -> ShardCopy | None:
-        """Return a copy of a shard that has reached the clock, as it was then; None after the first call."""
+        """Return a copy of a shard as it was at the clock, which it has reached.
+
+        Returns None if the shard was read before.
+        """
         if shard.spec.id not in self._left:
             return None
         self._left.remove(shard.spec.id)
@@ -97,7 +99,10 @@ class ClockSnapshot:
         return copy
 
     def asked(self, until: float) -> None:
-        """Keep the copies until a time; a reader that asks and takes no shard does not keep them longer."""
+        """Keep the copies until a time.
+
+        A reader that takes no shard cannot extend the time by asking again.
+        """
         if self._has_taken or not self._copies:
             self.until, self._has_taken = until, False
 

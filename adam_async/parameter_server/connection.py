@@ -1,15 +1,15 @@
-"""The connection of a client to one bundle: links to its primary, and repetition over them.
+"""The connection of a client to one bundle: links to its primary, and repeated requests over them.
 
 A `BundleConnection` keeps one link at a time to the primary of the bundle, and the session. After any fault
-of a link (it breaks, an answer is late, a push left a gap) it drops the link, dials again and repeats all
-open requests, in order, under the same numbers (`session.py`).
+of a link (it breaks, an answer is late, a push left a gap) the connection drops the link, dials again and
+repeats all open requests, in order, under the same numbers (`session.py`).
 
 If the primary moves, the link is dropped, and the next one leads to the new primary. All copies of the bundle
 have the applied push numbers: a push that the old primary has acknowledged stays acknowledged, and an open
 one is applied once. A refusal by a server that does not serve the bundle (`NOT_SERVING`) leaves the request
-open: the connection pauses until the primary moves, and asks again. Without progress for `patience_s` it
-fails, and names the bundle and its primary. While the bundle lacks copies for its pushes, a run waits for
-`copies_s`.
+open: the connection pauses until the primary moves, and asks again. Without progress for `patience_s` the
+connection fails, and the error names the bundle and its primary. While the bundle lacks copies for its
+pushes, a run waits for `copies_s`.
 """
 
 import asyncio
@@ -57,18 +57,19 @@ class BundleConnection:
         self._identity = endpoint.identity
         self._waits = waits
         self._moved = asyncio.Event()
-        """Event of a change of the primary or of its lack of copies; cleared by the next dial."""
+        """Event that is set when the primary changes, or when the bundle's lack of copies begins or ends;
+        cleared by the next dial."""
         self._dialling: asyncio.Timeout | None = None
-        """Timeout of the dial in progress, which a change of the primary ends early."""
+        """Timeout of the dial in progress, which a change of the primary ends early; None between dials."""
         self._trouble = asyncio.Event()
         self._progress = asyncio.Event()
         self._backlog: deque[Exchange] = deque()
         self._has_backlog = asyncio.Event()
         self.lacks_copies = False
-        """Whether pushes wait for another copy of the bundle; the caller then waits for up to `copies_s`."""
+        """Whether pushes wait for another copy of the bundle; if so, the patience is `copies_s`."""
         self._settled = 0
         self._refusal = ""
-        """Last refusal on the last link."""
+        """Text of the last refusal on the last link; empty without one."""
         self.session = Session(limit=MAX_UNACKNOWLEDGED)
         self.reconnects = -1
         self.moves = 0
@@ -77,8 +78,8 @@ class BundleConnection:
         """Keep a link, and repeat all open requests on each new one, until cancelled.
 
         Raises:
-            ShardUnavailable: There was no progress for `patience_s`, or `copies_s`; the error names the
-                bundle and its primary.
+            ShardUnavailable: There was no progress for `patience_s`, or for `copies_s` while the bundle
+                lacked copies; the error names the bundle and its primary.
         """
         channel = self.channel
         channel.renew()

@@ -12,7 +12,7 @@ from adam_async.parameter_server.server_links import ServerLinks
 from adam_async.run.bundle_record import BundleRecord, Member
 
 Observe = Callable[[Any, LogEntry, Sequence[Part]], None]
-"""Callback before a `BundleCopy` applies an entry, with the copy, the entry and its parts."""
+"""Callback that is called before a `BundleCopy` applies an entry, with the copy, the entry and its parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -21,11 +21,11 @@ from transport import RemoteProtocolError
 
 
 class EntryReplay:
-    """One bundle, from its pieces on a disk.
+    """One bundle, restored from its pieces and entries on a disk.
 
-    In bsp the sums that an entry completes depend on the live replicas, so pieces of different moments are
-    replayed apart, each with the replicas of its moment. In other modes only clocks depend on the live
-    replicas.
+    In bsp the sums that an entry completes depend on the live replicas, so pieces that were copied at
+    different positions are replayed separately, each with the replicas of its position. In other modes only
+    clocks depend on the live replicas.
 
     Args:
         catalogue: Store of the bundle.
@@ -54,7 +54,7 @@ class EntryReplay:
         self.orders = {piece: order for piece, (order, _) in found.items()}
         """Generation and position of the last entry in each piece."""
         self._ended: set[int] = set()
-        """Pieces before a new beginning of the log: later entries on the disk do not apply to them."""
+        """Pieces older than a new beginning of the log: later entries on the disk do not apply to them."""
         together: dict[int, list[int]] = {}
         for piece, ((_, position), _) in sorted(found.items()):
             if catalogue.record.summed_weight and not pieces[piece]:
@@ -75,7 +75,7 @@ class EntryReplay:
         """Return a bundle with the shards of a piece.
 
         Raises:
-            DataError: The disk has no such piece, or it has no shards.
+            DataError: The disk has no such piece, or the piece has no shards.
         """
         for part in self._parts:
             if piece in part.pieces:
@@ -83,10 +83,10 @@ class EntryReplay:
         raise DataError(f"piece {piece} of {self._origin} is not on the disk")
 
     def take(self, order: Order, parts: list[Part]) -> bool:
-        """Apply the next entry to the pieces that lack it; returns whether it follows all of them.
+        """Apply the next entry to the pieces that lack it. Returns False if an earlier entry is missing.
 
         Args:
-            order: Its generation and position.
+            order: Generation and position of the entry.
             parts: Content of the entry; empty if the log of this server began anew after this position.
 
         Raises:

@@ -57,7 +57,7 @@ class PullArrived:
     request: Request
     pull: Pull
     deadline: float = 0.0
-    """Latest time of the answer, for a pull whose clock is not reached."""
+    """Latest time of the answer if the clock of the pull is not reached before."""
     link: Any = None
     """Link of the pull; the server bounds the waiting requests of one link."""
 
@@ -69,11 +69,11 @@ class ReadArrived:
     request: Request
     read: ReadShards
     deadline: float
-    """Latest time of the answer, if its clock is not reached."""
+    """Latest time of the answer if the clock of the reading is not reached before."""
     link: Any = None
     """Link of the reading."""
     until: float = 0.0
-    """Time until which, in bsp, the shards are kept at the clock for the next reading."""
+    """Time until which the shards are kept at the clock for the next reading, in bsp."""
 
 
 class Applied(msgspec.Struct, frozen=True, eq=False):
@@ -89,7 +89,7 @@ class SumApplied:
     sum: "ApplySum"
     finite: Sequence[bool]
     first: int = 0
-    """Index in the sum of the first shard in `finite`; each is reported once, in order."""
+    """Index in the sum of the first shard in `finite`; each shard of the sum is reported once, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +133,10 @@ class QueuedPush(msgspec.Struct, eq=False):
     """Shard of each place of the push; None for a shard of another server."""
     gradients: PushGradients
     accepted: Sequence[int]
-    """Places whose number was the next one; the others are in `problems`."""
+    """Places of the push whose number was the next one of the session; `problems` has the other places."""
     problems: list[Problem]
     refused: Sequence[int] = ()
-    """Places whose number was the next one and whose gradient is not finite; they are in `problems`, too."""
+    """Places whose number was the next one and whose gradient is not finite; `problems` has them, too."""
 
     def refused_shards(self) -> list[Shard]:
         """Return the shards at the places in `refused`."""
@@ -175,7 +175,7 @@ class QueuedTick:
 
 
 class Contribute(msgspec.Struct, frozen=True, eq=False):
-    """In bsp the contributions of one push to the sums of its clock."""
+    """The contributions of one push to the sums of its clock, in bsp."""
 
     queued: QueuedPush
 
@@ -193,7 +193,7 @@ class ForgetSessions:
 class Apply(msgspec.Struct, frozen=True, eq=False):
     """A batch: apply these pushes, shard by shard and per shard in this order, then report `Applied`.
 
-    All of them have the same accepted places and the same shards there.
+    All pushes have the same accepted places, and the same shards at these places.
     """
 
     pushes: tuple[QueuedPush, ...]
@@ -223,11 +223,11 @@ class ApplySum:
 
     @property
     def rate(self) -> float:
-        """Rate of the push of the lowest replica, whose images come first in the sum."""
+        """Rate of the push of the replica with the lowest number; its images come first in the sum."""
         return self.pushes[0].push.rate
 
     def split(self, shards: int) -> tuple["ApplySum", "ApplySum | None"]:
-        """Return the sums of the first shards, at least one, and of the others, if there are any."""
+        """Return the sum of some first shards, and the sum of the others; None if there are no others."""
         if shards >= len(self.shards):
             return self, None
         parts = [
@@ -244,7 +244,7 @@ class ApplySum:
 
 
 class Acknowledge(msgspec.Struct, frozen=True, eq=False):
-    """Answer a push; with the values of `shards`, if it names any."""
+    """Answer a push, with the values of `shards` if there are any."""
 
     request: Request
     body: Pushed
@@ -315,7 +315,10 @@ Entry = Apply | Contribute | QueuedTick | ReplicasChanged | EpochBegan | StepsAr
 
 
 def moves_clocks(entry: Entry) -> bool:
-    """Return whether an applied entry may move the clock of values; pushes of clients in ssp have none."""
+    """Return whether an applied entry may move the clock of values.
+
+    A push of a client in ssp has no clock.
+    """
     return not isinstance(entry, Apply) or any(queued.push.clock for queued in entry.pushes)
 
 

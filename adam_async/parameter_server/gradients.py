@@ -25,7 +25,8 @@ class Delta:
     values: NDArray[Any]
     rate: float
     finite: bool = False
-    """Whether the values are known to be finite, also times the rate; otherwise the applier scans them."""
+    """Whether the values and their products with the rate are known to be finite; otherwise the applier scans
+    them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +52,7 @@ class DeltaPart(msgspec.Struct, frozen=True, eq=False):
     sizes: tuple[int, ...]
     rate: float
     finite: bool
-    """Whether the values are known to be finite, also times the rate."""
+    """Whether the values and their products with the rate are known to be finite."""
 
     def each(self) -> list[Gradient]:
         """Return one gradient per shard."""
@@ -92,7 +93,10 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
     """Whether the server has checked each gradient, because its bound did not prove it finite."""
 
     def layout(self) -> tuple[tuple[bool, tuple[int, ...]], ...]:
-        """Protocol and sizes of each part; pushes of one layout can be applied part by part."""
+        """Return the form (factors or deltas) and the sizes of each part.
+
+        Pushes of one layout can be applied part by part.
+        """
         return tuple([(isinstance(part, FactorPart), part.sizes) for part in self.parts])
 
     def each(self) -> list[Gradient]:
@@ -127,7 +131,10 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
         )
 
     def trusted(self) -> "PushGradients":
-        """Return the same gradients, known to be finite: the primary has checked each. The bounds stay."""
+        """Return the same gradients, marked as finite: the primary has checked each.
+
+        The bounds stay the same.
+        """
         parts = [
             msgspec.structs.replace(part, checked=True)
             if isinstance(part, FactorPart)
@@ -144,9 +151,9 @@ def largest(dtype: np.dtype[Any]) -> float:
 
 
 def is_finite(values: NDArray[Any], rate: float = 1.0) -> bool:
-    """Return whether every value is finite, also times a rate.
+    """Return whether every value and its product with a rate are finite.
 
-    A sum of squares proves it if it is small enough; otherwise each value is checked.
+    A small sum of squares proves this; otherwise each value is checked.
     """
     if is_surely_finite(values, rate):
         return True
@@ -156,7 +163,7 @@ def is_finite(values: NDArray[Any], rate: float = 1.0) -> bool:
 
 
 def is_surely_finite(values: NDArray[Any], rate: float) -> bool:
-    """Return whether the sum of squares proves that every value is finite, also times a rate."""
+    """Return whether the sum of squares proves that every value and its product with a rate are finite."""
     return sqrt(squares(values)) * max(rate, 1.0) <= largest(values.dtype)
 
 

@@ -2,11 +2,11 @@
 
 A server that cannot take up its copy, for example for lack of memory, leaves the joining members by itself.
 The primary strikes out a server that takes no piece for `JOIN_S`. It invites neither server again for
-`PAUSE_S`; meanwhile another server may take the place.
+`PAUSE_S`, during which another server may join instead.
 
 A member that was struck out for its silence is *away*: the primary dials it, and invites it soon after it
-answers. A member that falls silent again within `STEADY_S` pauses for `UNSTEADY_S` first: each return costs a
-copy of the bundle, and each silence stops all commits until the member is struck out.
+answers. A member that falls silent again within `STEADY_S` may return only after `UNSTEADY_S`: each return
+costs a copy of the bundle, and each silence stops all commits until the member is struck out.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -20,7 +20,7 @@ PAUSE_S = 60.0
 """Time for which a server that could not join is not invited again, in seconds."""
 
 STEADY_S = 10.0
-"""Minimum time between two silences of a member for it to return at once, in seconds."""
+"""Minimum time between two silences of a member that may return at once, in seconds."""
 
 UNSTEADY_S = 5.0
 """Time for which a member that fell silent again within `STEADY_S` is not invited, in seconds."""
@@ -35,9 +35,10 @@ class JoiningMembers:
 
     def __init__(self, members: Iterable[Member]) -> None:
         self._progress: dict[Member, tuple[int, float]] = {}
-        """Largest number of pieces of each joining member, and the time at which it got the last one."""
+        """Largest number of pieces that each joining member has had, and the time at which it reached this
+        number."""
         self._paused: dict[Member, float] = {}
-        """End of the pause of each member."""
+        """Time at which the pause of each member ends."""
         self._silences: dict[Member, float] = {}
         """Time of the last silence of each member, kept for `STEADY_S`."""
         self._silent: set[Member] = set()
@@ -78,7 +79,7 @@ class JoiningMembers:
         self._silent.update(members)
 
     def members_changed(self, members: Set[Member], now: float) -> Set[Member]:
-        """Follow the members of the bundle. Pause and return those that have left it for their silence."""
+        """Follow the members of the bundle. Pause and return the members struck out for their silence."""
         nodes = {node for node, _ in members}
         self._incarnations.update(members)
         left = self._silent - members

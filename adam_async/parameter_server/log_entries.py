@@ -2,8 +2,8 @@
 
 An entry travels in parts of one or more tensors. The first tensor of a part is its details (msgpack): for a
 push its message, the places that count, and whether the primary has checked its gradients one by one. The
-others are the push's own tensors, in their order, which are neither copied nor changed. Every other entry is
-one part.
+other tensors are those of the push, in their order; they are neither copied nor changed. An entry of another
+kind is one part.
 """
 
 from collections.abc import Sequence, Set
@@ -38,7 +38,7 @@ Part = list[NDArray[Any]]
 
 
 class PushDetails(msgspec.Struct, frozen=True, array_like=True, tag="push"):
-    """A push of a batch, or with `sums` a contribution."""
+    """A push of a batch or, if `sums` is set, a push whose places are contributions to sums."""
 
     push: Push
     accepted: tuple[int, ...]
@@ -110,7 +110,7 @@ def decode_entry(
     """Return an entry from its parts.
 
     Args:
-        bundle: The shards that it is applied to.
+        bundle: The shards that the entry is applied to.
         specs: All shards of the store, by number.
         is_partial: Whether the bundle has only some of the shards that the entry changes.
 
@@ -166,7 +166,7 @@ def _has_factors(push: Push) -> bool:
 
 
 def _check_batch(pushes: Sequence[QueuedPush]) -> None:
-    """Raise unless pushes of a batch accept the same places, and have the same shards of one family there."""
+    """Raise unless the pushes of a batch accept the same places, with the same shards of one family."""
     first = pushes[0]
     shards = [first.push.shards[place] for place in first.accepted]
     for each in pushes[1:]:
@@ -178,7 +178,7 @@ def _check_batch(pushes: Sequence[QueuedPush]) -> None:
 
 
 def without_shards(entry: Entry, absent: Set[ShardId]) -> Entry:
-    """Return an entry that does not change some shards: their copies have it, or have not arrived yet.
+    """Return an entry without some shards: their copies have the entry already, or have not arrived yet.
 
     `Bundle.absent` does the same for entries without places.
     """
@@ -222,7 +222,7 @@ class PushPart(NamedTuple):
 
 
 def push_part(queued: QueuedPush, *, sums: bool) -> PushPart:
-    """Return a push as it travels; with `sums` as a contribution."""
+    """Return a push in the form in which it is sent; see `PushDetails` for `sums`."""
     tensors: Part = []
     for part in queued.gradients.parts:
         tensors += [part.x_IK, part.errors_RK] if isinstance(part, FactorPart) else [part.flat]

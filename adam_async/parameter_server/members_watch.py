@@ -19,13 +19,14 @@ TAKE_OVER_S = 1.3
 """Silence of the primary after which the first member in sync takes over, in seconds."""
 
 RANK_S = 0.2
-"""Additional silence for which a member waits, for each member in sync before it, in seconds."""
+"""Additional silence after which a later member takes over, for each member in sync before it, in seconds."""
 
 INVITE_S = 5.0
 """Time for which a bundle lacks a member before its primary invites a new server, in seconds."""
 
 RETURN_S = 0.3
-"""Time for which a bundle lacks a member before its primary invites one that has come back, in seconds."""
+"""Time for which a bundle lacks a member before its primary invites a member that has come back, in
+seconds."""
 
 HAND_OVER_S = 1.0
 """Maximum time for which a primary stops ordering for a handover, in seconds."""
@@ -64,7 +65,7 @@ class MembersWatch:
         """Number of ticks in a row at which entries waited and none was committed."""
         self._lacks_since: float | None = None
         self._home_since: float | None = None
-        """Time since which the home could take over, while another server is the primary."""
+        """Time since which the home could become the primary again; None if it cannot, or is the primary."""
 
     @property
     def away(self) -> Set[Member]:
@@ -161,7 +162,10 @@ class MembersWatch:
                 self._core.invite(member)
 
     def _bring_home(self) -> None:
-        """Hand over to the home of the bundle once it was in sync for a while, so that loads stay even."""
+        """Hand over to the home of the bundle once the home was in sync for a while.
+
+        This keeps loads even.
+        """
         now, record = self._host.now(), self._core.record
         home = next((member for member in record.in_sync if member[0] == self._facts.home), None)
         if home is None or home == self._core.me or len(record.in_sync) < self._copies:

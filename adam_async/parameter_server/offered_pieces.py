@@ -4,9 +4,9 @@ Theory of operation
 -------------------
 With each acknowledgement a joining member names the position at which its disk has the next piece. The
 primary knows a position after which no entry has changed the arrays of that piece. If the offered position is
-not before that one, the primary sends the piece without its arrays: the tables, the pending pushes, and the
-digest of its own arrays. The member reads the arrays from its disk, compares the digest, and then gives its
-core the whole piece. For the core the piece only arrives later, as on a slow link.
+this one or a later one, the primary sends the piece without its arrays: the tables, the pending pushes, and
+the digest of its own arrays. The member reads the arrays from its disk, compares the digest, and then gives
+its core the whole piece. For the core the piece only arrives later, as on a slow link.
 
 *Why the digest decides.* Equal digests mean equal bits, whichever primary, generation or entries led to them.
 Positions only save the primary the digests of pieces that have changed, so a wrong position costs bytes, but
@@ -37,7 +37,7 @@ from adam_async.run.bundle_record import Member
 from transport import RemoteProtocolError
 
 READ_S = 20.0
-"""Maximum time to open the store and to read a piece, in seconds; then the primary sends all pieces."""
+"""Maximum time to open the store and to read a piece, in seconds; after it the primary sends all pieces."""
 
 
 class OfferedPieces:
@@ -67,7 +67,7 @@ class OfferedPieces:
     # --- of this member ----------------------------------------------------------------------
 
     def with_offer(self, message: Message) -> Message:
-        """Return a message; if it is an acknowledgement, with the position of the next piece on the disk."""
+        """Return a message; add the position of the next piece on the disk if it is an acknowledgement."""
         if self._stored is None or not self._is_offering or not isinstance(message, Held):
             return message
         if not message.pieces:
@@ -135,11 +135,11 @@ class OfferedPieces:
         self._offers = {member: offer for member, offer in self._offers.items() if member in members}
 
     def is_unchanged(self, asked: CopyPiece, position: int) -> bool:
-        """Return whether a member has offered a piece that no entry has changed since.
+        """Return whether no entry has changed the arrays of a piece that its member has offered.
 
         Args:
             asked: The piece, its member and the session.
-            position: Position of the last entry in the piece here.
+            position: Position of the last entry in the piece on this server.
         """
         offer = self._offers.get(asked.to)
         if offer is None or self._saver is None or offer.offered is None:

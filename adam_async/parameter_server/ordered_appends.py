@@ -1,4 +1,4 @@
-"""Steps of a bundle in their order, some of which wait until an entry is on the disk."""
+"""The steps of a bundle in order; some steps wait until an entry is on the disk."""
 
 import asyncio
 from collections import deque
@@ -23,7 +23,7 @@ class _Step:
 
 
 class OrderedAppends:
-    """Steps that follow one another; an entry's step waits for the disk, and later steps behind it.
+    """Steps in order. The step of an entry waits for the disk, and later steps wait for that step.
 
     Args:
         journal: Log of the bundle on the disk.
@@ -50,7 +50,7 @@ class OrderedAppends:
         return sum([step.item is not None for step in self._steps])
 
     def add(self, action: Callable[[], None]) -> None:
-        """Call a function after all steps so far; without any, call it at once."""
+        """Call a function after all steps so far, or at once if there are none."""
         self._steps.append(_Step(None, action, is_done=True))
         self._advance()
 
@@ -60,7 +60,8 @@ class OrderedAppends:
         """Append an entry to the log on the disk, and then call a function.
 
         Args:
-            item: The entry, if this server orders it; returned by `drop_own`.
+            item: The entry if this server orders it, which `drop_own` then returns; None for an entry of
+                another server.
 
         Raises:
             RemoteProtocolError: The entries of another server exceed `MOST_BYTES`.

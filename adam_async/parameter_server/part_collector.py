@@ -1,4 +1,4 @@
-"""Pure: the parts of entries and pieces that have not arrived whole, by senders and classes of messages.
+"""Pure: the parts of incomplete entries and pieces, by senders and classes of messages.
 
 An entry and a piece of the primary may arrive at the same time, on two links. Only the parts of the primary
 are kept, so the memory for one bundle is at most twice `MOST_BYTES`.

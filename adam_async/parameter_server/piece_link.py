@@ -1,16 +1,16 @@
-"""The link on which pieces of the state reach a server that joins, and their turns beside entries.
+"""The link on which pieces of the state reach a joining server, and the times at which pieces wait.
 
 Theory of operation
 -------------------
-A client waits until all members in sync hold its entry, and a piece on the same interface makes the entry
-late. Bytes that the kernel has cannot be held back. Three rules keep them few:
+A client waits until all members in sync hold its entry, and a piece on the same interface delays the entry.
+Bytes that the kernel has cannot be held back. Three rules limit the number of these bytes:
 
 - The send buffer is small. It counts the bytes that the peer's kernel has not confirmed, so it bounds the
   bytes on the wire and in the queue of the interface.
 - The link writes a piece in small chunks, and the loop buffers no more than the kernel.
 - While an entry of this server waits for its members, no further chunk leaves. Under a constant stream of
-  entries pieces would never arrive. So after a wait of `YIELD_S` they are sent for `GO_S`, and get a fifth of
-  the time.
+  entries pieces would never arrive. So after a wait of `YIELD_S` pieces are sent for `GO_S`, which gives them
+  a fifth of the time.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ YIELD_S = 0.02
 """Maximum time for which pieces wait for entries, in seconds."""
 
 GO_S = 0.005
-"""Time for which pieces then go on beside entries, in seconds."""
+"""Time for which pieces are sent beside entries after a wait of `YIELD_S`, in seconds."""
 
 
 class PieceTurns:
@@ -36,7 +36,7 @@ class PieceTurns:
 
     Args:
         entries_wait: Returns whether a member in sync lacks an entry of this server.
-        hold: Lets all pieces wait, or go on.
+        hold: Lets all pieces wait (True), or go on (False).
         later: Calls a function after a time in seconds.
     """
 
@@ -51,8 +51,7 @@ class PieceTurns:
         self._later = later
         self._waits = False
         self._timer: asyncio.TimerHandle | None = None
-        """Timer for the end of the present turn: of entries if pieces are held, else of pieces beside
-        entries."""
+        """Timer for the end of the wait of pieces, or of their turn beside entries; None without either."""
 
     def update(self) -> None:
         """Let pieces wait if entries wait, unless pieces have a turn; let pieces go on if no entry waits."""

@@ -67,7 +67,7 @@ def catalogue_of(cluster: ClusterMap, name: str, store: StoreRecord, *, began: f
 
 
 def catalogue_state(catalogue: Catalogue) -> State:
-    """Return a catalogue as a state; that of a later placement is newer."""
+    """Return a catalogue as a state. The state of a later placement is the newer one."""
     key = StateKey(CATALOGUE.home, CATALOGUE.shard, 1 + catalogue.record.generation, 1, 0)
     return State(key, [msgspec.msgpack.encode(catalogue)])
 
@@ -178,7 +178,7 @@ def load_tensors(
 
 
 def entry_parts(parts: Sequence[Part]) -> list[Bytes]:
-    """Return an entry of a bundle's log as the parts of one on a disk."""
+    """Return an entry of a bundle's log as the parts of an entry on a disk."""
     head = [[_Tensor(tensor.dtype.str, tensor.shape) for tensor in part] for part in parts]
     return [msgspec.msgpack.encode(head), *(_bytes_of(tensor) for part in parts for tensor in part)]
 

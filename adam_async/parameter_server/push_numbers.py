@@ -56,7 +56,7 @@ def has_new_number(push: Push, shards: Sequence[Shard | None], session: Session)
 
 
 def problems_of(queued: QueuedPush) -> tuple[Problem, ...]:
-    """Return the problems of an answered push: a repetition of a refused push is refused, too."""
+    """Return the problems of an answered push; the repetition of a refused push is a refusal again."""
     if not queued.problems:
         return ()
     push = queued.push

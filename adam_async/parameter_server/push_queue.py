@@ -16,19 +16,19 @@ MAX_BATCH = 32
 """Maximum number of pushes of a batch, so that the first of them is not acknowledged too late."""
 
 SHARD_VALUES = 1 << 21
-"""Maximum of a shard's values times the pushes of a batch: eight pushes to the largest shard, of 2^18 values.
-One round of the loop applies them."""
+"""Maximum number of values of a shard times the number of pushes of a batch, which one round of the loop
+applies: eight pushes to the largest shard, of 2^18 values."""
 
 BATCH_VALUES = 1 << 22
-"""Maximum of the values that a push asks for times the pushes of a batch: one round of the loop copies their
-answers."""
+"""Maximum number of values that a push asks for times the number of pushes of a batch: one round of the loop
+copies the answers."""
 
 BATCH_BYTES = 512 << 20
 """Maximum size of the gradients of a batch of several pushes, in bytes. The other copies take an entry of at
 most `part_collector.MOST_BYTES`, with its details."""
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]
-"""The shards of a push, and the indexes of those that the server will apply."""
+"""The shards of a push, and the indexes of the shards to which the server will apply the push."""
 
 Other = QueuedPull | QueuedRead | QueuedTick
 
@@ -86,7 +86,7 @@ class PushQueue:
 
         Args:
             joins: Returns whether a push may be taken with the first one.
-            most: Returns the maximum number of pushes to take if this one is the first.
+            most: Returns the maximum number of pushes to take, given the first one.
 
         Raises:
             IndexError: The queue is empty.
@@ -115,14 +115,14 @@ class PushQueue:
 
 
 def shards_named(head: list[QueuedPush] | Other) -> int:
-    """Return the number of shards that an item of the queue names, with repetitions."""
+    """Return the number of shards that an item of the queue names; each push of a batch counts its own."""
     if isinstance(head, QueuedTick):
         return len(head.tick.shards)
     return sum([len(each.shards) for each in head]) if isinstance(head, list) else len(head.shards)
 
 
 def most_joined(head: QueuedPush) -> int:
-    """Return the largest number of pushes in a batch that begins with this one."""
+    """Return the maximum number of pushes in a batch that begins with a given push."""
     if isinstance(head.shards, ShardGroup):
         largest, size = head.shards.largest, head.shards.size
     else:

@@ -6,14 +6,14 @@ into a message. A refused question changes nothing. The server may receive an ep
 it also refuses a correct question that comes too early, and the client sends it again.
 
 In bsp the server acknowledges a push before it applies it, and keeps its gradients until the sum is complete.
-So the checks bound the clocks of these contributions. A replica pushes clock c only after it has received
-the values of clock c - 1, and the server sends these only after all live replicas have reached that clock.
-So a correct push is at most one clock ahead of each of its shards, also at the end of an epoch and after a
-join. A replica that reports a wrong clock within the bound harms mainly itself. If the clock is too high,
-no replica waits for it: in bsp the server refuses its later contributions as late, in ssp it runs ahead
-with old values. If the clock is too low, the others wait, as for a replica that trains nothing. It moves no
-other clock, because only the workers of a live generation may report it (`sender_checks.py`). In asp no
-replica waits for a clock.
+So the checks bound the clocks of these contributions. A replica pushes clock c only after it has received the
+values of clock c - 1, and the server sends these only after all live replicas have reached that clock. So a
+correct push is at most one clock ahead of each of its shards, also at the end of an epoch and after a join. A
+replica that reports a wrong clock within the bound harms mainly itself. If the clock is too high, no other
+replica waits for this one: in bsp the server refuses its later contributions as late, in ssp it runs ahead
+with old values. If the clock is too low, the others wait, as for a replica that trains nothing. The clocks of
+the others stay correct, because only the workers of a live generation may report the clock of their replica
+(`sender_checks.py`). In asp no replica waits for a clock.
 """
 
 from collections.abc import Sequence
@@ -28,17 +28,17 @@ from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec
 
 MOST_WAIT_S = 60.0
-"""Maximum wait of a pull for its answer, in seconds, whatever wait it asks for."""
+"""Maximum wait of a pull for its answer, in seconds, even if the pull asks for a longer one."""
 
 PADDING_BYTES = 64
 """Maximum padding of a tensor in a message, in bytes."""
 
 TABLE_ROW_BYTES = 24
-"""Maximum size of a row of the tables in front of shards, in bytes."""
+"""Maximum size of a row of the tables that precede the shards in an answer, in bytes."""
 
 EARLY_STEPS = 4096
-"""Maximum number of steps that a replica may report from the start of the run while the server has no epoch,
-and by which a client may be ahead of the newest clock of its shards."""
+"""Maximum number of steps that a replica may report from the start of the run while the server has no epoch.
+Also the maximum number of steps by which a client may be ahead of the newest clock of its shards."""
 
 MOST_STEPS = 1 << 40
 """Number of steps that the bounds of clocks allow in a store without a program, whose only epoch has no
@@ -189,7 +189,7 @@ class QuestionChecks:
         return ""
 
     def _mixed(self, shards: tuple[int, ...]) -> str:
-        """Name the first shard whose rule or type differs from the first shard's; empty if there is none."""
+        """Name a shard whose rule or type differs from those of the first shard; empty if there is none."""
         if len(self._families) < 2 or len(shards) < 2 or self._state.bundle.group(shards) is not None:
             return ""
         specs = self._specs

@@ -13,8 +13,8 @@ A *client* is a pushing replica generation with its session (`ReplicaGeneration`
 push. In `ENTRY` the number of the client is the field `life`.
 
 Flags: `JOINED`: applied in one batch with the entry before. `NOT_APPLIED`: refused; the shard did not change.
-`SUMMED` (in bsp): a contribution to a sum, whose entries are joined, in the order of addition. A sum is one
-version, and so is each other applied push.
+`SUMMED` (in bsp): a contribution to a sum; the entries of one sum are joined, in the order of addition. A sum
+is one version, and so is each other applied push.
 """
 
 from collections.abc import Mapping, Sequence
@@ -86,7 +86,8 @@ def read_order_log(data: bytes) -> tuple[tuple[ReplicaGeneration, ...], Mapping[
     """Read a log: the pushing clients, and per shard its entries, of dtype `ENTRY`, read-only.
 
     Raises:
-        ValueError: The data are not a log, of another version, or of another length than the tables give.
+        ValueError: The data are no log, or a log of another version or of another length than its tables
+            give.
     """
     if data[: len(MAGIC)] != MAGIC:
         raise ValueError(f"an order log begins with {MAGIC!r}, not {bytes(data[: len(MAGIC)])!r}")

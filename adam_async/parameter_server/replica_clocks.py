@@ -1,8 +1,9 @@
 """Pure: the clocks of the replicas on a server's shards, and the replica generations that they belong to.
 
 The server refuses pushes and ticks of a *replica generation* that has ended: other replicas have its groups.
-Its worker repeats them, at growing intervals, until the map gives the worker another generation. The worker
-reports no group without an acknowledgement. Earlier pushes stay applied, and are answered again.
+Its worker repeats the refused messages, at growing intervals, until the map gives the worker another
+generation. The worker reports no group without an acknowledgement. Earlier pushes stay applied, and their
+repetitions are answered.
 
 A run may have any number of replica generations, and the server remembers them in bounded memory
 (`replica_generations.py`). It drops the push numbers of a generation when `REMEMBERED` later generations of
@@ -40,7 +41,7 @@ class ClocksState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaClocks:
-    """The live replica generations of a run, and which of their clocks count.
+    """The live replica generations of a run, and the rule by which their clocks count.
 
     Args:
         clocked: Whether workers wait for one another (ssp, bsp).
@@ -75,12 +76,12 @@ class ReplicaClocks:
                 each.note_early(replica, incarnation, clock)
 
     def _counts(self, replica: Replica, incarnation: int) -> bool:
-        """Return whether a generation's clock counts: it is live, or was the last live one while none is."""
+        """Return whether a generation's clock counts: it is live, or none is and it was the last live one."""
         live = self.live or self._known
         return live.get(replica) == incarnation or not live
 
     def change(self, live: Mapping[Replica, int], shards: Iterable[Shard]) -> set[int | None]:
-        """Take the live replica generations that the map names, and set the clocks of the shards to them.
+        """Take the live replica generations that the map names, and adapt the clocks of the shards.
 
         Returns the generations whose push numbers the caller must drop.
         """

@@ -48,7 +48,10 @@ class EndedGenerations:
         return len(self._over)
 
     def end(self, replica: Replica, replica_generation: int) -> int | None:
-        """Record the end of a generation. Returns the one whose push numbers the caller must drop, if any."""
+        """Record the end of a generation.
+
+        Returns the generation whose push numbers the caller must drop; None if there is none.
+        """
         self._over[replica, replica_generation] = None
         while len(self._over) > OVER_KEPT:
             del self._over[next(iter(self._over))]

@@ -3,7 +3,7 @@
 The server writes a store from its placement on. When all pieces of the store were written once, the server
 reports the store in the cluster map. Once the primaries of all bundles of a store have reported it, the
 servers remove the earlier stores that it replaces: those of another run, or of the same name. The first
-durable push waits for these reports, too: before them, the earlier store would come back after a loss.
+durable push waits for these reports, too: after a loss without them, the earlier store would come back.
 """
 
 import asyncio
@@ -114,8 +114,8 @@ class SavedStores:
     def _deleted(self, before: ClusterMap, cluster: ClusterMap) -> list[StoreDisk]:
         """Return the stores of clients that were deleted between two versions of one map.
 
-        A controller that was started again without its folder begins with an empty map, and deletes nothing:
-        this server is not in that map yet.
+        A controller that was started again without its folder begins with an empty map. This deletes nothing,
+        because the map does not have this server yet.
         """
         assert self._disk is not None
         mine, known = cluster.nodes.get(self._node), before.nodes.get(self._node)
@@ -137,7 +137,7 @@ class SavedStores:
             await self._disk.end()
 
     def counts(self, id: str) -> DiskCounts | UnsetType:
-        """Return the counts of a store; unset if the disk does not have it."""
+        """Return the counts of a store; UNSET if the disk does not follow it."""
         found = self._disk.find(id) if self._disk is not None else None
         if found is None or not found.is_serving:
             return UNSET

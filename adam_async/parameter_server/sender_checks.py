@@ -1,9 +1,9 @@
 """Pure: binds each push session to one peer and one replica.
 
 A session belongs to the link identity (node and incarnation) that used it first: push numbers of another peer
-would turn this peer's pushes into duplicates. It also belongs to one replica. If its generation is the live
-one of that replica, the peer must be a worker that the cluster map names as a member of the replica. In a
-store without a program each client is a replica.
+would turn this peer's pushes into duplicates. It also belongs to one replica. If the session's generation is
+the live one of that replica, the peer must be a worker that the cluster map names as a member of the replica.
+In a store without a program each client is a replica.
 
 A server may receive the map later than workers do. So it accepts and remembers sessions of a generation that
 it does not know to be live, and checks the members once it knows the generation.

@@ -1,9 +1,9 @@
 """One bundle of a store on one server: its questions, its batches and its answers.
 
 All code that touches shard values runs on the event loop's thread: the server is the single writer of its
-shards, and reads between batches need no lock. A round of the loop does a bounded amount of work, counted
-and not timed, and a large batch takes several rounds, so a heartbeat waits for milliseconds, however long the
-queue is. Batches (AD-42) form from the pushes that arrive meanwhile.
+shards, and reads between batches need no lock. A round of the loop does a bounded amount of work, counted and
+not timed, and a large batch takes several rounds, so a heartbeat waits for milliseconds, however long the
+queue is. Batches (AD-42) form from the pushes that arrive during this work.
 
 The shards of one rule and one type are a *family*; each has an applier, and a question names shards of one
 family only.
@@ -211,7 +211,7 @@ class ServedStore:
 
     @property
     def copy(self) -> BundleCopy | None:
-        """The server's copy of several; None with one copy, or before the primary has all values."""
+        """This server's copy of several; None with one copy, or before the primary has all values."""
         return self._copy
 
     @property
@@ -220,7 +220,7 @@ class ServedStore:
         return self.state.bundle
 
     def committed(self, entry: Entry) -> None:
-        """Take a committed entry, and do the work that it needs in later rounds of the loop."""
+        """Take a committed entry, and do its work in later rounds of the loop."""
         self._perform(self.state.committed(entry))
         self._drain_soon()
 
@@ -237,7 +237,7 @@ class ServedStore:
         self._missing.clear()
 
     def lead(self) -> None:
-        """Order pushes and answer from now on."""
+        """Order pushes and answer requests from now on."""
         self.is_primary = True
         self.state.lead()
         self._live, self._epoch = None, 0
@@ -322,9 +322,10 @@ class ServedStore:
     # --- questions -----------------------------------------------------------------------------
 
     def link_closed(self) -> None:
-        """Drop requests of closed links that wait for their epoch or for a clock.
+        """Drop the requests of closed links that wait for an epoch or for a clock.
 
-        The budget of their link counted their memory. The peer sends them again on another link.
+        No link's budget counts the memory of these requests any more, and the peer sends them again on
+        another link.
         """
         self.state.epoch_gate.keep(lambda request: request.is_open)
         self.state.waiting.keep(lambda request: request.is_open)
@@ -454,7 +455,7 @@ class ServedStore:
         return True
 
     def _check_gradients(self, push: Push, gradients: PushGradients) -> list[bool]:
-        """Check each gradient: the verdict is part of the entry, so that all copies follow the same one."""
+        """Check each gradient. The result is part of the entry, so all copies use the same one."""
         specs = [self._specs[number] for number in push.shards]
         return self._applier_of(specs[0]).check_finite(specs, gradients) if specs else []
 

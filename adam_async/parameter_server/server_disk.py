@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 _NAME = re.compile(re.escape(PREFIX) + "[0-9a-f]{24}")
 
 SAVED = "saved"
-"""Key in a server's `NodeRecord.info` of the placements of stores that are whole on its disk, as texts."""
+"""Key in `NodeRecord.info` of a server. Its value has the placements of the stores that are whole on the
+server's disk, as texts."""
 
 
 class ServerDisk:

@@ -1,19 +1,19 @@
-"""The links among parameter servers that share bundles: entries on one, heartbeats on another.
+"""The links among parameter servers that share bundles: one for entries, another for heartbeats.
 
 Theory of operation
 -------------------
 A primary dials the other members of its bundles. Entries and their acknowledgements travel on that link, in
-order. Each server also dials each other one for heartbeats, so that a beat never waits behind an entry. A
+order. Each server also dials each other server for heartbeats, so that a beat never waits behind an entry. A
 server counts another one as silent if no beat arrives, and as gone if `GONE_DIALS` dials in a row fail,
 because its process has probably ended. After a stall of its own, a server counts no other one as silent,
 because unread beats may be in its sockets.
 
 *A path of their own.* A server with a `CopiesPath` has a second listener, which accepts servers only. The
-cluster map has its address. Other servers dial that address for all their links to it; clients keep the first
-one. Pieces of the state, for a server that joins, then leave on a third link, a `PieceLink`, and wait for
-entries there. The core sends a piece only after the member holds all entries in it, and lets the member apply
-no later entry before the piece, so the order of the two links does not matter. If the link for pieces ends,
-the link for entries ends too, and the next one begins a new session.
+cluster map has the address of this listener. Other servers dial that address for all their links to the
+server; clients dial the address of the first listener. Pieces of the state for a joining server are sent on a
+third link, a `PieceLink`, and wait for entries there. The core sends a piece only after the member holds all
+entries in it, and lets the member apply no later entry before the piece, so the order of the two links does
+not matter. If the link for pieces ends, the link for entries ends too, and the next one begins a new session.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class CopiesPath:
     """The path of a server to the other servers, apart from that of its clients.
 
     Attributes:
-        address: Address to listen on; the cluster map gets that of the listener.
+        address: Address to listen on; the cluster map gets the address that the listener has bound.
         network: Its listener, which accepts only servers.
         pieces: Links for pieces, with `PIECES_CONFIG`.
     """
@@ -291,7 +291,7 @@ class ServerLinks:
             pieces.drop()
 
     def yield_pieces(self) -> None:
-        """Let pieces wait if an entry has left, or go on if all entries are held."""
+        """Let pieces wait if a member lacks an entry, or go on if all entries are held."""
         if self._pieces is not None:
             self._turns.update()
 
@@ -366,7 +366,7 @@ class _Outgoing:
     """Messages on their way to another server, in order.
 
     Args:
-        most: Number of waiting messages beyond which the link ends; None without a bound: the log of a
+        most: Number of waiting messages beyond which the link ends; None for no bound, because the log of a
             primary bounds its entries.
     """
 

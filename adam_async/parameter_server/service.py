@@ -68,9 +68,9 @@ class ParameterServer(Role):
     """One parameter server, from `async with` to its end.
 
     Args:
-        settings: Place of the server in the cluster; the timeline notes applied batches and step reports,
-            too.
-        buffers: Memory for copies of values on their way out.
+        settings: Place of the server in the cluster. The timeline also gets the applied batches and step
+            reports.
+        buffers: Memory for the copies of values in answers.
         storage_pool: Memory of the shards, which roles of one process may share.
         make_pool: Makes the pool that compiles kernels of rules; without it, NumPy applies them.
         available_bytes: Returns the memory that shards could use, in bytes; None: it is not reported, and not
@@ -185,7 +185,7 @@ class ParameterServer(Role):
         return states[-1] if states else None
 
     def _states(self) -> list[ServerState]:
-        """Return the states of the bundles of the newest run's store that this server leads."""
+        """Return the states of the bundles of the newest run's store whose primary is this server."""
         of_runs = [each for each in self.served.values() if each.store.program and each.complete]
         return [each.state for each in of_runs if each.store.id == of_runs[-1].store.id]
 
@@ -236,7 +236,7 @@ class ParameterServer(Role):
     ) -> ServedStore | None:
         """Allocate the shards of a bundle; None if this server cannot hold them.
 
-        Other stores go on, and the client that loads this one gets the reason.
+        Other stores are not affected, and the client that loads this store gets the reason.
         """
         pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]
         try:
@@ -420,7 +420,7 @@ class ParameterServer(Role):
             served.answer(request, body)
 
     def _report_statistics(self, request: Request, body: GetStatistics) -> None:
-        """Answer clients and readers with the counts of the store that they name, and drivers with all."""
+        """Answer clients and readers with the counts of the store that they name, others with all counts."""
         if request.link.peer.role not in USERS:
             super()._report_statistics(request, body)
             return
@@ -432,9 +432,10 @@ class ParameterServer(Role):
             request.fail("not-primary", f"{self._identity.node} is no primary of store {body.run}")
 
     def _store_of(self, request: Request, id: str, shards: Sequence[int]) -> ServedStore | None:
-        """Return the bundle of a store with these shards; without it refuse the request and return None.
+        """Return the bundle of a store with these shards.
 
-        A message of no shard is for the bundle whose home this server is.
+        Without the bundle, refuse the request and return None. A message without shards is for the bundle
+        whose home this server is.
         """
         served = self.store(id)
         if served is not None and (served.store.copies == 1 or not shards):
@@ -497,9 +498,10 @@ class ParameterServer(Role):
 
 
 def _is_needed(cluster: ClusterMap, store: StoreRecord) -> bool:
-    """Return whether a server keeps a store: it is in the map as placed, and has not failed.
+    """Return whether a server keeps a store: the map has it with the same placement, and it has not failed.
 
-    A driver reads a failed run. A store that was created again under the same id has another placement.
+    The store of a failed run is kept too, because a driver reads it. A store that was created again under the
+    same id has another placement.
     """
     now = cluster.store(store.id)
     if now is None or now.generation != store.generation:

@@ -3,8 +3,8 @@
 An *exchange* is one push, pull or tick on its way to the primary of a bundle. Exchanges stay in the order in
 which they were first sent. Every failure has one remedy: drop the link, dial again, and send all open
 exchanges again, in order, under the same numbers. The primary applies the pushes that the bundle has not
-seen, and answers the others again. So a push is applied once however often it is sent and the primary moves,
-and a pull behind a push on the link still contains it.
+seen, and answers the others again. So a push is applied once, however often it is sent and however often the
+primary moves, and a pull behind a push on the link still contains it.
 
 An answer may leave part of a push open: shards with a gap (an earlier push has not arrived), or whose primary
 has moved. Such an exchange stays open and needs the remedy.
@@ -35,12 +35,15 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     """Memory for the tensors of the answer."""
     is_push: bool = False
     sent: int = 0
-    """Number of sendings."""
+    """Number of times that the exchange was sent."""
     _reading: int = 0
     _settled: bool = False
 
     def sending(self) -> Callable[[], None] | None:
-        """Count one more sending; returns the function that the transport calls to release it."""
+        """Count one more sending.
+
+        Returns the function for the transport to call when it no longer reads the tensors.
+        """
         self.sent += 1
         if self.on_free is None:
             return None
@@ -120,7 +123,7 @@ class Session:
                     del self._group_of[member]
 
     def last_numbers(self, shards: Sequence[ShardId]) -> tuple[int, ...]:
-        """Return the last number given on each of some shards; 0 before the first."""
+        """Return the last number given on each of some shards; 0 for a shard without a number."""
         shards = tuple(shards)
         last = self._together.get(shards)
         if last is not None:
@@ -147,7 +150,7 @@ class Session:
 
     @property
     def may_push(self) -> bool:
-        """Whether another push may be opened."""
+        """Whether the number of open pushes is below `limit`."""
         return self.open_pushes < self.limit
 
     def opened(self, exchange: Exchange) -> None:

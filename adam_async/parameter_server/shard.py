@@ -28,10 +28,10 @@ EARLY_KEPT = 256
 """Maximum number of replica generations whose clocks are kept until the map names them."""
 
 EXACT = 1 << 10
-"""Staleness, in pushes, from which on each value is counted as the power of two below it."""
+"""Staleness, in pushes, from which on each staleness is rounded down to a power of two for counting."""
 
 MOST_REFUSALS = 16
-"""Maximum number of refused pushes kept per session, the newest ones: a client has eight open pushes."""
+"""Maximum number of the newest refused pushes kept per session. A client has at most eight open pushes."""
 
 OTHERS = -1
 """Row of the replicas without a row of their own."""
@@ -49,8 +49,8 @@ class ShardTables:
     last_number: dict[Session, int] = field(default_factory=dict)
     """Dedup table: number of the last push applied or refused, per session."""
     ordered: dict[Session, int] = field(default_factory=dict)
-    """Number of the last push ordered, per session. Only the primary has it, and a new one starts with
-    `last_number`."""
+    """Number of the last push ordered, per session. Only the primary has this table, and a new primary starts
+    with a copy of `last_number`."""
     clocks: dict[Replica, int] = field(default_factory=dict)
     """Clock table: the step that each live replica has finished, on this shard."""
     staleness_of: dict[int, Counter[int]] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class ShardTables:
     """Number of shards that have these tables."""
 
     def split(self, shards: int) -> "ShardTables":
-        """Return equal tables for some of the shards, which leave these."""
+        """Return new, equal tables for some of the shards that have these tables."""
         self.shards -= shards
         return ShardTables(
             self.version,
@@ -174,7 +174,7 @@ class Shard:
 
     @property
     def version(self) -> Version:
-        """Number of pushes applied to it."""
+        """Number of pushes applied to the shard."""
         return self.tables.version
 
     @version.setter

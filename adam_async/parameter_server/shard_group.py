@@ -85,7 +85,7 @@ class ShardGroup(tuple[Shard, ...]):
         return group
 
     def shared(self) -> ShardTables | None:
-        """Return the tables that all its shards share, and no other shard; None if there are none."""
+        """Return the tables that all shards of the group, and no others, share; None if there are none."""
         tables = self._tables
         # Shards only ever leave shared tables, so the number tells whether one has left since.
         if tables is not None and tables.shards == len(self):
@@ -97,7 +97,7 @@ class ShardGroup(tuple[Shard, ...]):
         return None
 
     def own_tables(self) -> ShardTables | None:
-        """Return tables of its shards alone, which may be changed; None if the shards have several."""
+        """Return tables of its shards alone, which may be changed; None if they have several tables."""
         tables = self.shared()
         if tables is not None:
             return tables
@@ -129,8 +129,8 @@ def share_equal_tables(shards: Iterable[Shard]) -> None:
     shards = tuple(shards)
     candidates: dict[tuple[int, ...], ShardTables] = {}
     new: dict[ShardTables, ShardTables] = {}
-    """New tables, by those that they replace. Old tables never gain shards: groups cache them with their
-    number."""
+    """New tables, by the tables that they replace. Old tables never gain shards, because groups cache them
+    with their number of shards."""
     for tables in dict.fromkeys([shard.tables for shard in shards]):
         key = (tables.version, tables.refused, tables.duplicates, len(tables.last_number))
         candidate = candidates.get(key)

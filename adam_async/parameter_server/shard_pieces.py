@@ -1,10 +1,10 @@
 """Pure: the state of a bundle in pieces, for a server that joins.
 
 Piece 0 has the state that belongs to no shard: replica generations and the epoch. Each other piece has a few
-shards that follow one another, of about `PIECE_BYTES`: values, rule state, tables and pending contributions,
-whose pushes travel with it, as far as they are for its shards. All members cut the shards into the same
-pieces. A piece is a copy, taken between two entries, so it is the state at one position of the log. If
-pending pushes make a piece too large for a member, the primary copies it after the next complete sum.
+adjacent shards, of about `PIECE_BYTES` together: their values, rule state, tables and pending contributions.
+The pushes of these contributions are in the piece, too, cut to its shards. All members cut the shards into
+the same pieces. A piece is a copy, taken between two entries, so it is the state at one position of the log.
+If pending pushes make a piece too large for a member, the primary copies it after the next complete sum.
 
 The first tensor of a piece is its details (msgpack); then come the values of each shard and its rule's
 arrays, in the order of their names, and then the tensors of the pushes.
@@ -204,7 +204,7 @@ class Piece:
 
     details: ShardsState | ReplicasState
     arrays: Sequence[tuple[NDArray[Any], NDArray[Any]]] = ()
-    """Arrays of the shards, each with its new values."""
+    """Arrays of the shards on this server, each paired with its new values."""
     pushes: Sequence[QueuedPush] = ()
 
 

@@ -42,7 +42,8 @@ def copy_shard(shard: Shard, *, clock: int | None = None) -> ShardCopy:
     """Copy a shard.
 
     Args:
-        clock: Clock of the values, in bsp, which the replicas may have passed; None for the replicas' clocks.
+        clock: In bsp, the clock of the values: higher clocks of replicas are lowered to it. None to copy the
+            replicas' clocks unchanged.
     """
     clocks = {str(r): at if clock is None else min(at, clock) for r, at in shard.clocks.items()}
     return ShardCopy(
@@ -82,8 +83,8 @@ def load_states(
     Returns the numbers of the loaded shards.
 
     Raises:
-        RemoteProtocolError: A shard belongs to another server, a table is malformed, or an array is missing
-            or of another shape or type; or a shard of a new store is not new.
+        RemoteProtocolError: A shard belongs to another server; a table is malformed; an array is missing, or
+            has another shape or type; or a shard of a new store is not new.
     """
     most_clocks = 0 if is_new else MOST_CLOCKS * len(shards)
     states, tensors = read_state_tables(tensors, most_shards=len(shards), most_clocks=most_clocks)

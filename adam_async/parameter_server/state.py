@@ -5,31 +5,31 @@ Theory of operation
 The state of a server has two parts. The `Bundle` (`bundle.py`) has the shards, a function of the log. The
 front is volatile: the numbers of ordered pushes that are not yet applied, the queue, and waiting requests.
 
-Pushes and pulls wait in one queue, in the order of their arrival. For each shard that a push names, the
-front *orders* it if its number is the session's last one + 1, answers a lower number again, and answers a
-gap with the number that it expects. `take_batch` takes the push that has waited longest, and those behind it
-for the same shards (opportunistic batching, AD-42); pushes for other shards do not split a batch
+Pushes and pulls wait in one queue, in the order of their arrival. For each shard that a push names, the front
+*orders* the push if its number is the session's last one + 1, answers a lower number again, and answers a gap
+with the number that it expects. `take_batch` takes the push that has waited longest, and those behind it for
+the same shards (opportunistic batching, AD-42); pushes for other shards do not split a batch
 (`push_queue.py`). The batch becomes an entry of the log, the bundle applies it, and then the front
 acknowledges its pushes. In bsp an ordered push does not queue: it becomes an entry at once, a *pending
 contribution*, and is acknowledged when the entry is committed. The sum of a step queues once it is complete
 (`bsp_barrier.py`).
 
-With one copy an entry is committed at once. With several, `Propose` hands it to the shell, `committed` takes
-it back, and up to `MOST_IN_FLIGHT` batches are between the two.
+With one copy an entry is committed at once. With several, `Propose` hands the entry to the shell, and
+`committed` takes it back; up to `MOST_IN_FLIGHT` batches may be between the two calls.
 
 No request passes a pull in the queue, so a pull contains all earlier pushes of its client, and a duplicate of
-a queued push is not acknowledged before that push is applied. A tick waits there too, so that no clock counts
-a push that is not applied. A batch that is an entry and not yet applied counts as queued: the server sends no
-values of a shard while a batch is partly applied to it.
+a queued push is not acknowledged before that push is applied. A tick waits in the queue too, so that no clock
+counts a push that is not applied. A batch that is an entry but not yet applied counts as queued: the server
+sends no values of a shard to which a batch is applied in part.
 
-A pull or a reading may need a *clock*: values in which all pushes of live replicas up to it are applied. It
-waits until they are, or until its deadline; in bsp a reading gets exactly that clock (`clock_snapshot.py`).
-The controllers name the live replicas, perhaps after a worker has begun. With an epoch the server learns all
-replicas, so pushes and ticks of a later epoch wait for its begin, and later ones of the same session wait
-behind them. Clocks of a replica that is not in the map are kept until it is.
+A pull or a reading may need a *clock*: values with all pushes of live replicas up to this clock. The request
+waits until these pushes are applied, or until its deadline; in bsp a reading gets exactly that clock
+(`clock_snapshot.py`). The controllers name the live replicas, perhaps after a worker has begun. The begin of
+an epoch names all replicas, so pushes and ticks of a later epoch wait for it, and later messages of the same
+session wait behind them. Clocks of a replica that is not in the map are kept until it is.
 
 The staleness of a push on a shard is the number of pushes applied since the oldest version that its groups
-read, less the client's own pushes that local steps had already applied to the copy that the groups read.
+read, minus the client's own pushes that local steps had already applied to the copy that the groups read.
 
 The front never waits, sends, reads a clock or touches a value, and does not read gradients. Deadlines are
 absolute seconds on the caller's clock.
@@ -106,10 +106,10 @@ from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate
 from adam_async.run.ids import Replica, ShardId
 
 MOST_NAMED = 1 << 13
-"""Number of shards named by ticks, pulls and pushes at which `take_batch` takes no further item."""
+"""Number of shards named by ticks, pulls and pushes from which on one `take_batch` takes no further item."""
 
 MOST_IN_FLIGHT = 4
-"""Number of entries between proposal and application at which no new batch is formed."""
+"""Number of entries between proposal and application from which on no new batch is formed."""
 
 
 class ServerState:
@@ -162,7 +162,7 @@ class ServerState:
         self._in_flight: deque[InFlight] = deque()
         self.waiting = WaitingRequests()
         self._clocks_moved = False
-        """Whether a clock of values may have moved since the waiting requests were last looked at."""
+        """Whether a clock of values may have moved since the last check of the waiting requests."""
         self.epoch_gate = EpochGate()
 
     def handle(self, event: Event) -> list[Effect]:
@@ -200,7 +200,7 @@ class ServerState:
     # --- the role of this server -------------------------------------------------------------
 
     def lead(self) -> None:
-        """Order pushes from now on, after the applied numbers. All committed entries are applied."""
+        """Order pushes from now on, after the applied numbers; all committed entries must be applied."""
         for tables in self.bundle.tables():
             tables.ordered = dict(tables.last_number)
 
@@ -351,7 +351,7 @@ class ServerState:
         return has_new_number(push, shards, session)
 
     def _contribute(self, queued: QueuedPush) -> list[Effect]:
-        """Put a contribution to sums into the log; a repetition of one is answered behind it."""
+        """Put a contribution to sums into the log. A repetition of one in flight is answered after it."""
         if queued.accepted or queued.refused:
             self._pending.add(self._contributor(queued.push), queued)
             return self._enter(Contribute(queued))
@@ -361,13 +361,13 @@ class ServerState:
         return [self._acknowledgement(queued)]
 
     def _contributor(self, push: Push) -> int | None:
-        """Return the live replica of a push; all generations that the map does not name share one limit."""
+        """Return the live replica of a push; None for each generation that the map does not name."""
         return push.replica if self.live.get(Replica(push.replica)) == push.incarnation else None
 
     # --- acknowledge -------------------------------------------------------------------------
 
     def _acknowledgement(self, queued: QueuedPush) -> Acknowledge:
-        """Answer a push with the current versions; with values only if no shard of it is open."""
+        """Answer a push with the current versions, and with values only if no shard of it is open."""
         group = queued.shards if isinstance(queued.shards, ShardGroup) else None
         versions: tuple[int, ...]
         if group is not None:
@@ -386,7 +386,7 @@ class ServerState:
     # --- reports of steps applied in place ---------------------------------------------------
 
     def _report_steps(self, event: StepsArrived) -> list[Effect]:
-        """Order steps applied in place, also those of an ended generation: the memory has them already."""
+        """Order steps applied in place, also those of an ended generation: the values have them already."""
         report = event.report
         if report.store != self.store or report.generation != self.generation:
             return [self._wrong_run(event.request, report)]
@@ -508,7 +508,7 @@ class ServerState:
         return shards or Refuse(request, "malformed", f"{type(asked).__name__} names no shard")
 
     def _answer_waiting(self) -> list[Effect]:
-        """Answer the requests whose values are ready, unless work is in progress whose end answers them."""
+        """Answer the requests whose values are ready, except during a batch or a large sum."""
         taken = self.bundle.taken
         # A sum changes each shard at once, and only a very large one in pieces.
         if isinstance(taken, ApplySum) and max(len(shard.values) for shard in taken.shards) > PIECE_WORK:
@@ -568,7 +568,7 @@ class ServerState:
     def store_statistics(
         self, others: Sequence["ServerState"] = ()
     ) -> Generator[None, None, StoreStatistics]:
-        """Count the store on this server with its other bundles here, in pieces; see `count_store`."""
+        """Count this bundle and the store's other bundles on this server, in pieces; see `count_store`."""
         states = (self, *others)
         counts = yield from count_store([shard for state in states for shard in state.shards.values()])
         counts.waiting = sum([len(state.waiting) for state in states])
@@ -578,7 +578,7 @@ class ServerState:
         return counts
 
     def statistics(self, others: Sequence["ServerState"] = ()) -> ServerStatistics:
-        """Return the counts of the shards and of waiting requests, with those of other bundles here."""
+        """Return the counts of shards and of waiting requests, including the store's other bundles here."""
         states = (self, *others)
         counts = count_shards([shard for state in states for shard in state.shards.values()])
         counts.parked = sum([len(state.waiting) for state in states])

@@ -40,7 +40,7 @@ class ServerStatistics(CommonStatistics, kw_only=True, rename={"pending_contribu
     parked: int | UnsetType = UNSET
     """Number of requests that wait for a clock or for sums."""
     waiting_for: list[int] | UnsetType = UNSET
-    """Replicas that these requests wait for."""
+    """Replicas that the waiting requests wait for."""
     batches: int | UnsetType = UNSET
     batched_pushes: int | UnsetType = UNSET
     disk: DiskCounts | UnsetType = UNSET
@@ -73,7 +73,7 @@ class StoreStatistics(CommonStatistics, kw_only=True):
     waiting: int = 0
     """Number of requests that wait for a clock or for sums."""
     waiting_for: list[int] = msgspec.field(default_factory=list)
-    """Replica numbers of the clients that these requests wait for."""
+    """Replica numbers of the clients that the waiting requests wait for."""
     batches: int = 0
     batched_pushes: int = 0
 

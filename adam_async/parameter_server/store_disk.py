@@ -1,7 +1,7 @@
 """The states of one store on the disk of one server: written while it is served, read after a loss.
 
 The disk follows the changes of a store from its placement on the server until it leaves the server. Then its
-states are *saved*: a driver or client may read them for a new store, until that one is on the disks too.
+states are *saved*: a driver or client may read them for a new store, until the new store is on the disks too.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ PREFIX, REMOVED = "store-", "removed-"
 """Prefix of the names of the folders of stores, and of folders that are being removed."""
 
 FIRST_S = 0.02
-"""Pause between two checks of the first writing of a store with durable pushes, in seconds."""
+"""Pause between two checks whether a store with durable pushes was written once, in seconds."""
 
 FLUSH_END_S = 5.0
 """Maximum time for the last write of a store that leaves its server, in seconds."""
@@ -79,7 +79,7 @@ class StoreDisk:
         self._segments = self._new_segments()
         self._savers: dict[str, BundleSaver] = {}
         self._left: set[BundleSaver] = set()
-        """Bundles that have left the server, whose last changes are not written."""
+        """Bundles that have left the server and whose last changes are not written yet."""
         self._catalogue: Catalogue | None = None
         self._is_serving = False
         """Whether states are written."""
@@ -102,14 +102,14 @@ class StoreDisk:
         self._changing = asyncio.Lock()
         self._taken: set[StateName] = set()
         self._positions: dict[StateName, int] = {}
-        """Position of each state on the disk, or on its way."""
+        """Position of each state that is on the disk or is being written."""
         self._catalogue_bytes = 0
         """Size of the catalogue as JSON text, in bytes."""
         self._table: tuple[ShardSpec, ...] = ()
         self._rules: list[Rule] = []
         self._pieces: dict[str, list[tuple[ShardSpec, ...]]] = {}
         self._replays: dict[str, EntryReplay] = {}
-        """Bundles with entries that their pieces on the disk lacked."""
+        """Replays of the bundles with entries that their pieces on the disk lacked, by home."""
         self.is_complete = False
         """Whether the disk has each piece of the bundles on this server."""
         self.on_complete: Callable[[], None] = lambda: None
@@ -140,7 +140,7 @@ class StoreDisk:
 
     @property
     def is_saved(self) -> bool:
-        """Whether the states can be read: the server has not changed the store since."""
+        """Whether the states can be read: the disk does not follow the store now."""
         return self._serving is None and self._catalogue is not None
 
     # --- writing -----------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class StoreDisk:
         self._serving = self._spawn(f"disk-{self.id}", self._serve())
 
     def saver(self, home: str, pieces: Sequence[Sequence[ShardSpec]]) -> BundleSaver:
-        """Return the saver of a bundle; it marks all pieces when the folder is open."""
+        """Return the saver of a bundle. All pieces of the bundle are marked once the folder is open."""
         assert self._catalogue is not None
         on_disk = _BundleOnDisk(self, home)
         saver = BundleSaver(
@@ -184,7 +184,7 @@ class StoreDisk:
         return saver
 
     def left(self, saver: BundleSaver) -> bool:
-        """Note that a bundle left the server. Returns whether it was the last one; then call `retire`."""
+        """Note that a bundle left the server. Returns whether it was the last one: if so, call `retire`."""
         self._left.add(saver)
         return self._left.issuperset(self._savers.values())
 
@@ -218,9 +218,9 @@ class StoreDisk:
         """Append an entry of a bundle's log; it is on the disk on return.
 
         Args:
-            of_primary: Whether this server orders the entries. The disks then have all pieces of the store
-                before the first one: entries alone restore no state, and a store that lacks pieces gives
-                way to an earlier one.
+            of_primary: Whether this server orders the entries. If so, the first entry waits until the disks
+                have all pieces of the store: entries alone restore no state, and an earlier store is
+                preferred to one that lacks pieces.
 
         Raises:
             DiskFailed: See `SegmentStore.append_durably`.
@@ -257,7 +257,7 @@ class StoreDisk:
             self._segments.applied(home, position)
 
     async def _watch(self) -> None:
-        """Note when each piece of a bundle was written once."""
+        """Note the bundles whose pieces were all written once."""
         assert self._catalogue is not None
         is_durable = self._catalogue.record.durable
         pause_s = min(self._ports.settings.flush_s / 4, FIRST_S if is_durable else math.inf)
@@ -341,10 +341,10 @@ class StoreDisk:
             self._start()
 
     async def end(self, *, for_good: bool = False) -> bool:
-        """Write the last changes, and stop following the store. Returns whether the disk has followed it.
+        """Write the last changes, and stop following the store. Returns whether the disk followed it before.
 
         Args:
-            for_good: Whether the server ends, too. Tasks that append an entry are cancelled from then on.
+            for_good: Whether the server ends, too. If so, later calls of `append` are cancelled.
         """
         async with self._changing:
             self._has_ended = self._has_ended or for_good
@@ -392,7 +392,7 @@ class StoreDisk:
         return await self._segments.read_state(name)
 
     def position_of(self, name: StateName) -> int | None:
-        """Return the position of a piece on the disk, or on its way; None if there is none."""
+        """Return the position of a piece that is on the disk or is being written; None if there is none."""
         return self._positions.get(name)
 
     async def read_arrays(self, name: StateName, arrays: int) -> tuple[Part, bytes]:
@@ -485,7 +485,7 @@ class StoreDisk:
 
     @property
     def saved_bytes(self) -> int:
-        """Maximum size of the packed `saved`, in bytes."""
+        """Maximum size of the packed result of `saved`, in bytes."""
         return self._catalogue_bytes + SAVED_PIECE_BYTES * len(self._segments.recovery.states)
 
     def saved(self) -> SavedStore:

@@ -36,7 +36,7 @@ class StoreHost:
     Attributes:
         me: Node and incarnation of the server.
         waits: Deadlines.
-        buffers: Memory for copies of values on their way out.
+        buffers: Memory for the copies of values in answers.
         storage_pool: Memory of runs in place.
         timeline: Notes applied batches, step reports and messages.
         make_pool: Makes the pool that compiles kernels of rules; without it, NumPy applies them.

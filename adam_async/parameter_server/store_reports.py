@@ -41,7 +41,7 @@ class StoreReports:
         """Requests that wait for the report in progress."""
 
     def answer(self, request: Request, counting: Callable[[], Counting]) -> None:
-        """Answer a request with the current counts or, for a large store, a report of the last second.
+        """Answer a request with the current counts; for a large store, with a report of the last second.
 
         Args:
             counting: Returns a generator that counts in pieces.

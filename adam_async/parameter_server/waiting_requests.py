@@ -52,9 +52,9 @@ class WaitingRequests:
         """Waiting requests by number, in the order of their arrival."""
         self._next_number = 0
         self._by_shard: dict[Shard, list[tuple[int, int]]] = {}
-        """Heaps by shard: the clock that a request waits for, and its number."""
+        """Heaps by shard: the clock that a request waits for, and the number of the request."""
         self._deadlines: list[tuple[float, int]] = []
-        """Heap: the deadline of a request, and its number."""
+        """Heap: the deadline of a request, and the number of the request."""
         self._stale = 0
         """Number of requests that have left since the heaps were last cleaned."""
         self._of_link: Counter[Any] = Counter()

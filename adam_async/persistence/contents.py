@@ -84,8 +84,8 @@ def contents_of(scans: Sequence[Scan], names: Sequence[SegmentName]) -> Contents
     """Return the contents of a folder.
 
     Args:
-        scans: The files that are not in quarantine, those of each kind as they were made.
-        names: The names of all segment files, those in quarantine too.
+        scans: The files that are not in quarantine, those of each kind in the order in which they were made.
+        names: The names of all segment files, including those in quarantine.
     """
     newest = _newest_round(scans)
     on_disk = dict(newest.files) if newest is not None else {}
@@ -130,12 +130,12 @@ def _number(found: Found) -> int:
 
 
 def _readable(each: Scan) -> tuple[Found, ...]:
-    """Return the records that count, as far as the file's own frames prove."""
+    """Return the records that count, beyond a bad frame only if the file's own frames prove damage."""
     return (*each.records, *each.beyond) if each.durable > each.end else each.records
 
 
 def _newest_round(scans: Sequence[Scan]) -> RoundRecord | None:
-    """Return the last round by place. Its number may be lower than that of the list in its file."""
+    """Return the last round in the order of places. The list in its file may have a higher number."""
     rounds = [
         found.record for each in scans for found in _readable(each) if isinstance(found.record, RoundRecord)
     ]

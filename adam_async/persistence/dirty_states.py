@@ -1,4 +1,4 @@
-"""Pure: the shards whose newest state is not on disk, each with the time and the size of its first update."""
+"""Pure: the dirty shards of a folder: those whose newest state is not on disk."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class DirtyStates:
     def __init__(self) -> None:
         self._marks: dict[StateName, Mark] = {}
         self.nbytes = 0
-        """Size of their states, in bytes."""
+        """Size of the states of the dirty shards, in bytes."""
 
     def __len__(self) -> int:
         return len(self._marks)

@@ -1,8 +1,8 @@
 """Log entries on disk, durable before they are acknowledged, many with one sync.
 
 Entries that arrive during a write and its sync wait, and the next write takes all of them (*group commit*).
-After the last sync the log appends an empty record, and does not sync again: its head proves that the entries
-before it were on disk, so later damage to them is not taken for a torn tail.
+After the last sync the log appends an empty record, and does not sync again: the head of this record proves
+that the entries before it were on disk, so later damage to them is not taken for a torn tail.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class EntryLog:
         self.entries = 0
         """Number of durable entries."""
         self.entry_bytes = 0
-        """Size of these entries, in bytes."""
+        """Size of the durable entries, in bytes."""
 
     async def append_durably(self, key: EntryKey, parts: Sequence[Part]) -> None:
         """Append an entry; see `SegmentStore.append_durably`."""

@@ -28,11 +28,11 @@ class Damage:
     """A segment file that has lost bytes that were on disk. The file has another name now."""
 
     segment: str
-    """Name of the file in the folder before."""
+    """Name of the file before the opening."""
     quarantined_as: str
     """Name of the file now; empty if the whole file is missing."""
     position: int
-    """First damaged byte."""
+    """Position of the first damaged byte."""
 
     @property
     def has_entries(self) -> bool:
@@ -65,13 +65,13 @@ class Recovery:
         entries: Keys of the log entries of each bundle that no round of states has covered, by position. The
             last appended one of a position counts, and an entry of a newer generation ends older ones at and
             after its position, as in the log of a member.
-        floors: By home: position up to which every state has all entries, unless it is in `lost`. Entries up
-            to it may be absent.
+        floors: Position up to which every state has all entries, by home; a state in `lost` may lack some.
+            Entries up to this position may be absent.
         as_of: Wall-clock time of the last complete round of states, in seconds since 1970; updates up to this
             time are in `states`. None if there is no such round.
-        torn: Tails that were cut off, as after each crash in the middle of a write.
-        damages: Damage found. After any, each state may be older than the one that was on disk, and entries
-            may be missing.
+        torn: Tails that were cut off, which is normal after a crash in the middle of a write.
+        damages: Damage found. After any damage, each state may be older than the one that was on disk, and
+            entries may be missing.
         lost: States known to be lost by the damage; another server's copy has to fill in.
     """
 

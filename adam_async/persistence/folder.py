@@ -68,7 +68,7 @@ class Folder:
         self.floors: dict[str, int] = dict(contents.floors)
         """Position up to which entries are not needed, by home, as in the last round on disk."""
         self.forgotten: dict[str, int] = dict(contents.forgotten)
-        """Number up to which records do not count, by home that the owner forgot."""
+        """Number up to which records do not count, by the home of each forgotten bundle."""
         self.as_of = contents.as_of
         """Wall-clock time up to which all updates are on disk, in seconds since 1970; None if it is
         unknown."""
@@ -114,7 +114,7 @@ class Folder:
         return locations
 
     def check_order(self, key: StateKey) -> None:
-        """Raise ValueError if a state is older than that on disk, which recovery would prefer."""
+        """Raise ValueError if a state is older than the one on disk: recovery would prefer the newer one."""
         known = self.usage.states.get(key.name)
         if known is not None and key.order < known[0].order:
             raise ValueError(
@@ -122,7 +122,7 @@ class Folder:
             )
 
     def counts(self, payload: Payload) -> bool:
-        """Return whether the bundle of a state or an entry has not been forgotten since."""
+        """Return whether the bundle was not forgotten since the record of a state or an entry was made."""
         record = payload.record
         assert isinstance(record, StateRecord | EntryRecord)
         return record.number > self.forgotten.get(record.key.home, 0)
@@ -209,7 +209,7 @@ class Folder:
 
     @contextmanager
     def reporting_if_stuck(self, work: str) -> Iterator[None]:
-        """Report a block that takes longer than `STUCK_S`, once."""
+        """Report once if the block takes longer than `STUCK_S`."""
         alarm = asyncio.get_running_loop().call_later(STUCK_S, self._report_stuck, work)
         try:
             yield

@@ -12,13 +12,13 @@ A frame, integers little-endian:
 Theory of operation
 -------------------
 After a crash each unsynced frame may be whole, absent or torn, and recovery may drop it. It must not drop a
-durable frame, because the owner has confirmed it. `durable` separates the two. If a whole frame after the
-first bad one has a durable position beyond the bad one, then the bad one was durable, and the file is
-damaged. Otherwise all frames from the bad one on were in flight, and recovery cuts them off.
+durable frame, because the owner has confirmed it. The position `durable` separates the two cases. If a whole
+frame after the first bad one has a durable position beyond the bad one, then the bad one was durable, and the
+file is damaged. Otherwise all frames from the bad one on were in flight, and recovery cuts them off.
 
-Damage to the last frames, before any later durable one, stays undetected: they look like a torn tail. The
-checksum of the head covers the size, so recovery never uses a wrong size. It covers the position and the
-salt too, so a frame from another position, or from a file with another salt, is not read.
+Damage to the last frames stays undetected if no later frame proves that they were durable: they look like a
+torn tail. The checksum of the head covers the size, so recovery never uses a wrong size. It covers the
+position and the salt too, so a frame from another position, or from a file with another salt, is not read.
 """
 
 from collections.abc import Iterable, Iterator
@@ -96,7 +96,7 @@ def frame_at(data: bytes, position: int, salt: bytes = b"", *, offset: int = 0) 
 
 
 def _head_at(data: bytes, position: int, salt: bytes = b"", *, offset: int = 0) -> tuple[Frame, int] | None:
-    """Return the frame of an intact head, perhaps without its payload, and the checksum of the payload."""
+    """Return the frame of an intact head, whose payload may be absent, and the checksum of the payload."""
     at = position - offset
     if len(data) < at + HEAD_BYTES:
         return None
@@ -140,7 +140,7 @@ def frames_beyond(data: bytes, position: int, salt: bytes = b"") -> Iterator[Fra
 
 
 def confirming_frame(data: bytes, end: int, salt: bytes = b"") -> Frame | None:
-    """Return a frame after the end of the whole ones that proves damage there; None if the tail is torn.
+    """Return a frame that proves damage at the end of the whole frames; None if the tail is torn.
 
     Raises:
         ImitatedHeadsError: See `frames_beyond`.

@@ -12,7 +12,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Owner of a folder of segment files.
 
     Attributes:
-        run: Id of the run or store whose states these are.
+        run: Id of the run or store whose states the folder has.
         contents: Version of the owner's encoding of states and entries, from 1.
     """
 

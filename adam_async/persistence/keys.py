@@ -18,7 +18,8 @@ WallTime = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
 
 Order = tuple[int, int]
-"""Generation and position of the last log entry in a state: of two states the greater one is newer."""
+"""Generation and position of the last log entry in a state: of two states, the one with the greater order is
+newer."""
 
 
 class StateName(NamedTuple):
@@ -65,7 +66,7 @@ class EntryKey(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """A state for the disk: its key, and its content as parts whose borders a reader gets back.
+    """A state for the disk: its key, and its content in parts. A reader gets back the same parts.
 
     The parts must not change until they are written: hand over copies.
     """

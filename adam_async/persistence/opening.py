@@ -8,7 +8,7 @@ Repairs, in this order, so that a crash in between loses nothing and the next op
    the losses, and synced.
 3. Damaged files are renamed. No later opening reads them.
 4. A new list of all states is appended, and synced. Until then each opening reports the damage. The list has
-   the lost states too, so later openings name them until newer ones, or another list, are on disk.
+   the lost states too, so later openings name them until newer states, or another list, are on disk.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -120,7 +120,7 @@ async def _start(disk: Disk, path: Path) -> Start | None:
 
 
 def _segments(names: list[str]) -> list[SegmentName]:
-    """Return the names of segment files that are not in quarantine, as they were made."""
+    """Return the names of segment files that are not in quarantine, in the order of their making."""
     found = [each for each in map(segment_name, names) if each is not None]
     return sorted([each for each in found if not each.is_quarantined])
 
@@ -171,7 +171,7 @@ def _check(path: Path, found: Scan, identity: Identity) -> None:
 
 
 async def _settle(disk: Disk, path: Path, scans: list[Scan], contents: Contents) -> None:
-    """Cut off torn tails, and make all files durable that have no damage."""
+    """Cut off torn tails, and make all undamaged files durable."""
     torn = {each.segment for each in contents.torn}
     for each in scans:
         file = path / each.segment
@@ -186,7 +186,7 @@ async def _settle(disk: Disk, path: Path, scans: list[Scan], contents: Contents)
 
 
 async def _repaired(disk: Disk, path: Path, folder: Folder, contents: Contents) -> Contents:
-    """Save states and entries out of damaged files, and put these into quarantine."""
+    """Copy states and entries out of damaged files, and put the damaged files into quarantine."""
     try:
         await _save_states(folder, contents)
         entries = await _save_entries(folder, contents)

@@ -81,7 +81,7 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True, tag="round"):
     floors: dict[Home, Number]
     """Position up to which the files need no entries, by home, because the states have them."""
     forgotten: dict[Home, Number]
-    """Number up to which records do not count, by home that the owner forgot."""
+    """Number up to which records do not count, by the home of each forgotten bundle."""
     files: dict[str, Number]
     """Size that each file of the folder has on disk at least, by name; other files are superfluous."""
     is_directory: bool = False

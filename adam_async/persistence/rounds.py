@@ -8,14 +8,14 @@ one write). So a shard is written at most once per round and at most once per up
 waits for the disk.
 
 A round ends with a record of the states in it, and of the files that belong to the folder. After its sync the
-older states of these shards are superseded, and files without any other state are removed. The record comes
-first, so a file that is missing later is damage, and never an unfinished removal. An empty record follows,
-and is not synced: its head proves that the round was on disk.
+older states of these shards are superseded, and files that have only superseded states are removed. The
+record comes first, so a file that is missing later is damage, and never an unfinished removal. An empty
+record follows, and is not synced: the head of this record proves that the round was on disk.
 
 If shards that seldom change keep old files in use, the files of states grow beyond twice the size of the
-states, plus one file. Then the round appends these states again (*compaction*). Compaction never writes more
-bytes than the updates before it, so the disk writes at most two bytes per byte folded, without heads and
-records.
+states, plus one file. Then the round appends the states of these shards again (*compaction*). Compaction
+never writes more bytes than the updates before it, so the disk writes at most two bytes per byte folded,
+without heads and records.
 
 A round that takes longer than half of `flush_s` lengthens the pause before the next one, so the disk is busy
 for at most half of the time. The store reports this, because a crash may lose the updates of that time.
@@ -106,7 +106,7 @@ class Rounds:
         self._unreadable: set[StateName] = set()
         """Names whose states on disk could not be read for compaction."""
         self._current: _Round | None = None
-        """Round in progress."""
+        """Round in progress; None between rounds."""
         self._last_began = clock() - settings.flush_s
         self.period_s = settings.flush_s
         self._is_slow = False
@@ -317,7 +317,7 @@ class Rounds:
         current.batch, current.batch_bytes = [], 0
 
     async def _compact(self, current: _Round) -> None:
-        """Append states again that keep mostly superfluous files in use."""
+        """Append again the states that keep mostly superfluous files in use."""
         current.is_compaction = True
         usage = self._folder.usage
         for name in usage.victims(self._folder.growing, self._settings.segment_bytes):
@@ -333,7 +333,7 @@ class Rounds:
         await self._write_batch(current)
 
     async def _taken_or_read(self, name: StateName, known: tuple[StateKey, Location]) -> State | None:
-        """Return the owner's state, or the state on disk if there is none; None if that is damaged."""
+        """Return the owner's state; without one the state on disk, or None if it is damaged."""
         state = await self._take(name)
         if state is not None:
             return state

@@ -42,7 +42,7 @@ def segment_name(name: str) -> SegmentName | None:
 
 
 def salt_of(run: str, name: str) -> bytes:
-    """Return the salt of the frames after the first one: a frame of another file or run is not read."""
+    """Return the salt of the frames after the first one. It keeps frames of other files or runs unread."""
     return f"{run}/{name}".encode()
 
 
@@ -86,7 +86,7 @@ def scan(segment: str, data: bytes, run: str | None) -> Scan:
 
     Args:
         segment: Name of the file.
-        run: Run of the file, used if the start of the file is damaged; None to read no such file further.
+        run: Run of the file, used if the start of the file is damaged; None to stop at a damaged start.
     """
     unknown: list[str] = []
     first = frame_at(data, 0)

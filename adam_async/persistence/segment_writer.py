@@ -81,7 +81,7 @@ class SegmentWriter:
         kind: `records.STATES` or `records.ENTRIES`.
         number: Number of its first file, which is made with the first append.
         segment_bytes: Size from which on another file follows, in bytes.
-        durable_sizes: Size of each file of the folder, as far as it is on disk, in bytes; kept up to date.
+        durable_sizes: Size on disk of each file of the folder, in bytes; the writer keeps it up to date.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class SegmentWriter:
         return found
 
     async def _begin_file(self) -> None:
-        """Make the next file, with its start on disk, after the last one is on disk."""
+        """Sync the last file, then make the next one with its start on disk."""
         if self._position:
             await self.sync()
         self._number += 1

@@ -12,15 +12,15 @@ class SegmentStatistics:
     writes: int = 0
     """Number of states written because of updates."""
     state_bytes: int = 0
-    """Size of these states, in bytes."""
+    """Size of the states written because of updates, in bytes."""
     compaction_writes: int = 0
-    """Number of states written again because most of their file was superfluous."""
+    """Number of states written again because their files were mostly superfluous."""
     compaction_bytes: int = 0
-    """Size of these states, in bytes."""
+    """Size of the states written again, in bytes."""
     entries: int = 0
     """Number of log entries appended."""
     entry_bytes: int = 0
-    """Size of these entries, in bytes."""
+    """Size of the appended log entries, in bytes."""
     written_bytes: int = 0
     """Number of all bytes written to files of states, with heads and tables."""
     syncs: int = 0

@@ -40,7 +40,7 @@ class SegmentStore:
     """The states of the shards of one store of arrays on one server, in a folder of its own.
 
     Args:
-        disk: Disk of the states; a private one. The caller owns it.
+        disk: Disk of the states, made with `private`. The caller owns the disk.
         entries_disk: Disk, with a thread of its own, of the log entries, so that a durable append does not
             wait behind a round of states; `disk` itself works too.
         path: Folder of this server and this store alone; it is made if absent.
@@ -78,7 +78,7 @@ class SegmentStore:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator["SegmentStore"]:
-        """Lock, read and repair the folder, for as long as the block lasts; see `recovery` then.
+        """Lock, read and repair the folder, for as long as the block lasts. `recovery` has the contents then.
 
         All recovered states and entries are on disk again when the block begins. Run `run` in the block, as a
         task. The end of the block writes nothing: call `flush` before it, for an orderly end.

@@ -114,7 +114,8 @@ class Usage:
 
         Args:
             current: Files that still grow.
-            spare_bytes: Size of superseded states that may stay in addition to the proportion, in bytes.
+            spare_bytes: Size of superseded states that may stay in addition to what `MOST_UNUSED` allows, in
+                bytes.
         """
         excess = self.state_files_bytes - MOST_UNUSED * self.live_bytes - spare_bytes
         found: list[StateName] = []

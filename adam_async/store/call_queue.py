@@ -1,4 +1,4 @@
-"""The calls of one client of a store, in order: a push waits until the servers have answered earlier ones."""
+"""The calls of one client of a store, in order: a push waits while servers owe too many answers."""
 
 import asyncio
 from collections import deque
@@ -31,7 +31,7 @@ class CallQueue:
         Args:
             send: Sends the call.
             fail: Takes the error of `send`.
-            is_push: Whether the call waits until all servers may receive a push.
+            is_push: Whether the call is a push, which waits until each server may get another push.
         """
         if self._queued or (is_push and not self._client.may_push):
             self._queued.append(_QueuedCall(send=send, fail=fail, is_push=is_push))

@@ -75,15 +75,15 @@ class Joining:
         """Number of stores that this client has tried to create."""
         self._saved = SavedShards(endpoint, waits=wish.waits)
         self._found: FoundStore | None = None
-        """Store on the disks of the servers that this client, without arrays of its own, creates anew; or
-        None."""
+        """Store on the disks of the servers, which this client creates again because it has no arrays of its
+        own; None if it does not."""
 
     async def join(self) -> tuple[StoreRecord, tuple[ArrayRecord, ...]]:
         """Return the open store and its arrays.
 
         Raises:
             StoreError: The store exists and differs, or does not exist, or has failed.
-            DeadlineExceeded: The store was not open within `prepare_s`; the error has the phase.
+            DeadlineExceeded: The store was not open within `prepare_s`; the error names the phase.
         """
         wish, membership = self._wish, self._membership
         what = "the controllers to accept this client"
@@ -228,8 +228,9 @@ class Joining:
     ) -> StoreRecord | None:
         """Wait until the store is open; its creator loads its values.
 
-        Returns None if the creator or a server was lost before that, and this client has arrays to create the
-        store again, or another client has done so. Two loading clients would mix their values in one store.
+        Returns None if the creator or a server was lost before that, and the opening must begin again: this
+        client has arrays to create the store again, or another client has done so. A second client must not
+        load the same store, because it would mix its values with those of the first.
         """
         wish, membership = self._wish, self._membership
         key = (wish.name, store.id)
@@ -396,7 +397,8 @@ def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord])
     """Compare the arrays of a client with the arrays of the store.
 
     Raises:
-        StoreError: A name, shape, type, rule or the consistency differs; the error has the first one.
+        StoreError: A name, shape, type, rule or the consistency differs; the error names the first
+            difference.
     """
     there = {array.name: array for array in arrays}
     for mine in wish.records:
@@ -424,7 +426,7 @@ def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord])
 
 
 def _present(cluster: ClusterMap, key: tuple[str, str]) -> StoreRecord:
-    """Return a store in force.
+    """Return the record of a store that was neither deleted nor failed.
 
     Raises:
         StoreError: The store failed, or was deleted.

@@ -30,7 +30,7 @@ PLANS_KEPT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayRange:
-    """A range of one array that is also one range of a message: consecutive shards."""
+    """Consecutive shards that are one range of an array, and one range of a message."""
 
     name: str
     start: int
@@ -152,7 +152,7 @@ class StoreLayout:
         self.everything = self.plan(tuple(self.arrays)).messages
 
     def plan(self, *groups: tuple[str, ...]) -> StorePlan:
-        """Return the messages for all shards of some arrays; no message has arrays of two groups.
+        """Return the messages for all shards of some arrays; no message has arrays of two of the groups.
 
         Raises:
             StoreError: A name is unknown; the error lists it and some names of the store.

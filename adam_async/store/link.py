@@ -1,8 +1,8 @@
 """One client of a store: its joining, pushes, pulls and end. `ParameterStore` is its interface.
 
 The client is a member of the cluster, with the role `client` or `reader`; a reader has no place in the clocks
-and may not push. In bsp a push names its step; in ssp a tick names it at its end, so that a step may have any
-number of pushes.
+and may not push. In bsp a push names its step; in ssp the tick at the end of a step names it, so that a step
+may have any number of pushes.
 """
 
 import asyncio
@@ -132,7 +132,7 @@ class StoreLink:
             raise self._error.with_traceback(None)
 
     async def _unless_failed(self, future: "asyncio.Future[_T]") -> _T:
-        """Wait, or raise a failure during the wait. Call `_check` before."""
+        """Wait for a future. A failure of this client ends the wait with its error. Call `_check` before."""
         self._waiting[future] = None
         try:
             return await future
@@ -307,7 +307,7 @@ class StoreLink:
         *,
         assign: bool = False,
     ) -> None:
-        """Send a push now or, if servers owe answers, from the queue.
+        """Send a push now or, while servers owe too many answers, put it into the queue.
 
         The answers to a push with a `PullCollector` bring the values, too.
         """
@@ -342,7 +342,7 @@ class StoreLink:
         return np.where(versions.of_shards < 0, self._seen, versions.of_shards), versions.own
 
     def _note_pushed(self, messages: Sequence[Outgoing], *, assign: bool) -> None:
-        """Refuse a second push of an array in a step of bsp, and an assignment behind a push."""
+        """Refuse a second push of an array in a step of bsp, and an assignment after a push."""
         shards = {shard for message in messages for shard in message.shards.shards}
         if again := shards & self._pushed:
             name = self.layout.table.shards[min(again)].tensor
@@ -365,7 +365,7 @@ class StoreLink:
 
         Args:
             versions: Versions of all shards that the gradients were computed from, by index.
-            own: Number of own pushes that were in the values beside these versions, by array.
+            own: Number of this client's pushes that the values had in addition to these versions, by array.
             weight: Weight of the gradients in the mean of a step.
             assign: Whether the values replace the values of the store.
             collector: Collects the answers, and the values that they bring.
@@ -428,8 +428,7 @@ class StoreLink:
         await self._ended_tick(self._begin_tick())
 
     def _begin_tick(self, after: Collector | None = None) -> "asyncio.Future[None]":
-        """End the step after the earlier calls. If the push `after` fails, the step does not end, and the
-        future has the error."""
+        """End the step after the earlier calls, unless the push `after` fails: the future has its error."""
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.put(partial(self._send_ticks, sent, after), sent.set_exception)
         return sent
@@ -441,10 +440,10 @@ class StoreLink:
             await self._unless_failed(asyncio.shield(sent))
 
     def _level(self) -> None:
-        """End the steps up to the own clock on all shards.
+        """End the steps on all shards up to the clock of this client.
 
-        A late client begins on each shard at the slowest clock that its server has of the others, and takes
-        the highest of these as its own. Otherwise the first pull of this client would wait for its own steps.
+        On each shard a late client begins at the slowest clock of the other clients there. Its own clock is
+        the highest of these clocks. Otherwise the first pull of this client would wait for its own steps.
         """
         if self.clock:
             for message in self.layout.everything:
@@ -485,7 +484,7 @@ class StoreLink:
         return await self._ended_pull(*pulling)
 
     def _check_room(self) -> None:
-        """Refuse a pull of all arrays of a store that does not fit into memory; another client made its list.
+        """Refuse a pull of all arrays if they do not fit into memory: another client may have chosen them.
 
         Raises:
             StoreError: The arrays take more than the available memory.

@@ -19,10 +19,10 @@ from adam_async.store.values import PushOutcome, RefusedShard
 from transport import RemoteProtocolError
 
 MOST_RATE = 1e12
-"""Largest learning rate."""
+"""Largest accepted learning rate."""
 
 MOST_WEIGHT = (1 << 32) - 1
-"""Largest weight of a push."""
+"""Largest accepted weight of a push."""
 
 
 Rate = float | Mapping[str, float] | None
@@ -138,7 +138,7 @@ class PushMessages:
     def _factors_of(
         self, name: str, activations: NDArray[Any], errors: NDArray[Any], rate: Rate
     ) -> list[Outgoing] | None:
-        """Make messages of all activations and the errors of a server's rows; None if shards cut rows."""
+        """Return messages of all activations and the errors of a server's rows; None if shards cut rows."""
         messages = self._layout.factor_messages(name)
         if messages is None:
             return None

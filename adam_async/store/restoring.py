@@ -72,15 +72,15 @@ async def find_saved(
 ) -> FoundStore | None:
     """Return the newest store of a name on the disks of the servers; None if there is none.
 
-    An older store that is whole counts only if the servers of the newer ones' missing pieces answer, and have
-    no such pieces: those were never on the disks.
+    An older store that is whole counts only if the servers of the missing pieces of newer stores answer and
+    lack these pieces, which shows that the pieces were never on the disks.
 
     Args:
         maps: Returns the newest cluster map.
         without: Id of a store that does not count.
 
     Raises:
-        StoreError: The disks have only a part of it.
+        StoreError: The disks have only a part of the store.
     """
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + SEARCH_S
@@ -119,7 +119,7 @@ async def load_saved(
     """Load a store from the disks into a new one with the same arrays.
 
     Raises:
-        StoreError: A server does not have a piece any more, or it is damaged.
+        StoreError: A server does not have a piece any more, or the piece is damaged.
         TransportError, ShardUnavailable: See `ShardCopies.load`.
     """
     values = SavedValues()

@@ -81,7 +81,7 @@ class Adagrad(_Adaptive):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adam(_Adaptive):
-    """Adam: means of the gradient and its square, with bias correction; weight decay joins the gradient."""
+    """Adam: bias-corrected means of the gradient and its square; weight decay is added to the gradient."""
 
     rate: float = 0.001
 

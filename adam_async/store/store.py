@@ -95,16 +95,16 @@ class ParameterStore:
                 existing store. Joining compares names, shapes, types, rules and consistency, but neither
                 values nor rates.
             name: Name of the store in its cluster.
-            create: ``auto`` creates the store if it is absent, ``new`` refuses one that exists, and
-                ``never`` only joins.
+            create: ``auto`` creates the store if it is absent, ``new`` refuses one that exists, and ``never``
+                only joins.
             rule: Update rule of all arrays, or of each by name.
             consistency: ``asp`` without clocks; ``ssp:S``, in which a pull at step t waits until every client
                 has ended step t - S; or ``bsp``, in which the servers apply the mean of the clients'
                 gradients at each step.
-            replicas: With clocks, the number of clients that the first step waits for; with bsp the
-                creator needs it, and with ssp it is 1 by default.
-            copies: Number of servers with each shard, 1 to 8. By default 3, or all live servers if fewer, if
-                the cluster has several controllers, else 1.
+            replicas: With clocks, the number of clients that the first step waits for; with bsp the creator
+                needs it, and with ssp it is 1 by default.
+            copies: Number of servers with each shard, 1 to 8. The default is 1 with one controller. With
+                several it is 3, or the number of live servers if that is lower.
             min_in_sync: Number of copies that must have a push before it is applied; 0 means 2, or 1 with one
                 copy.
             servers: Number of servers to use; 0 for all servers live at the creation of the store.
@@ -193,7 +193,8 @@ class ParameterStore:
 
         Raises:
             StoreError: A name is unknown, an array of `out` does not fit, or the store is closed.
-            DeadlineExceeded: The slowest client did not reach the clock within `clock_s`; names the client.
+            DeadlineExceeded: The slowest client did not reach the clock within `clock_s`; the error names the
+                client.
             ShardUnavailable: A server did not answer within `patience_s`.
         """
         return await self._link.pull(names, out)
@@ -250,7 +251,7 @@ class ParameterStore:
         return await self._link.push_pull(gradients, names, out=out, read=read, rate=rate, weight=weight)
 
     async def assign(self, arrays: Mapping[str, NDArray[Any]]) -> PushOutcome:
-        """Replace the values of some arrays; exactly once, and ordered among this client's pushes.
+        """Replace the values of some arrays, exactly once and in the order of this client's calls.
 
         The state of their rules (momentum, means) stays. For errors see `push`.
         """
@@ -326,11 +327,12 @@ class Opening:
 
     `async with` and `await` raise:
         StoreError: The store differs from the arguments, is absent or present against `create`, or failed,
-            such as one that exceeds the memory of its servers; or this client would create it with bsp and
-            has no `replicas`.
+            for example because it exceeds the memory of its servers; or this client would create it with bsp
+            and has no `replicas`.
         RoleUnreachable: No controller answers at `where` within `start_s`.
         HandshakeRejected: The controllers have another token.
-        DeadlineExceeded: A named wait exceeded its deadline, such as that for enough servers, `prepare_s`.
+        DeadlineExceeded: A wait that the error names exceeded its deadline, for example `prepare_s` for
+            enough servers.
     """
 
     if not TYPE_CHECKING:  # type checkers refuse these uses themselves
@@ -376,7 +378,10 @@ class Opening:
         return f"<Opening of store {self._wish.name!r}: {HOW_TO_OPEN}>"
 
     async def _open(self) -> ParameterStore:
-        """Start the background work, and wait until the store is open. A cancellation closes it again."""
+        """Start the background work, and wait until the store is open.
+
+        A cancellation closes the store again.
+        """
         if self._task is not None:
             raise StoreError("this store was opened before: call ParameterStore.open again")
         opened: asyncio.Future[StoreLink] = asyncio.get_running_loop().create_future()
@@ -453,7 +458,7 @@ def _checked_where(where: str, wish: StoreWish) -> str:
     """Return the address of a store: ``local``, or those of controllers joined by commas.
 
     Raises:
-        ConfigError: It is neither, or a local store wants several servers or copies.
+        ConfigError: The address is neither, or a local store wants several servers or copies.
     """
     if not isinstance(where, str):
         raise ConfigError(f"where is 'local' or addresses of controllers, not {where!r:.80}")

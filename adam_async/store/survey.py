@@ -102,7 +102,7 @@ async def join(network: Network, controllers: str, role: str, waits: Waits) -> A
 
     Args:
         controllers: Addresses of controllers, joined by commas.
-        role: ``reader``; to delete stores ``client``, or ``driver`` for those of others.
+        role: ``reader`` to read; ``client`` to delete stores too, ``driver`` also stores of other clients.
 
     Raises:
         RoleUnreachable: No controller answered within `start_s`.

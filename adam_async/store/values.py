@@ -54,7 +54,7 @@ class Values(Mapping[str, NDArray[Any]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedShard:
-    """A part of an array that a push did not change: its change was not finite, or its sum was closed."""
+    """A part of an array that a push did not change: its change was not finite, or came after its sum."""
 
     name: str
     start: int

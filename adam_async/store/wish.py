@@ -12,7 +12,7 @@ from adam_async.run.store_record import ArrayRecord, RuleRecord, store_key
 from adam_async.store.arrays import InitialArrays
 
 Create = Literal["auto", "new", "never"]
-"""Whether `open` creates a store: if it is absent, always (and refuses an existing one), or never."""
+"""Case in which `open` creates a store: if it is absent, always (an existing one is refused), or never."""
 
 CREATE_WORDS = ("auto", "new", "never")
 
@@ -79,7 +79,7 @@ class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def slack_of(consistency: str) -> int | None:
-    """Return the clocks by which a client may be ahead; None for asp.
+    """Return the number of clocks by which a client may be ahead of the slowest; None for asp.
 
     Raises:
         ConfigError: The text is none of asp, ssp:S and bsp.

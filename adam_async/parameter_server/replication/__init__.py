@@ -20,17 +20,17 @@ and generation identify an entry and its whole past, because a primary never cha
 entries of its predecessors as they are. An entry without its past is meaningless.
 
 *Sessions.* The primary numbers its sessions with a member, one for each link. `Begin` asks the member up to
-which position both logs are equal: committed entries are, and those from this primary. The entries after it
-follow, and `Held` acknowledges them. The member ignores messages of an earlier session.
+which position both logs are equal: the committed entries and those from this primary are equal. The entries
+after it follow, and `Held` acknowledges them. The member ignores messages of an earlier session.
 
 *Joining.* A joining member drops its copy. It gets all entries in the log, which are those that some member
 may still need, and then the state in pieces, each at the position that the primary has applied. It applies
-entries only as far as the primary has, so a piece is never older than its log. It skips entries at or below a
-piece's position, and those for a piece that it lacks: see `applies_to`. So the effect of an entry on a piece
-must depend on the entry and that piece alone.
+entries only as far as the primary has, so a piece is never older than the entries that it has applied. For a
+piece it skips the entries up to the piece's position, and all entries while it lacks the piece: see
+`applies_to`. So the effect of an entry on a piece must depend on the entry and that piece alone.
 
-*Dropping entries.* Members drop the entries that all have applied, joining ones too. So the log of each
-member in sync begins at or before the applied position of every other one.
+*Dropping entries.* Members drop the entries that all members have applied, also the joining ones. So the log
+of each member in sync begins at or before the applied position of every other one.
 
 *The shell* carries out `take_effects` after each call, reports each record of the map, calls `report` once in
 an iteration of its loop, and applies entries in the order of `Apply`, in as many rounds as it likes. It

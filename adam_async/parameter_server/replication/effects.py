@@ -11,7 +11,7 @@ Message = Begin | Begun | Copy | Committed | Held | PieceCopy | Superseded
 """A message about a bundle, between two of its members."""
 
 MESSAGES = (Begin, Begun, Copy, Committed, Held, PieceCopy, Superseded)
-"""Classes of `Message`."""
+"""The classes of the union `Message`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Apply entries in their order, then call `applied` for each. An entry may take several rounds."""
+    """Apply entries in their order, and call `applied` after each. An entry may take several rounds."""
 
     entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ProposeRecord:
-    """Set the bundle's record in the cluster map if it still has a version.
+    """Set the bundle's record in the cluster map if the record there still has the expected version.
 
     The shell reports the outcome by the record that the map then has, or by `outcome_unknown`.
     """
@@ -78,7 +78,7 @@ class CopyPiece:
 
 @dataclass(frozen=True, slots=True)
 class TakePiece:
-    """Take a piece of the state from the primary, with all entries up to a position in it."""
+    """Take a piece of the state from the primary. The piece contains all entries up to a position."""
 
     piece: int
     position: int

@@ -32,7 +32,7 @@ class LocalCopy:
     """The newest record that this member has seen in the cluster map."""
     log: Log = field(default_factory=Log)
     pieces: list[int] = field(default_factory=list)
-    """Positions of the first pieces of the state, which this member has. It lacks the others."""
+    """Positions of the pieces of the state that this member has: the first ones, in their order."""
     proposed: BundleRecord | None = None
     """Proposed record, which the map may have already; it replaces `record`. None without a proposal."""
     effects: list[Effect] = field(default_factory=list)
@@ -57,6 +57,6 @@ class LocalCopy:
         self.repeat_proposal()
 
     def repeat_proposal(self) -> None:
-        """Send the proposal, or send it again: its version lets it take effect once."""
+        """Send the proposal, or send it again: its version lets it take effect only once."""
         if self.proposed is not None:
             self.effects.append(ProposeRecord(self.proposed, self.record.changed))

@@ -24,16 +24,16 @@ class BundleMember:
 
     Args:
         me: Node and incarnation of this server.
-        record: The bundle's record in the cluster map. If this server is in sync, it has the first state of
-            the bundle, as all members in sync.
+        record: The bundle's record in the cluster map. If this server is in sync, it begins with the first
+            state of the bundle, like all members in sync.
     """
 
     def __init__(self, me: Member, bundle: Bundle, record: BundleRecord) -> None:
         self._copy = LocalCopy(me, bundle, record)
         self._links: set[Member] = set()
         self._waiting: dict[Member, Begin] = {}
-        """Newest `Begin` of each primary that waits for a newer record. The primary dialled its link, so the
-        links that this member dialled do not matter."""
+        """Newest `Begin` of each primary, which waits for a newer record. It came on a link that the primary
+        dialled, so the end of a link that this member dialled does not remove it."""
         self._primary: Primary | None = None
         if me in record.in_sync:
             self._copy.drop(pieces=bundle.pieces)
@@ -87,7 +87,10 @@ class BundleMember:
         return piece < len(pieces) and position > pieces[piece]
 
     def position_of(self, piece: int) -> int:
-        """Return the position of the last entry in a piece, between two entries, on a whole member."""
+        """Return the position of the last entry in a piece.
+
+        The member must be whole, and between two entries.
+        """
         # A piece may be newer than the applied position, because this member may have joined with it.
         return max(self.log.applied, self._copy.pieces[piece])
 
@@ -115,7 +118,7 @@ class BundleMember:
     # --- the record --------------------------------------------------------------------------
 
     def record_changed(self, record: BundleRecord) -> None:
-        """Take the record of the cluster map, also after an own proposal; ignore an older one."""
+        """Take the record of the cluster map, also after a proposal of this member; ignore older records."""
         copy, before = self._copy, self._copy.record
         if record.changed <= before.changed:
             return
@@ -148,8 +151,8 @@ class BundleMember:
     def conflicted(self, expected: int) -> None:
         """Drop a proposal that never takes effect, although the record still has the expected version.
 
-        An invited server is lost, or the store has failed or was deleted: another proposal may take effect
-        only without the invitation.
+        The reason is that an invited server is lost, or that the store has failed or was deleted. Another
+        proposal may take effect without the invitation.
         """
         proposed, record = self._copy.proposed, self._copy.record
         if proposed is not None and record.changed == expected:
@@ -202,7 +205,7 @@ class BundleMember:
             self._primary.piece_copied(asked, position, content, nbytes)
 
     def wants_piece(self, asked: CopyPiece) -> bool:
-        """Return whether the session in which a piece was requested is still that of the member."""
+        """Return whether the session in which a piece was requested is still the present session."""
         return self._primary is not None and self._primary.wants_piece(asked)
 
     def report(self) -> None:

@@ -25,7 +25,7 @@ class _Peer:
     is_anew: bool = False
     """Whether the session began with an empty copy."""
     held: int = 0
-    """Position up to which the member's log surely equals this one's."""
+    """Position up to which the member's log surely equals the log of this primary."""
     applied: int = 0
     """Position of the last entry that the member has reported as applied."""
     pieces: int = 0
@@ -35,9 +35,10 @@ class _Peer:
     sent: int = 0
     """Number of pieces sent in this session."""
     unsent: tuple[PieceCopy, Any] | None = None
-    """A copied piece that waits until the member holds the entries in it."""
+    """Copied piece that waits until the member holds the entries in it; None without one."""
     piece_at: int | None = None
-    """Position of the copied piece that the member has not confirmed; the member applies no later entry."""
+    """Position of the copied piece that the member has not confirmed; None without one. The member applies no
+    later entry before it confirms the piece."""
     reported: tuple[int, int] = (0, 0)
     """Last watermarks sent to the member."""
 
@@ -228,7 +229,10 @@ class Primary:
         self.advance()
 
     def _is_present(self, peer: _Peer, message: Begun | Held) -> bool:
-        """Return whether an answer is of the present session; an earlier one may concern a dropped copy."""
+        """Return whether an answer is of the present session.
+
+        An answer of an earlier one may concern a dropped copy.
+        """
         return message.session == peer.session
 
     def _check_answer(self, peer: _Peer, message: Begun | Held) -> None:
@@ -255,12 +259,12 @@ class Primary:
                 peer.asked += 1
 
     def wants_piece(self, asked: CopyPiece) -> bool:
-        """Return whether the session in which a piece was requested is still that of the member."""
+        """Return whether the session in which a piece was requested is still the present session."""
         peer = self._peers.get(asked.to)
         return peer is not None and peer.session == asked.session
 
     def piece_copied(self, asked: CopyPiece, position: int, content: Any, nbytes: int) -> None:
-        """Send a piece once the member holds all entries in it, which may use another link.
+        """Send a piece once the member holds all entries in it. The entries may come on another link.
 
         Args:
             position: Position of the last entry in it.

@@ -20,9 +20,9 @@ class Secondary:
         self._is_open = False
         """Whether messages of that session are expected."""
         self._equal = copy.log.committed
-        """Position up to which the log surely equals the primary's."""
+        """Position up to which the log surely equals the log of the primary."""
         self._watermark = 0
-        """Position up to which the primary lets this member apply, once it has the entries."""
+        """Position up to which the primary lets this member apply the entries that it has."""
         self._reported: tuple[int, int, int] | None = None
         """Position, applied position and number of pieces in the last `Held`; None before the first."""
 

@@ -1,4 +1,4 @@
-"""Steps of a bundle in their order, some of which wait until an entry is on the disk."""
+"""The steps of a bundle in order; some steps wait until an entry is on the disk."""
 
 import asyncio
 
