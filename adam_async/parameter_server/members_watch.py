@@ -162,7 +162,7 @@ class MembersWatch:
                 self._core.invite(member)
 
     def _bring_home(self) -> None:
-        """Hand over to the home of the bundle once the home was in sync for a while.
+        """Hand the bundle over to its home once the home has been in sync for `INVITE_S`.
 
         This keeps loads even.
         """

@@ -126,8 +126,7 @@ class QuestionChecks:
         The server's state refuses a question for another run or generation, with its own code.
 
         Args:
-            most_bytes: Maximum size of a message on the link of the question, in bytes; a question with a larger
-                answer is refused.
+            most_bytes: Maximum size of a message on the link of the question, in bytes.
         """
         if body.store != self._state.store:
             return None

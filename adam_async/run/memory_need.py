@@ -25,7 +25,7 @@ def parameter_bytes(model: RunModel, config: Config) -> int:
     """Estimate the part of a run's memory on one machine that grows with the parameters, in bytes.
 
     Args:
-        config: The run; its `weights` are decided.
+        config: Options of the run, with `weights` decided: ``copy`` or ``aliased``.
     """
     rule = rule_of(config)
     sizes = COMMON + OF_STATE * len(rule.state_names)
@@ -38,7 +38,7 @@ def check_memory(model: RunModel, config: Config, available_bytes: int) -> None:
     """Check that the parameters of a run fit the memory of the machine.
 
     Args:
-        config: The run; its `weights` are decided.
+        config: Options of the run, with `weights` decided: ``copy`` or ``aliased``.
 
     Raises:
         ConfigError: Less than `parameter_bytes` is available; the error has both sizes, and the remedy.

@@ -30,7 +30,8 @@ class ChildProcess(RoleHandle):
         orders: First line on the child's stdin; see `cluster/parent_pipe.py`.
         environment: Environment of the child, which `child_environment` extends.
         on_line: See `RoleHandle`.
-        within: Words before the command that start it on another host of this machine.
+        within: Words before the command that start it in a network namespace of this machine; empty for
+            that of this process.
     """
 
     def __init__(

@@ -211,7 +211,7 @@ def simulate(
         scenario: Coroutine function of the world; its errors are raised here.
         shuffled: Run ready steps in any order; see `SimulatedLoop`.
         limit_s: Time limit in seconds of the simulation.
-        keep_trace: Keep the lines of the replay hash.
+        keep_trace: Keep every line that the replay hash covers, to compare two runs.
         unkind: Switch on the fault points of product code; see `fault_points`.
 
     Raises:

@@ -1,8 +1,8 @@
 """Pure: the training of a group in one partition of a model, and the dataflow graph around it.
 
 A group passes through a partition in a chain of segments (`adam_async/model/partition/network.py`). A segment
-fires after the earlier segment has run and all its blocks have arrived, in any order and for any group; the
-loop then sends the segment's blocks for other workers:
+fires for a group once the earlier segment has run and all blocks that the segment reads have arrived, in any
+order. The loop then sends the blocks of the segment that other workers read:
 
     group -> [segment-0] -> [segment-1] -> ... -> [segment-n] -> (summed) -> trained -> [push, light]
               |        ^ in-3                 ^ in-7, in-9        ^ in-12

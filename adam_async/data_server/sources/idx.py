@@ -54,7 +54,8 @@ def parse_idx(data: bytes, origin: str, *, axes: int, room_bytes: int = LIMIT_BY
         axes: Required number of axes: 3 for images, 1 for labels.
 
     Raises:
-        DataError: Not IDX, another type or number of axes, or another size than that of the header.
+        DataError: The file is not IDX, has another type or number of axes, or has more or fewer values than
+            its header states.
     """
     content = gunzip(data, origin, room_bytes)
     kind = "images" if axes == 3 else "labels"

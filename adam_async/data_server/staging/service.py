@@ -8,8 +8,8 @@ the source with a few tasks, and copies the other files round by round with a fe
 order of the files, and the substitutes of lost servers. `staged` returns when the copy is whole.
 
 The stager answers the other servers until its block ends, also while its process serves images from the copy.
-A question for a missing file waits. Questions name files by number, and each server's own manifest turns
-a number into a path: no text of a peer becomes a name or a size.
+A request for a file that is not copied yet waits for it. Requests name files by number, and each server's own
+manifest turns a number into a path: no text of a peer becomes a name or a size.
 """
 
 import asyncio

@@ -23,8 +23,9 @@ COLD = "cold"
 """Name of an array to which clients seldom push after the start, in some plans."""
 
 COLD_ROWS = 32
-"""Number of rows of the cold array, which is one shard. The shard has more bytes than a third of the other
-arrays together, so one bundle has this shard alone, and its piece seldom changes while a server is away."""
+"""Number of rows of the cold array, which is one shard. The shard has more than a quarter of the
+bytes of all arrays, so one of the four bundles has this shard alone. The piece of that bundle seldom changes
+while a server is away."""
 
 FIRST = 3
 """Number of pushes to the cold array that come soon after the start, so that its values differ from the
