@@ -8,8 +8,14 @@ A file is *damaged* if whole frames of its own, or the newest round, prove that 
 frame were on disk. Otherwise these bytes were in flight at a crash: the tail is *torn*, and has no confirmed
 record. The whole frames behind the damage still count. The rounds list the states that they have confirmed,
 so states lost by the damage have names.
+
+Damage of several records may also hide a state together with its round. If no round from this damage to the
+newest round lists a name, its state may be older than the floor says, so a state below the floor counts as
+lost. So does a state that is older than these rounds list, even if the newest round was in flight, because
+its floor counts.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -99,6 +105,12 @@ def contents_of(scans: Sequence[Scan], names: Sequence[SegmentName]) -> Contents
     readable += [found for each in damaged for found in (*each.records, *each.beyond)]
     states = _newest_states(readable, forgotten)
     expected = _expected(scans, on_disk, damaged, forgotten)
+    if damaged or missing:
+        listed, is_complete = _listed(scans, sorted(map(_number, readable)), forgotten)
+        for name, (key, _) in states.items():
+            floor = 0 if is_complete else floors.get(name.home, 0)
+            order = listed.get(name, (key.generation, floor))
+            expected[name] = max(expected.get(name, (0, 0)), order)
     return Contents(
         states=states,
         entries=_needed_entries(readable, floors, forgotten),
@@ -226,6 +238,46 @@ def _expected(
             if record.number > forgotten.get(key.home, 0):
                 expected[key.name] = max(expected.get(key.name, (0, 0)), key.order)
     return expected
+
+
+def _listed(
+    scans: Sequence[Scan], numbers: Sequence[int], forgotten: Mapping[str, int]
+) -> tuple[dict[StateName, tuple[int, int]], bool]:
+    """Return the newest listed state of each name, from the newest round back to the last damage before it.
+
+    Returns also whether a list of all states is among these rounds. One missing record does not count as
+    damage here: it is a state that a later round lists, or a round whose states are there.
+
+    Args:
+        numbers: Numbers of all readable records, in order.
+    """
+    listed: dict[StateName, tuple[int, int]] = {}
+    for each in reversed(scans):
+        behind, later, hidden, has_gap = 0, 0, 0, False
+        for found in reversed(_readable(each)):
+            record = found.record
+            if not later and not isinstance(record, RoundRecord):
+                continue
+            has_gap |= found.frame.end < behind
+            behind = found.frame.position
+            if isinstance(record, SyncedRecord):
+                continue
+            if has_gap:
+                between = bisect_left(numbers, later) - bisect_right(numbers, record.number)
+                hidden += later - record.number - 1 - between
+                if record.number >= later or hidden > 1:
+                    return listed, False
+                has_gap = False
+            later = record.number
+            if isinstance(record, RoundRecord):
+                for key in record.states:
+                    if record.number > forgotten.get(key.home, 0):
+                        listed[key.name] = max(listed.get(key.name, (0, 0)), key.order)
+                if record.is_directory:
+                    return listed, True
+        if later:
+            break  # a list of all states precedes each round of a file, so damage hides this one
+    return listed, False
 
 
 def _next_files(names: Sequence[SegmentName]) -> dict[str, int]:

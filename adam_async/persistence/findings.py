@@ -47,11 +47,12 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostState:
-    """A state that was confirmed to be on disk and is not there any more."""
+    """A state that was confirmed to be on disk and is not there any more, or that damage may hide."""
 
     name: StateName
     order: tuple[int, int]
-    """Generation and position of the state that was on disk."""
+    """Generation and position of the state that was on disk; if damage may hide it, the newest possible ones
+    that the disk knows of."""
     found: StateKey | None
     """Key of the newest state that is still on disk, which is older; None if there is none."""
 
@@ -72,7 +73,7 @@ class Recovery:
         torn: Tails that were cut off, which is normal after a crash in the middle of a write.
         damages: Damage found. After any damage, each state may be older than the one that was on disk, and
             entries may be missing.
-        lost: States known to be lost by the damage; another server's copy has to fill in.
+        lost: States that the damage has or may have cost; another server's copy has to fill in.
     """
 
     states: Mapping[StateName, StateKey] = field(default_factory=dict)

@@ -156,21 +156,25 @@ class Folder:
         )
 
     def losses(self, lost: Sequence[LostState], damages: Sequence[Damage]) -> Payload:
-        """Return a record of damage, so that later openings find it under any names of the files."""
-        record = self.round_of(_keys_of(lost), self.floors, self.as_of)
+        """Return the list of all states with a record of damage, which later openings find under any names of
+        the files."""
+        record = self._list_of_states(lost)
         damaged = {each.segment: each.position + 1 for each in damages}
         return payload_of(msgspec.structs.replace(record, files={**record.files, **damaged}))
 
     def directory(self, lost: Sequence[LostState] = ()) -> Payload:
-        """Return the list of all states, for the begin of a new file.
+        """Return the list of all states, for the beginning of a new file.
 
         Args:
             lost: States lost by damage. The list includes them, so a later opening names them again.
         """
+        return payload_of(self._list_of_states(lost))
+
+    def _list_of_states(self, lost: Sequence[LostState]) -> RoundRecord:
         keys = {name: key for name, (key, _) in self.usage.states.items()}
         keys.update({key.name: key for key in _keys_of(lost)})
         record = self.round_of(list(keys.values()), self.floors, self.as_of)
-        return payload_of(msgspec.structs.replace(record, is_directory=True))
+        return msgspec.structs.replace(record, is_directory=True)
 
     @property
     def growing(self) -> frozenset[str]:

@@ -164,6 +164,12 @@ async def remove_in_place(_: Any, self: StoreDisk) -> None:
         await self._ports.states.remove_folder(self.folder)
 
 
+@replaces(contents, "_listed")
+def trust_floors_after_damage(*_: Any) -> Any:
+    """Let the floors of the newest round count for all states, whatever rounds are damaged."""
+    return {}, True
+
+
 @replaces(Folder, "losses")
 def record_damage_nowhere(_: Any, self: Folder, *args: Any) -> Any:
     """Rename damaged files without a record of their losses."""

@@ -150,6 +150,13 @@ DISKS = (
         breaks="no false damage",
     ),
     _row(
+        "after damage a floor counts only for listed states",
+        disk_patches.trust_floors_after_damage,
+        guard=STORE
+        + "test_damage.py::test_no_two_damaged_frames_let_an_older_state_count_as_one_at_the_floor",
+        seldom="a disk must lose a state together with the record of its round (one seed of 1,000)",
+    ),
+    _row(
         "the record of damage comes before new names",
         disk_patches.record_damage_nowhere,
         guard=REPAIRS,

@@ -1,9 +1,12 @@
 """Rotten bytes in segment files: refused or reported, and never returned."""
 
 import asyncio
+import random
+from itertools import combinations_with_replacement
 
 import pytest
 
+from adam_async.persistence.contents import Contents
 from adam_async.persistence.folder import DamagedState
 from adam_async.persistence.keys import EntryKey, StateName
 from adam_async.simulation.disk_model import DiskModel
@@ -16,6 +19,7 @@ from tests.adam_async.persistence.owners import (
     content,
     contents_in,
     files_of,
+    known_scan,
     store_of,
 )
 
@@ -41,6 +45,58 @@ def small_store(*, rounds: int = 3) -> tuple[DiskModel, Owner]:
         return node.disk_model
 
     return on_a_node(use), owner
+
+
+def check_floors(found: Contents, owner: Owner) -> int:
+    """Assert that no state below a floor is older than the floor says; return the number of such states."""
+    lost = {each.name for each in found.lost}
+    below = 0
+    for name, (key, _) in found.states.items():
+        floor = found.floors.get(name.home, 0)
+        if key.position < floor and name not in lost:
+            below += 1
+            assert key.version == owner.bundles[name.home].version(name.shard, floor)
+    return below
+
+
+def test_no_two_damaged_frames_let_an_older_state_count_as_one_at_the_floor():
+    """Every pair of frames, and every run of frames, as a rotten sector hits them."""
+    disk_model = DiskModel(random.Random(1))
+    owner = Owner("a", "b")
+
+    async def use(node):
+        store = store_of(node.open_disk(), owner)
+        async with Running(store):
+            for home, shard in [
+                ("a", 1),
+                ("a", 2),
+                ("b", 1),
+                ("a", 1),
+                ("a", 1),
+                ("b", 1),
+                ("a", 2),
+                ("b", 2),
+            ]:
+                owner.update(store, home, shard)
+                await store.flush()
+
+    on_a_node(use, disk_model=disk_model)
+    files = files_of(disk_model)
+    frames = [found.frame for found in known_scan(STATES, files[STATES]).records]
+    newest = contents_in(files).states
+    assert len(frames) > 20
+    below = 0
+    for first, last in combinations_with_replacement(range(len(frames)), 2):
+        for hit in ({first, last}, range(first, last + 1)):
+            data = bytearray(files[STATES])
+            for number in hit:
+                data[frames[number].begin] ^= 1
+            found = contents_in({**files, STATES: bytes(data)})
+            below += check_floors(found, owner)
+            if first == last < len(frames) - 2:  # one damaged record costs no other state
+                whole = {name for name, (key, _) in found.states.items() if key == newest[name][0]}
+                assert not whole & {each.name for each in found.lost}
+    assert below > 0
 
 
 @pytest.mark.thorough
