@@ -9,13 +9,13 @@ frame were on disk. Otherwise these bytes were in flight at a crash: the tail is
 record. The whole frames behind the damage still count. The rounds list the states that they have confirmed,
 so states lost by the damage have names.
 
-Damage of several records may also hide a state together with its round. If no round from this damage to the
-newest round lists a name, its state may be older than the floor says, so a state below the floor counts as
-lost. So does a state that is older than these rounds list, even if the newest round was in flight, because
-its floor counts.
+Damage may also hide a state together with its round. Each round has the numbers of the two
+before it, so a reader notices hidden rounds, and the states of the one before it. If two rounds in a row are
+hidden, and no later round lists a name, its state may be older than the newest floor says, so a state below
+the floor counts as lost. So does a state that is older than
+these rounds list, even if the newest round was in flight, because its floor counts.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -106,7 +106,7 @@ def contents_of(scans: Sequence[Scan], names: Sequence[SegmentName]) -> Contents
     states = _newest_states(readable, forgotten)
     expected = _expected(scans, on_disk, damaged, forgotten)
     if damaged or missing:
-        listed, is_complete = _listed(scans, sorted(map(_number, readable)), forgotten)
+        listed, is_complete = _listed(scans, forgotten)
         for name, (key, _) in states.items():
             floor = 0 if is_complete else floors.get(name.home, 0)
             order = listed.get(name, (key.generation, floor))
@@ -241,42 +241,35 @@ def _expected(
 
 
 def _listed(
-    scans: Sequence[Scan], numbers: Sequence[int], forgotten: Mapping[str, int]
+    scans: Sequence[Scan], forgotten: Mapping[str, int]
 ) -> tuple[dict[StateName, tuple[int, int]], bool]:
-    """Return the newest listed state of each name, from the newest round back to the last damage before it.
+    """Return the newest listed state of each name, from the newest round back to the first hidden one.
 
-    Returns also whether a list of all states is among these rounds. One missing record does not count as
-    damage here: it is a state that a later round lists, or a round whose states are there.
-
-    Args:
-        numbers: Numbers of all readable records, in order.
+    Returns also whether the walk has ended at a list of all states, or at the first round of all.
     """
+    rounds = [
+        found.record for each in scans for found in _readable(each) if isinstance(found.record, RoundRecord)
+    ]
+    by_number = {record.number: record for record in rounds}
+    lists = [record.number for record in rounds if record.is_directory]
     listed: dict[StateName, tuple[int, int]] = {}
-    for each in reversed(scans):
-        behind, later, hidden, has_gap = 0, 0, 0, False
-        for found in reversed(_readable(each)):
-            record = found.record
-            if not later and not isinstance(record, RoundRecord):
-                continue
-            has_gap |= found.frame.end < behind
-            behind = found.frame.position
-            if isinstance(record, SyncedRecord):
-                continue
-            if has_gap:
-                between = bisect_left(numbers, later) - bisect_right(numbers, record.number)
-                hidden += later - record.number - 1 - between
-                if record.number >= later or hidden > 1:
-                    return listed, False
-                has_gap = False
-            later = record.number
-            if isinstance(record, RoundRecord):
-                for key in record.states:
-                    if record.number > forgotten.get(key.home, 0):
-                        listed[key.name] = max(listed.get(key.name, (0, 0)), key.order)
-                if record.is_directory:
-                    return listed, True
-        if later:
-            break  # a list of all states precedes each round of a file, so damage hides this one
+    record = rounds[-1] if rounds else None
+    while record is not None:
+        for key in record.states:
+            if record.number > forgotten.get(key.home, 0):
+                listed[key.name] = max(listed.get(key.name, (0, 0)), key.order)
+        if record.is_directory:
+            return listed, True
+        before, previous = record.previous
+        newest_list = max([number for number in lists if number < record.number], default=0)
+        # A round lists the states of the previous one, too, so one hidden round hides nothing.
+        if newest_list > before:
+            following: RoundRecord | None = by_number[newest_list]
+        elif before:
+            following = by_number.get(previous) or by_number.get(before)
+        else:
+            return listed, True
+        record = following if following is not None and following.number < record.number else None
     return listed, False
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from adam_async.errors import DataError
 from adam_async.persistence.contents import Contents, Location
-from adam_async.persistence.findings import Damage, LostState
+from adam_async.persistence.findings import Damage
 from adam_async.persistence.frames import frame_at
 from adam_async.persistence.identity import Identity
 from adam_async.persistence.keys import StateKey
@@ -64,6 +64,10 @@ class Folder:
         self._durable_sizes = dict(contents.files)
         self.usage = Usage(contents)
         self._number = contents.number
+        self._previous = contents.number, contents.number
+        """Numbers of the last two rounds on disk; see `RoundRecord.previous`."""
+        self._lost = {each.name: each.order for each in contents.lost}
+        """Generation and position of states that damage has cost."""
         self._full: set[str] = set()
         self.floors: dict[str, int] = dict(contents.floors)
         """Position up to which entries are not needed, by home, as in the last round on disk."""
@@ -141,8 +145,15 @@ class Folder:
     def forget(self, home: str) -> None:
         """Forget the states and entries of a bundle."""
         self.usage.forget(home)
+        self._lost = {name: order for name, order in self._lost.items() if name.home != home}
         self.floors = {each: position for each, position in self.floors.items() if each != home}
         self.forgotten[home] = self._number
+
+    def known(self, keys: Sequence[StateKey]) -> list[StateKey]:
+        """Return the last key of each name, without those of forgotten bundles."""
+        states = self.usage.states
+        last = {key.name: key for key in keys}
+        return [key for key in last.values() if key.name in states and states[key.name][0].order >= key.order]
 
     def round_of(self, keys: Sequence[StateKey], floors: dict[str, int], as_of: float | None) -> RoundRecord:
         """Return the record of a round, with the facts of the folder."""
@@ -153,26 +164,34 @@ class Folder:
             floors=floors,
             forgotten=dict(self.forgotten),
             files=self._files_without(self.superfluous(floors)),
+            previous=self._previous,
         )
 
-    def losses(self, lost: Sequence[LostState], damages: Sequence[Damage]) -> Payload:
+    def ended(self, record: RoundRecord) -> None:
+        """Note that a round is on disk."""
+        self.floors = record.floors
+        self._previous = self._previous[1], record.number
+
+    def losses(self, damages: Sequence[Damage]) -> Payload:
         """Return the list of all states with a record of damage, which later openings find under any names of
         the files."""
-        record = self._list_of_states(lost)
+        record = self._list_of_states()
+        self._previous = record.number, record.number  # rounds before it may be hidden
         damaged = {each.segment: each.position + 1 for each in damages}
         return payload_of(msgspec.structs.replace(record, files={**record.files, **damaged}))
 
-    def directory(self, lost: Sequence[LostState] = ()) -> Payload:
+    def directory(self) -> Payload:
         """Return the list of all states, for the beginning of a new file.
 
-        Args:
-            lost: States lost by damage. The list includes them, so a later opening names them again.
+        It includes states lost by damage, so later openings name them until newer ones are on disk.
         """
-        return payload_of(self._list_of_states(lost))
+        return payload_of(self._list_of_states())
 
-    def _list_of_states(self, lost: Sequence[LostState]) -> RoundRecord:
+    def _list_of_states(self) -> RoundRecord:
         keys = {name: key for name, (key, _) in self.usage.states.items()}
-        keys.update({key.name: key for key in _keys_of(lost)})
+        for name, order in self._lost.items():
+            if name not in keys or keys[name].order < order:
+                keys[name] = StateKey(*name, *order, 0)
         record = self.round_of(list(keys.values()), self.floors, self.as_of)
         return msgspec.structs.replace(record, is_directory=True)
 
@@ -250,7 +269,3 @@ class Folder:
 
     def __repr__(self) -> str:
         return f"<Folder {self._path} {len(self.usage.sizes)} files>"
-
-
-def _keys_of(lost: Sequence[LostState]) -> list[StateKey]:
-    return [StateKey(*each.name, *each.order, 0) for each in lost]

@@ -7,8 +7,8 @@ Repairs, in this order, so that a crash in between loses nothing and the next op
 2. States and entries that only damaged files have are appended to new files, with a record of the damage and
    the losses, and synced.
 3. Damaged files are renamed. No later opening reads them.
-4. A new list of all states is appended, and synced. Until then each opening reports the damage. The list has
-   the lost states too, so later openings name them until newer states, or another list, are on disk.
+4. A new list of all states is appended, and synced. Until then each opening reports the damage. Lists
+   include the lost states, so later openings name them until newer ones are on disk.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -190,12 +190,12 @@ async def _repaired(disk: Disk, path: Path, folder: Folder, contents: Contents) 
     try:
         await _save_states(folder, contents)
         entries = await _save_entries(folder, contents)
-        await folder.append_states([folder.losses(contents.lost, contents.damages)])
+        await folder.append_states([folder.losses(contents.damages)])
         await folder.states.sync()
         for damage in contents.damages:
             if damage.quarantined_as:
                 await disk.rename(path / damage.segment, path / damage.quarantined_as)
-        await folder.append_states([folder.directory(contents.lost)])
+        await folder.append_states([folder.directory()])
         await folder.states.sync()
     except DiskFull:
         raise ConfigError(

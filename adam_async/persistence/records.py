@@ -77,7 +77,8 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True, tag="round"):
     """Wall-clock time up to which all updates are in the files, in seconds since 1970; None if it is
     unknown."""
     states: tuple[StateKey, ...]
-    """Keys of the states since the last round; in a directory the newest key of every state."""
+    """Keys of the states of this round and of the one before it; in a directory the newest key of every
+    state."""
     floors: dict[Home, Number]
     """Position up to which the files need no entries, by home, because the states have them."""
     forgotten: dict[Home, Number]
@@ -85,6 +86,9 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True, tag="round"):
     files: dict[str, Number]
     """Size that each file of the folder has on disk at least, by name; other files are superfluous."""
     is_directory: bool = False
+    previous: tuple[Number, Number] = (0, 0)
+    """Numbers of the last two rounds before this one, the older one first; 0 for none. A reader thus notices
+    hidden rounds. In the first round after an opening both are the number of the last record of any kind."""
 
 
 class SyncedRecord(msgspec.Struct, frozen=True, array_like=True, tag="synced"):

@@ -103,6 +103,10 @@ class Rounds:
         self._wake = asyncio.Event()
         self._error: Exception | None = None
         self._has_forgotten = False
+        self._unlisted: list[StateKey] = []
+        """Keys of states on disk whose round found no room for its record."""
+        self._listed: list[StateKey] = []
+        """Keys of the last round, which the next one lists again."""
         self._unreadable: set[StateName] = set()
         """Names whose states on disk could not be read for compaction."""
         self._current: _Round | None = None
@@ -349,20 +353,23 @@ class Rounds:
         folder = self._folder
         floors = current.floors if current.is_complete else folder.floors
         superfluous = folder.superfluous(floors)
-        if not (current.keys or superfluous or self._has_forgotten or floors != folder.floors):
+        keys = folder.known([*self._unlisted, *current.keys])
+        if not (keys or superfluous or self._has_forgotten or floors != folder.floors):
             self._finish(current)
             return
         as_of = current.as_of if current.is_complete else folder.as_of
         has_forgotten, self._has_forgotten = self._has_forgotten, False
         try:
-            await folder.append_states([payload_of(folder.round_of(current.keys, floors, as_of))])
+            record = folder.round_of(folder.known([*self._listed, *keys]), floors, as_of)
+            await folder.append_states([payload_of(record)])
         except DiskFull:
-            self._has_forgotten = has_forgotten
+            self._has_forgotten, self._unlisted = has_forgotten, keys
             folder.note_room(STATES, False)
             await folder.states.sync()
             return
         await folder.states.sync()
-        folder.floors = floors
+        folder.ended(record)
+        self._listed, self._unlisted = keys, []
         self._finish(current)
         await folder.remove(superfluous)
         with suppress(DiskFull):

@@ -110,6 +110,12 @@ async def read_unchecked(self: Folder, location) -> bytes:
     return await self._disk.read_part(self._path / location.segment, location.content, location.end)
 
 
+def list_without_losses(self, *_):
+    """Make the list of a repair without the lost states."""
+    self._lost.clear()
+    return self.directory()
+
+
 ABLATIONS = (
     Ablation(
         "a round is synced before its end", SegmentWriter, "sync", confirm_without_sync, crash_everywhere
@@ -137,7 +143,7 @@ ABLATIONS = (
         "the record of damage comes before new names",
         Folder,
         "losses",
-        lambda self, *_: self.directory(),
+        list_without_losses,
         crash_repairs,
     ),
     Ablation(

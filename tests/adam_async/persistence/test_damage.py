@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Iterable
 from itertools import combinations_with_replacement
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from adam_async.persistence.contents import Contents
 from adam_async.persistence.folder import DamagedState
 from adam_async.persistence.keys import EntryKey, StateName
+from adam_async.persistence.scan import Found
+from adam_async.persistence.settings import FlushSettings
 from adam_async.simulation.disk_model import DiskModel
 from tests.adam_async.crash_images import disk_model_of
 from tests.adam_async.persistence.disks import Running, flip, on_a_node
@@ -59,44 +62,106 @@ def check_floors(found: Contents, owner: Owner) -> int:
     return below
 
 
-def test_no_two_damaged_frames_let_an_older_state_count_as_one_at_the_floor():
-    """Every pair of frames, and every run of frames, as a rotten sector hits them."""
-    disk_model = DiskModel(random.Random(1))
-    owner = Owner("a", "b")
+def frames_in(files: dict[str, bytes]) -> list[tuple[str, Found]]:
+    """Return the frames of all files of states after their starts, with the names of the files."""
+    names = [name for name in files if name.startswith("states")]
+    return [(name, found) for name in names for found in known_scan(name, files[name]).records]
+
+
+def with_damage(files: dict[str, bytes], hits: Iterable[tuple[str, Found]]) -> dict[str, bytes]:
+    """Return files with a flipped bit in each of some frames."""
+    data = {name: bytearray(content) for name, content in files.items()}
+    for name, found in hits:
+        data[name][found.frame.begin] ^= 1
+    return {name: bytes(content) for name, content in data.items()}
+
+
+def two_sessions(settings: FlushSettings) -> tuple[DiskModel, Owner]:
+    """Return the disk of a store that was opened twice, with one changed state in most rounds."""
+    disk_model, owner = DiskModel(random.Random(1)), Owner("a", "b")
+
+    async def use(node):
+        for rounds in ("a1 a2 b1", "a3", "a1", "b1"), ("a1 b2", "a1", "a2", "b1", "b1"):
+            store = store_of(node.open_disk(), owner, settings=settings)
+            async with Running(store):
+                for names in rounds:
+                    for name in names.split():
+                        owner.update(store, name[0], int(name[1]))
+                    await store.flush()
+
+    on_a_node(use, disk_model=disk_model)
+    return disk_model, owner
+
+
+@pytest.mark.parametrize("segment_bytes", [1500, 8192])
+def test_no_two_damaged_frames_let_an_older_state_count_as_one_at_the_floor(segment_bytes):
+    """Every pair of frames, and every run of frames, as rotten sectors hit them."""
+    disk_model, owner = two_sessions(FlushSettings(segment_bytes=segment_bytes, batch_bytes=2048))
+    files = files_of(disk_model)
+    newest = contents_in(files).states
+    frames = frames_in(files)
+    below = 0
+    for first, last in combinations_with_replacement(range(len(frames)), 2):
+        for hits in ((frames[first], frames[last]), frames[first : last + 1]):
+            found = contents_in(with_damage(files, hits[:1] if first == last else hits))
+            below += check_floors(found, owner)
+            if first == last:  # one damaged record costs no other state
+                whole = {name for name, (key, _) in found.states.items() if key == newest[name][0]}
+                assert not whole & {each.name for each in found.lost}
+    assert below > 0
+
+
+@pytest.mark.parametrize("segment_bytes", [1500, 8192])
+def test_a_lost_state_does_not_count_at_the_floor_of_a_later_session(segment_bytes):
+    settings = FlushSettings(segment_bytes=segment_bytes, batch_bytes=2048)
+    disk_model, owner = two_sessions(settings)
+    files = files_of(disk_model)
+    states = contents_in(files).states
+    _, location = states[StateName("a", 1)]
+    flip(disk_model, HOME / location.segment, location.content)
+    owner.unready = {StateName("a", 1)}
+
+    async def use(node):
+        for _ in range(3):
+            store = store_of(node.open_disk(), owner, settings=settings)
+            async with store.opened():
+                assert [each.name for each in store.recovery.lost] == [StateName("a", 1)]
+            store = store_of(node.open_disk(), owner, settings=settings)
+            async with Running(store):
+                owner.update(store, "b", 1)
+                await store.flush()
+            check_floors(contents_in(files_of(node.disk_model)), owner)
+
+    on_a_node(use, disk_model=disk_model)
+
+
+def test_a_round_without_room_for_its_record_is_listed_by_the_next_one():
+    owner = Owner("a")
 
     async def use(node):
         store = store_of(node.open_disk(), owner)
         async with Running(store):
-            for home, shard in [
-                ("a", 1),
-                ("a", 2),
-                ("b", 1),
-                ("a", 1),
-                ("a", 1),
-                ("b", 1),
-                ("a", 2),
-                ("b", 2),
-            ]:
-                owner.update(store, home, shard)
-                await store.flush()
+            owner.update(store, "a", 1)
+            owner.update(store, "a", 2)
+            await store.flush()
+            states = contents_in(files_of(node.disk_model)).states.values()
+            room = sum([location.nbytes for _, location in states])
+            node.disk_model.capacity_bytes = node.disk_model.used_bytes + room + 10
+            owner.update(store, "a", 1)
+            owner.update(store, "a", 2)
+            await store.flush()
+            assert store.statistics().is_full
+            assert store.statistics().dirty == 0
+            node.disk_model.capacity_bytes = 1 << 20
+            owner.update(store, "a", 3)
+            await store.flush()
+        return node.disk_model
 
-    on_a_node(use, disk_model=disk_model)
-    files = files_of(disk_model)
-    frames = [found.frame for found in known_scan(STATES, files[STATES]).records]
-    newest = contents_in(files).states
-    assert len(frames) > 20
-    below = 0
-    for first, last in combinations_with_replacement(range(len(frames)), 2):
-        for hit in ({first, last}, range(first, last + 1)):
-            data = bytearray(files[STATES])
-            for number in hit:
-                data[frames[number].begin] ^= 1
-            found = contents_in({**files, STATES: bytes(data)})
-            below += check_floors(found, owner)
-            if first == last < len(frames) - 2:  # one damaged record costs no other state
-                whole = {name for name, (key, _) in found.states.items() if key == newest[name][0]}
-                assert not whole & {each.name for each in found.lost}
-    assert below > 0
+    files = files_of(on_a_node(use))
+    _, location = contents_in(files).states[StateName("a", 1)]
+    damaged = [each for each in frames_in(files) if each[1].frame.position == location.position]
+    found = contents_in(with_damage(files, damaged))
+    assert StateName("a", 1) in {each.name for each in found.lost}
 
 
 @pytest.mark.thorough
