@@ -9,11 +9,11 @@ frame were on disk. Otherwise these bytes were in flight at a crash: the tail is
 record. The whole frames behind the damage still count. The rounds list the states that they have confirmed,
 so states lost by the damage have names.
 
-Damage may also hide a state together with its round. Each round has the numbers of the two
-before it, so a reader notices hidden rounds, and the states of the one before it. If two rounds in a row are
-hidden, and no later round lists a name, its state may be older than the newest floor says, so a state below
-the floor counts as lost. So does a state that is older than
-these rounds list, even if the newest round was in flight, because its floor counts.
+Damage may also hide a state together with its round. Each round has the numbers of the two rounds before it,
+so that a reader notices hidden rounds. It also lists the states of the round before it again. If two rounds
+in a row are hidden, and no later round lists a name, its state may be older than the newest floor says, so a
+state below the floor counts as lost. So does a state that is older than these rounds list, even if the newest
+round was in flight, because its floor counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -147,10 +147,8 @@ def _readable(each: Scan) -> tuple[Found, ...]:
 
 
 def _newest_round(scans: Sequence[Scan]) -> RoundRecord | None:
-    """Return the last round in the order of places. The list in its file may have a higher number."""
-    rounds = [
-        found.record for each in scans for found in _readable(each) if isinstance(found.record, RoundRecord)
-    ]
+    """Return the last round by place. Its number may be lower than that of the list in its file."""
+    rounds = _rounds(scans)
     return rounds[-1] if rounds else None
 
 
@@ -243,34 +241,34 @@ def _expected(
 def _listed(
     scans: Sequence[Scan], forgotten: Mapping[str, int]
 ) -> tuple[dict[StateName, tuple[int, int]], bool]:
-    """Return the newest listed state of each name, from the newest round back to the first hidden one.
+    """Return the newest listed state of each name, from the newest round back to two hidden ones in a row.
 
-    Returns also whether the walk has ended at a list of all states, or at the first round of all.
+    Returns also whether the walk has ended at a list of all states instead, or at the first round of all.
     """
-    rounds = [
-        found.record for each in scans for found in _readable(each) if isinstance(found.record, RoundRecord)
-    ]
+    rounds = _rounds(scans)
     by_number = {record.number: record for record in rounds}
-    lists = [record.number for record in rounds if record.is_directory]
+    newest_list = max([record.number for record in rounds if record.is_directory], default=0)
     listed: dict[StateName, tuple[int, int]] = {}
     record = rounds[-1] if rounds else None
     while record is not None:
         for key in record.states:
             if record.number > forgotten.get(key.home, 0):
                 listed[key.name] = max(listed.get(key.name, (0, 0)), key.order)
-        if record.is_directory:
+        last_but_one, last = record.previous
+        if record.is_directory or not (last_but_one or newest_list):
             return listed, True
-        before, previous = record.previous
-        newest_list = max([number for number in lists if number < record.number], default=0)
-        # A round lists the states of the previous one, too, so one hidden round hides nothing.
-        if newest_list > before:
-            following: RoundRecord | None = by_number[newest_list]
-        elif before:
-            following = by_number.get(previous) or by_number.get(before)
-        else:
-            return listed, True
-        record = following if following is not None and following.number < record.number else None
+        # A round lists the states of the last one, too, so one hidden round hides nothing.
+        earlier = [newest_list] if newest_list > last_but_one else [last, last_but_one]
+        known = [by_number[number] for number in earlier if number in by_number]
+        record = next((each for each in known if each.is_directory or each.number < record.number), None)
     return listed, False
+
+
+def _rounds(scans: Sequence[Scan]) -> list[RoundRecord]:
+    """Return the readable rounds and lists of all states, by place."""
+    return [
+        found.record for each in scans for found in _readable(each) if isinstance(found.record, RoundRecord)
+    ]
 
 
 def _next_files(names: Sequence[SegmentName]) -> dict[str, int]:

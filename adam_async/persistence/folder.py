@@ -149,11 +149,10 @@ class Folder:
         self.floors = {each: position for each, position in self.floors.items() if each != home}
         self.forgotten[home] = self._number
 
-    def known(self, keys: Sequence[StateKey]) -> list[StateKey]:
-        """Return the last key of each name, without those of forgotten bundles."""
+    def newest(self, keys: Sequence[StateKey]) -> list[StateKey]:
+        """Return the newest keys of the same names, without those of forgotten bundles."""
         states = self.usage.states
-        last = {key.name: key for key in keys}
-        return [key for key in last.values() if key.name in states and states[key.name][0].order >= key.order]
+        return [states[name][0] for name in dict.fromkeys([key.name for key in keys]) if name in states]
 
     def round_of(self, keys: Sequence[StateKey], floors: dict[str, int], as_of: float | None) -> RoundRecord:
         """Return the record of a round, with the facts of the folder."""
@@ -169,12 +168,15 @@ class Folder:
 
     def ended(self, record: RoundRecord) -> None:
         """Note that a round is on disk."""
-        self.floors = record.floors
+        floors = record.floors.items()
+        self.floors = {home: floor for home, floor in floors if record.number > self.forgotten.get(home, 0)}
         self._previous = self._previous[1], record.number
 
     def losses(self, damages: Sequence[Damage]) -> Payload:
-        """Return the list of all states with a record of damage, which later openings find under any names of
-        the files."""
+        """Return the list of all states with a record of damage, with which the rounds begin anew.
+
+        Later openings find the damage under any names of the files.
+        """
         record = self._list_of_states()
         self._previous = record.number, record.number  # rounds before it may be hidden
         damaged = {each.segment: each.position + 1 for each in damages}

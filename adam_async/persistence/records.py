@@ -88,7 +88,8 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True, tag="round"):
     is_directory: bool = False
     previous: tuple[Number, Number] = (0, 0)
     """Numbers of the last two rounds before this one, the older one first; 0 for none. A reader thus notices
-    hidden rounds. In the first round after an opening both are the number of the last record of any kind."""
+    hidden rounds. In the first round after an opening both are the number of the last record of any kind, and
+    after a repair the number of its list of all states."""
 
 
 class SyncedRecord(msgspec.Struct, frozen=True, array_like=True, tag="synced"):

@@ -353,17 +353,18 @@ class Rounds:
         folder = self._folder
         floors = current.floors if current.is_complete else folder.floors
         superfluous = folder.superfluous(floors)
-        keys = folder.known([*self._unlisted, *current.keys])
+        keys = folder.newest([*self._unlisted, *current.keys])
         if not (keys or superfluous or self._has_forgotten or floors != folder.floors):
             self._finish(current)
             return
         as_of = current.as_of if current.is_complete else folder.as_of
         has_forgotten, self._has_forgotten = self._has_forgotten, False
         try:
-            record = folder.round_of(folder.known([*self._listed, *keys]), floors, as_of)
+            record = folder.round_of(folder.newest([*self._listed, *keys]), floors, as_of)
             await folder.append_states([payload_of(record)])
         except DiskFull:
-            self._has_forgotten, self._unlisted = has_forgotten, keys
+            self._has_forgotten |= has_forgotten
+            self._unlisted = keys
             folder.note_room(STATES, False)
             await folder.states.sync()
             return

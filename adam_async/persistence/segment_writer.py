@@ -104,6 +104,9 @@ class SegmentWriter:
         self._durable_sizes = durable_sizes
         self.beginning: Callable[[], Sequence[Payload]] = tuple
         """Callback that returns the records for the begin of a new file."""
+        self._is_new = False
+        """Whether the records for the beginning of the file are still to be appended, perhaps after a full
+        disk."""
         self._position = 0
         self._durable = 0
         self.written_bytes = 0
@@ -133,11 +136,18 @@ class SegmentWriter:
             DiskFull: The disk is full; nothing is appended.
             DiskFailed: The write failed.
         """
-        before: Sequence[Payload] = ()
         if not self._position or self._position >= self._segment_bytes:
             await self._begin_file()
-            before = self.beginning()
-        return (await self._append([*before, *payloads]))[len(before) :]
+            self._is_new = True
+        before = self.beginning() if self._is_new else ()
+        try:
+            locations = await self._append([*before, *payloads])
+        except DiskFull:
+            if not before:
+                raise
+            return await self._append(payloads)  # this may make the room that the beginning needs
+        self._is_new = False
+        return locations[len(before) :]
 
     async def _append(self, payloads: Sequence[Payload]) -> list[Location]:
         path, begin = self._folder / self.segment, self._position

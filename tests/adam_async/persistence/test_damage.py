@@ -135,6 +135,33 @@ def test_a_lost_state_does_not_count_at_the_floor_of_a_later_session(segment_byt
     on_a_node(use, disk_model=disk_model)
 
 
+def test_a_full_disk_at_the_beginning_of_a_file_hides_no_lost_state():
+    disk_model, owner = small_store()
+    location = contents_in(files_of(disk_model)).states[StateName("a", 2)][1]
+    flip(disk_model, HOME / STATES, location.content)
+
+    async def use(node):
+        store = store_of(node.open_disk(), owner)
+        async with store.opened():
+            assert [each.name for each in store.recovery.lost] == [StateName("a", 2)]
+        store = store_of(node.open_disk(), owner)
+        async with Running(store):
+            node.disk_model.capacity_bytes = (
+                node.disk_model.used_bytes + 130
+            )  # the start of a file, and no list
+            owner.update(store, "a", 1)
+            await store.flush()
+            assert store.statistics().is_full
+            node.disk_model.capacity_bytes = 1 << 20
+            await store.flush()
+            assert store.statistics().dirty == 0
+        store = store_of(node.open_disk(), owner)
+        async with store.opened():
+            assert [each.name for each in store.recovery.lost] == [StateName("a", 2)]
+
+    on_a_node(use, disk_model=disk_model)
+
+
 def test_a_round_without_room_for_its_record_is_listed_by_the_next_one():
     owner = Owner("a")
 

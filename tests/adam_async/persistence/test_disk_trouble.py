@@ -80,7 +80,7 @@ def test_a_round_that_a_full_disk_cuts_short_frees_the_files_that_it_made_superf
             files = set(files_of(node.disk_model))
             assert len(files) > 3
             # Each round writes some states; the room that their old files leave serves the next round.
-            fill(node, 9000)
+            fill(node, 11000)
             for _ in range(3):
                 for shard in range(30):
                     owner.update(store, "a", shard)
