@@ -2,7 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
+from adam_async.persistence.scan import SUFFIX
 from adam_async.simulation.checkers.saved_pushes import Losses
 from adam_async.simulation.faults import Strike, check_noticed, is_running
 from adam_async.simulation.nodes import Node, World
@@ -179,10 +182,19 @@ class PowerFaults:
         self._cluster.states.forget(node.name)
         flipped = 0
         for _ in range(MOST_TRIES):
-            flipped = flipped or node.disk_model.rot(
-                lambda path, _: path.suffix == ".segment" and self._dice.chance(ROTTEN)
-            )
+            flipped = flipped or node.disk_model.rot(partial(self._may_rot, node))
         return flipped
+
+    def _may_rot(self, node: Node, path: Path, sector: int) -> bool:
+        """Decide whether a sector of a server's disk rots.
+
+        The start of a folder's only file stays whole: without any start a server refuses the folder, until an
+        operator moves it away.
+        """
+        if path.suffix != SUFFIX or not self._dice.chance(ROTTEN):
+            return False
+        files = [name for name in node.disk_model.folder(path.parent)[1] if name.endswith(SUFFIX)]
+        return sector > 0 or len(files) > 1
 
     async def _end_one(self, world: World, fault: Fault) -> None:
         """End one server, and start it again with its disk."""
