@@ -90,8 +90,7 @@ class Contents:
     transforms: Sequence[Mapping[str, Any]] | None = None
     init: Model | None = None
     attach: Attach | None = None
-    """Request to take over a run, with the names of all options that file, environment or command line
-    set."""
+    """Request to take over a run, with the names of all options that are set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,9 +398,7 @@ async def configure(
     *,
     launched: bool = False,
 ) -> Config:
-    """Merge the options of a checkpoint or the defaults, the file, the environment and the command line.
-
-    A later source overrides an earlier one.
+    """Merge the options of defaults or a checkpoint, file, environment and command line; the last one wins.
 
     Args:
         launched: Whether the workers run on other machines, with more cores than this one.
@@ -500,10 +497,7 @@ async def _config_file(options: TrainOptions, disk: Disk) -> Mapping[str, Any]:
 
 
 async def _attach_of(options: TrainOptions, environment: Mapping[str, str], disk: Disk) -> Attach | None:
-    """Return the request to take over a run; None without `--attach`.
-
-    The request has the names of all options that file, environment or command line set.
-    """
+    """Return the request to take over a run, with the names of all set options; None without `--attach`."""
     if options.attach is None:
         return None
     layers = (await _config_file(options, disk), from_environment(environment), options.layer())

@@ -99,15 +99,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     partitions: int = 1
     """Number of workers over which the model of a replica is cut."""
     plan: Literal["vertical", "layers"] = "vertical"
-    """Partition plan: each layer is cut over all workers, as in the paper, or each worker has consecutive
-    layers."""
+    """Partition plan: a cut of each layer over all workers (the paper's), or consecutive layers to each."""
     halo: Literal["auto", "exchange", "recompute"] = "auto"
-    """Source of image rows that two workers need, with plan ``vertical``: they are sent, or computed
-    twice."""
+    """Way to the image rows that two workers need, with plan ``vertical``: sent, or computed twice."""
     epoch_fraction: float = 0.75
-    """Share of the live replicas, or of the images (`epoch_rule`), that has to be finished for an epoch to
-    end. Skipped images come first in the next epoch. The option has no effect with ``ssp`` and ``bsp``, which
-    skip no images."""
+    """Share of the live replicas, or of the images (`epoch_rule`), whose finish ends an epoch. Skipped images
+    come first in the next epoch. The option has no effect with ``ssp`` and ``bsp``, which skip no images."""
     epoch_rule: Literal["replicas", "images"] = "replicas"
     """Unit of `epoch_fraction`: replicas that have trained their share, or images of one pool. No pool exists
     with ``ssp`` and ``bsp``."""

@@ -18,10 +18,9 @@ In blocking mode (`max_staleness=0`) `step()` waits for its exchange. The store 
 and writes values into the parameters, if these are contiguous memory of the CPU. After a failed exchange
 gradients and parameters get new memory, so a late answer changes no parameter, and a late push has the
 gradients of its step. Factors share the memory of the program's batches, so pushes copy them. In all other
-cases gradients and values have `Staging` memory. With `max_staleness` above 0, up to that number of exchanges
-stay in flight during the next forward and backward passes, and a later `step()` copies values that have
-arrived into the parameters. Only `step()`, `pull()` and `flush()` change parameters, never between a forward
-pass and its backward pass.
+cases gradients and values have `Staging` memory. Up to `max_staleness` exchanges stay in flight during the
+next forward and backward passes, and a later `step()` copies values that have arrived into the parameters.
+Only `step()`, `pull()` and `flush()` change parameters, never between a forward pass and its backward pass.
 
 The rule's state (momentum, means) is on the servers. With `pull_every` above 1 each `step()` takes a local
 step, ``p -= rate * gradient``, in parameters with the rule `Sgd`, as the workers of this package do
@@ -89,8 +88,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         factors: Whether the gradient of an `nn.Linear` weight is pushed as two factors if these have fewer
             values (see `adam_async.torch.factors`). Such a weight has no `grad`, so gradient clipping does
             not see it.
-        allow_unused: Whether a push leaves out parameters without a gradient; otherwise such a parameter is
-            an error.
+        allow_unused: Whether a push may lack parameters without a gradient; otherwise they are errors.
 
     Raises:
         ConfigError: An argument is invalid.
