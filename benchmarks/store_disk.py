@@ -90,10 +90,10 @@ def specs_of(model: str) -> dict[str, ArraySpec]:
 
 @asynccontextmanager
 async def started(
-    folder: Path | None, *, flush_s: float, within: Sequence[str] = ()
+    folder: Path | None, *, flush_s: float, servers: int = len(NODES), within: Sequence[str] = ()
 ) -> AsyncIterator[Cluster]:
-    """Run a controller and two servers for a block; with `folder` on disks."""
-    cluster = Cluster(folder, servers=len(NODES), flush_s=flush_s, within=within)
+    """Run a controller and servers for a block; with `folder` on disks."""
+    cluster = Cluster(folder, servers=servers, flush_s=flush_s, within=within)
     try:
         await cluster.start()
         yield cluster
@@ -266,9 +266,9 @@ def median_interval(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 def train(model: str, epochs: int, words: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Train a model; returns the report."""
+    """Train a model with two workers; returns the report."""
     file = folder / "report.json"
-    command = [sys.executable, "-m", "adam_async", "train", "--processes", "--servers", "2"]
+    command = [sys.executable, "-m", "adam_async", "train", "--processes"]
     command += ["--replicas", "2", "--data", "mnist", "--model", model, "--epochs", str(epochs)]
     done = subprocess.run(
         [*command, "--report", str(file), *words], capture_output=True, text=True, timeout=epochs * EPOCH_S
@@ -323,7 +323,7 @@ def rates(model: str, copies: int, folder: Path, options: argparse.Namespace) ->
         if number < options.durable_runs:
             names.append("durable")
         for name in names:
-            words = ["--copies", str(copies), *kinds[name]]
+            words = ["--servers", "2", "--copies", str(copies), *kinds[name]]
             report = train(model, options.epochs, words, store)
             found[name].append(report["totals"]["images_per_s"])
             print(f"{model}, {copies} copies, {name}: {found[name][-1]:.0f} images/s", flush=True)
