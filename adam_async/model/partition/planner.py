@@ -16,7 +16,7 @@ a layer that has parameters, if the model has enough such layers.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, combinations, pairwise
-from math import inf
+from math import inf, prod
 from typing import Literal
 
 from adam_async.errors import ModelError
@@ -185,9 +185,13 @@ def layers_plan(
     def busiest(edges: Sequence[int]) -> float:
         return max(before[stop] - before[start] for start, stop in pairwise(edges))
 
+    def cost(edges: Sequence[int]) -> tuple[float, int]:
+        """Return the time of the busiest worker, then the values that the layers before the edges send."""
+        return busiest(edges), sum(prod(topology.layers[edge - 1].output_shape) for edge in edges[1:-1])
+
     found: list[tuple[float, int, PartitionPlan]] = []
     best = inf
-    for edges in sorted(_candidates(topology, workers), key=busiest):
+    for edges in sorted(_candidates(topology, workers), key=cost)[:MOST_PREDICTED]:
         if busiest(edges) > best * BALANCE:  # the cost without crossings; the candidates are sorted by it
             break
         plan = _consecutive(topology, edges)
@@ -213,14 +217,20 @@ def _starts(topology: Topology, workers: int) -> list[int]:
 
 
 MOST_CANDIDATES = 20_000
-"""Maximum number of cuts that a layers plan compares."""
+"""Maximum number of cuts that a layers plan compares by their busiest worker and their crossings."""
+
+MOST_PREDICTED = 256
+"""Maximum number of cuts whose seconds a layers plan predicts; equal layers have thousands of equal cuts."""
 
 
 def _candidates(topology: Topology, workers: int) -> Iterator[tuple[int, ...]]:
-    """Yield the edges between the parts; only at some layers if there are over `MOST_CANDIDATES` choices."""
+    """Yield the edges between the parts; over `MOST_CANDIDATES` choices, only at evenly spread layers."""
     starts, cuts = _starts(topology, workers), workers - 1
-    while len(starts) > cuts and _choices(len(starts), cuts) > MOST_CANDIDATES:
-        starts = starts[::2] if len(starts) // 2 >= cuts else starts[:cuts]
+    kept = len(starts)
+    while kept > cuts and _choices(kept, cuts) > MOST_CANDIDATES:
+        kept -= 1
+    # The middle one of each equal stretch of the starts.
+    starts = [starts[(2 * number + 1) * len(starts) // (2 * kept)] for number in range(kept)]
     for chosen in combinations(starts, cuts):
         yield 0, *chosen, len(topology.layers)
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adam_async.model import NAMED_MODELS, LayerSpec, ModelError, ModelSpec, mlp, named_model
+from adam_async.model.partition import planner
 from adam_async.model.partition.planner import BALANCE, layers_plan, vertical_plan
 from adam_async.model.partition.prediction import (
     LayerTimes,
@@ -189,6 +190,26 @@ def test_a_slow_layer_has_a_worker_to_itself(slow):
     own = next(part for part in parts if slow in part)
 
     assert [name for name in own if name.startswith("fc")] == [slow]
+
+
+def test_a_limit_of_compared_cuts_leaves_cuts_at_evenly_spread_layers(monkeypatch):
+    monkeypatch.setattr(planner, "MOST_CANDIDATES", 10)
+    network = network_of(mlp((4,) * 10, input_shape=(4, 1, 1)))
+    times = {layer.name: float(layer.name.startswith("fc")) for layer in network.layers}
+    parts = parts_of(network, layers_plan(network, 6, times=LayerTimes(images=4, seconds=times)))
+
+    assert max(sum(name.startswith("fc") for name in part) for part in parts) == 2
+
+
+def test_few_of_many_equal_cuts_are_predicted(monkeypatch):
+    predictions = []
+    monkeypatch.setattr(
+        planner, "predicted_seconds", lambda *args, **rest: predictions.append(args) or float(len(predictions))
+    )
+    monkeypatch.setattr(planner, "MOST_PREDICTED", 5)
+    layers_plan(network_of(mlp((4,) * 10, input_shape=(4, 1, 1))), 4)
+
+    assert len(predictions) <= 5
 
 
 def test_of_equally_fast_plans_the_one_that_sends_least_is_taken():
