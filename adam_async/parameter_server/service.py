@@ -41,7 +41,7 @@ from adam_async.parameter_server.served_store import ServedStore
 from adam_async.parameter_server.server_disk import ServerDisk
 from adam_async.parameter_server.server_links import CopiesPath, ServerLinks
 from adam_async.parameter_server.state import ServerState
-from adam_async.parameter_server.statistics import ServerStatistics
+from adam_async.parameter_server.statistics import ServerStatistics, count_server, count_store
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.parameter_server.store_host import StoreHost
 from adam_async.run.bundle_record import BundleRecord, Member
@@ -426,8 +426,7 @@ class ParameterServer(Role):
             return
         led = [each for each in self.served.values() if each.store.id == body.run and each.is_primary]
         if led:
-            others = [each.state for each in led[1:]]
-            led[0].reports.answer(request, lambda: led[0].state.store_statistics(others))
+            led[0].reports.answer(request, lambda: count_store([each.state for each in led]))
         elif self._store_of(request, body.run, ()) is not None:
             request.fail("not-primary", f"{self._identity.node} is no primary of store {body.run}")
 
@@ -488,7 +487,7 @@ class ParameterServer(Role):
     def statistics(self) -> ServerStatistics:
         """Return the counts of the server, and of its shards in the run in progress or just ended."""
         states = self._states()
-        counts = states[0].statistics(states[1:]) if states else ServerStatistics()
+        counts = count_server(states) if states else ServerStatistics()
         if states:
             counts.disk = self._saved.counts(states[0].store)
         return self._with_common(counts)

@@ -36,7 +36,7 @@ absolute seconds on the caller's clock.
 """
 
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import assert_never
 
@@ -96,12 +96,6 @@ from adam_async.parameter_server.push_queue import PushQueue, most_joined, shard
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.shard import Session, Shard
 from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, same
-from adam_async.parameter_server.statistics import (
-    ServerStatistics,
-    StoreStatistics,
-    count_shards,
-    count_store,
-)
 from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate, WaitingRequests
 from adam_async.run.ids import Replica, ShardId
 
@@ -201,6 +195,7 @@ class ServerState:
 
     def lead(self) -> None:
         """Order pushes from now on, after the applied numbers; all committed entries must be applied."""
+        # Clients send a push again that the lost primary ordered and never committed: its number is free.
         for tables in self.bundle.tables():
             tables.ordered = dict(tables.last_number)
 
@@ -226,6 +221,7 @@ class ServerState:
         effects: list[Effect] = []
         for entry in done:
             effects += self._answer(entry) if self.alone else self._land(entry)
+            # Messages of the new epoch come now, in their order; one of a still later epoch waits again.
             if isinstance(entry, EpochBegan):
                 effects += [effect for waiting in self.epoch_gate.take() for effect in self.handle(waiting)]
         self._clocks_moved |= self.synchronous or any(map(moves_clocks, done))
@@ -236,11 +232,13 @@ class ServerState:
     def _land(self, entry: Entry) -> list[Effect]:
         """Answer the requests of an applied entry if this primary proposed it, and the requests behind it."""
         effects: list[Effect] = []
+        # A former primary, too, applies entries of its successor; those have no request here.
         for each in self._in_flight:
             if each.entry is entry:
                 each.done = True
                 effects += self._answer(entry)
                 break
+        # In bsp contributions pass an assignment under way: requests wait for all entries in front.
         while self._in_flight and self._in_flight[0].done:
             for behind in self._in_flight.popleft().behind:
                 effects += self._answer_behind(behind)
@@ -296,6 +294,7 @@ class ServerState:
 
     def _joins(self, follower: QueuedPush, head: QueuedPush) -> bool:
         """Return whether a push for the same shards may be applied in one batch with `head`."""
+        # An assignment replaces values, so gradients cannot be added to it; refused places differ by push.
         if follower.push.assign or head.push.assign or follower.refused or head.refused:
             return False
         return follower.push.pull == head.push.pull  # the answer to the first push bounds the batch
@@ -327,6 +326,7 @@ class ServerState:
         if self.synchronous and not push.assign and (text := self._pending.refusal(self._contributor(push))):
             if has_new_number(push, shards, session):
                 return [Refuse(event.request, "busy", text)]
+        # Mostly all shards of a push share one table and one number: a single comparison orders the push.
         tables = group.own_tables() if group is not None and same(push.numbers) else None
         accepted: Sequence[int]
         if group is not None and tables is not None:
@@ -401,6 +401,7 @@ class ServerState:
             # Without its numbers a repeated report cannot be told from a new one.
             return [_refuse_over(event.request, report)]
         seen = [shard.ordered.get(session, 0) for shard in ours]
+        # The answer to this report was lost: the values have its steps already.
         if min(seen) >= last_step:
             for shard in ours:
                 shard.duplicates += len(report.steps)
@@ -485,8 +486,10 @@ class ServerState:
         shards = self._asked_for(event.request, event.read)
         if isinstance(shards, Refuse):
             return [shards]
+        # In asp no clock bounds the replicas, so no reading waits for one.
         clock = event.read.clock if self.clocked else 0
         if clock and self.synchronous:
+            # From here on a sum changes a shard only after the snapshot or the reader has a copy of it.
             if passed := self.bundle.keep_clock(clock, event.link, event.until):
                 return [SendPassed(event.request, passed)]
         queued = QueuedRead(event.request, shards, event.deadline, clock, event.link)
@@ -513,6 +516,7 @@ class ServerState:
         # A sum changes each shard at once, and only a very large one in pieces.
         if isinstance(taken, ApplySum) and max(len(shard.values) for shard in taken.shards) > PIECE_WORK:
             return []
+        # A batch has changed some of its shards and not the others: values sent now would mix two versions.
         if isinstance(taken, Apply) or not self._clocks_moved:
             return []
         self._clocks_moved = False
@@ -529,6 +533,7 @@ class ServerState:
         return self._drop("wrong-run", f"store {self.store} left this server")
 
     def _drop(self, code: str, text: str) -> list[Effect]:
+        # Alone, an entry goes straight to the bundle, and `_in_flight` stays empty.
         entries = self.bundle.unfinished() if self.alone else [each.entry for each in self._in_flight]
         requests = [request for entry in entries for request in requests_of(entry)]
         requests += [queued.request for each in self._in_flight for queued in each.behind]
@@ -564,32 +569,6 @@ class ServerState:
             if isinstance(queued, QueuedPush):
                 assert len(queued.accepted) + len(queued.problems) == len(queued.push.shards)
         assert sum([isinstance(each.entry, Apply) for each in self._in_flight]) <= MOST_IN_FLIGHT
-
-    def store_statistics(
-        self, others: Sequence["ServerState"] = ()
-    ) -> Generator[None, None, StoreStatistics]:
-        """Count this bundle and the store's other bundles on this server, in pieces; see `count_store`."""
-        states = (self, *others)
-        counts = yield from count_store([shard for state in states for shard in state.shards.values()])
-        counts.waiting = sum([len(state.waiting) for state in states])
-        counts.waiting_for = _waiting_for(states)
-        counts.batches = sum([state.bundle.batches for state in states])
-        counts.batched_pushes = sum([state.bundle.batched_pushes for state in states])
-        return counts
-
-    def statistics(self, others: Sequence["ServerState"] = ()) -> ServerStatistics:
-        """Return the counts of shards and of waiting requests, including the store's other bundles here."""
-        states = (self, *others)
-        counts = count_shards([shard for state in states for shard in state.shards.values()])
-        counts.parked = sum([len(state.waiting) for state in states])
-        counts.waiting_for = _waiting_for(states)
-        counts.batches = sum([state.bundle.batches for state in states])
-        counts.batched_pushes = sum([state.bundle.batched_pushes for state in states])
-        return counts
-
-
-def _waiting_for(states: Iterable[ServerState]) -> list[int]:
-    return sorted({int(replica) for state in states for replica in state.waiting.waiting_for()})
 
 
 def _refuse_over(request: Request, message: Push | Tick | ReportSteps) -> Refuse:

@@ -4,13 +4,14 @@ A field that is unset is left out of the report: a server without a run has no c
 """
 
 from collections import Counter
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from itertools import islice
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from adam_async.parameter_server.shard import OTHERS, Shard
+from adam_async.parameter_server.state import ServerState
 from adam_async.run.disk_counts import DiskCounts
 from adam_async.runtime.traffic import CommonStatistics
 
@@ -78,11 +79,12 @@ class StoreStatistics(CommonStatistics, kw_only=True):
     batched_pushes: int = 0
 
 
-def count_store(shards: Collection[Shard]) -> Generator[None, None, StoreStatistics]:
-    """Add up the counts of the shards of one server for its clients, `PIECE_SHARDS` shards per step.
+def count_store(states: Sequence[ServerState]) -> Generator[None, None, StoreStatistics]:
+    """Add up the counts of a store's bundles on one server for its clients, `PIECE_SHARDS` shards per step.
 
-    Returns the counts without those of requests and batches. Shards may change between two pieces.
+    Shards may change between two pieces.
     """
+    shards = _shards_of(states)
     total = StoreStatistics(shards=len(shards))
     staleness: dict[str, Counter[int]] = {}
     for number, piece in enumerate(_pieces(shards)):
@@ -102,11 +104,16 @@ def count_store(shards: Collection[Shard]) -> Generator[None, None, StoreStatist
     for name, found in staleness.items():
         counts = total.clients.setdefault(name, ClientCounts())
         counts.staleness, counts.pushes = _as_text(found), found.total()
+    total.waiting, total.waiting_for = _waiting_in(states)
+    total.batches, total.batched_pushes = _batches_of(states)
     return total
 
 
-def count_shards(shards: Collection[Shard]) -> ServerStatistics:
-    """Add up the counts of the shards of one server."""
+def count_server(states: Sequence[ServerState]) -> ServerStatistics:
+    """Add up the counts of a run's bundles on one server."""
+    shards = _shards_of(states)
+    waiting, waiting_for = _waiting_in(states)
+    batches, batched_pushes = _batches_of(states)
     by_replica, by_tensor = _staleness(shards)
     total: Counter[int] = Counter()
     for counts in by_replica.values():
@@ -123,7 +130,27 @@ def count_shards(shards: Collection[Shard]) -> ServerStatistics:
         pending_contributions=sum(len(sums) for each in pending for sums in each.waiting.values()),
         refused=sum(shard.refused for shard in shards),
         duplicates=sum(shard.duplicates for shard in shards),
+        parked=waiting,
+        waiting_for=waiting_for,
+        batches=batches,
+        batched_pushes=batched_pushes,
     )
+
+
+def _shards_of(states: Sequence[ServerState]) -> list[Shard]:
+    return [shard for state in states for shard in state.shards.values()]
+
+
+def _waiting_in(states: Sequence[ServerState]) -> tuple[int, list[int]]:
+    """Return the number of waiting requests, and the replicas that they wait for."""
+    replicas = {int(replica) for state in states for replica in state.waiting.waiting_for()}
+    return sum([len(state.waiting) for state in states]), sorted(replicas)
+
+
+def _batches_of(states: Sequence[ServerState]) -> tuple[int, int]:
+    """Return the number of batches, and of the pushes in them."""
+    bundles = [state.bundle for state in states]
+    return sum([each.batches for each in bundles]), sum([each.batched_pushes for each in bundles])
 
 
 def _pieces(shards: Collection[Shard]) -> Iterator[list[Shard]]:

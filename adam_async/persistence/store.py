@@ -13,7 +13,7 @@ that the states cover are superfluous, so the files of entries stay short.
 Both kinds of files consist of checksummed frames (`frames.py`). Damaged bytes are never returned: recovery
 takes for each shard the newest whole state, names what the damage cost, and puts damaged files into
 quarantine (`contents.py`, `opening.py`). On a full disk the server goes on from memory. Any other failure of
-a write or a sync ends the process, because the fate of its bytes is unknown.
+a write or a sync ends the process, because the fate of its bytes is unknown (`segment_writer.py`).
 """
 
 import asyncio

@@ -33,6 +33,7 @@ from adam_async.parameter_server.gradients import DeltaPart, PushGradients
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog, read_order_log
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
+from adam_async.parameter_server.statistics import count_server
 from adam_async.run.ids import BucketId, Replica, ShardId
 from adam_async.run.shard_table import ShardSpec
 
@@ -189,8 +190,8 @@ def test_a_late_answer_to_a_pull_has_the_clock_and_the_replicas_behind(synchrono
     server.tick("t", 2, 3, [0, 1])
     assert server.pull("p", 3, wait_s=0.5) == []
     assert server.state.next_deadline() == 0.5
-    assert server.state.statistics().parked == 1
-    assert server.state.statistics().waiting_for == [1]
+    assert count_server([server.state]).parked == 1
+    assert count_server([server.state]).waiting_for == [1]
     assert server.later(0.4) == []
     (answer,) = server.later(0.1)
     assert isinstance(answer, SendBehind)
@@ -364,14 +365,14 @@ def test_a_contribution_is_acknowledged_at_once_and_applied_with_the_last_one():
     assert isinstance(answer, Acknowledge)
     assert (answer.body.versions, answer.body.problems) == ((0, 0), ())
     assert server.state.idle
-    assert server.state.statistics().pending_contributions == 2
+    assert count_server([server.state]).pending_contributions == 2
     server.push("b", 1, 1, {0: 1, 1: 1})
     assert server.applied == {0: [], 1: []}
     server.drain()
     assert server.applied == {0: [(0, 1, 1), (1, 1, 1)], 1: [(0, 1, 1), (1, 1, 1)]}
     shard = server.shard()
     assert (shard.version, shard.staleness, shard.applied_clock()) == (1, {0: 2}, 1)
-    assert server.state.statistics().pending_contributions == 0
+    assert count_server([server.state]).pending_contributions == 0
     assert (server.state.bundle.batches, server.state.bundle.batched_pushes) == (1, 2)
 
 
@@ -458,7 +459,7 @@ def test_a_session_contributes_to_a_clock_once():
     server.push("a", 0, 1, {0: 1, 1: 1})
     (again,) = server.push("again", 0, 1, {0: 2, 1: 2})
     assert again.body.problems == (Problem(0, REFUSED), Problem(1, REFUSED))
-    assert server.state.statistics().pending_contributions == 2
+    assert count_server([server.state]).pending_contributions == 2
 
 
 def test_shards_of_one_step_that_came_in_different_messages_are_summed_each_when_complete():
@@ -761,7 +762,7 @@ class Replicas(RuleBasedStateMachine):
         self.nothing_is_applied_twice_and_clocks_never_go_back()
         assert not [worker for worker in self.workers.values() if worker.live and worker.open]
         assert not self.pulls
-        assert self.server.state.statistics().pending_contributions == 0
+        assert count_server([self.server.state]).pending_contributions == 0
         for worker in self.workers.values():
             for clock, shards, finite in worker.unanswered:
                 if worker.live and finite:

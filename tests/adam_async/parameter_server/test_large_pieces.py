@@ -9,6 +9,7 @@ import pytest
 from adam_async.parameter_server import bundle_copy, members_watch, part_collector
 from adam_async.parameter_server.part_collector import PartCollector
 from adam_async.parameter_server.service import ParameterServer
+from adam_async.parameter_server.statistics import count_server
 from adam_async.store.rules import Sgd
 from tests.adam_async.store.fleets import fleet
 from transport import RemoteProtocolError
@@ -60,7 +61,9 @@ async def waiting(monkeypatch, network):
         await servers.until(lambda: servers.in_sync("ps-0") == ["ps-0"], "the second is still a member")
         steps = [asyncio.create_task(store.push_pull(GRADIENT)) for store in stores[1:]]
         served = servers.copies()["ps-0", "ps-0"]
-        await servers.until(lambda: served.state.statistics().pending_contributions == 3, "none is pending")
+        await servers.until(
+            lambda: count_server([served.state]).pending_contributions == 3, "none is pending"
+        )
         await servers.start("ps-1")
         await servers.until(lambda: served._copy._asked or refusals, "no piece is asked for")
         assert refusals == []

@@ -16,6 +16,7 @@ from adam_async.parameter_server.events import (
 from adam_async.parameter_server.push_queue import MAX_BATCH
 from adam_async.parameter_server.shard import MOST_REFUSALS, ShardTables
 from adam_async.parameter_server.state import MOST_IN_FLIGHT
+from adam_async.parameter_server.statistics import count_server
 from tests.adam_async.parameter_server.test_state import ONE, ZERO, Server, answers, replica_generations
 from tests.adam_async.parameter_server.test_statistics import counted
 
@@ -252,9 +253,9 @@ def test_the_counts_of_several_bundles_of_a_server_add_up():
     second.push("b", (2,), (1,))
     first.drain()
     second.drain()
-    together = first.state.statistics([second.state])
+    together = count_server([first.state, second.state])
     assert together.shards == 3
     assert together.versions == {"0": 1, "1": 1, "2": 1}
     assert together.batches == 2
-    counts = counted(first.state, [second.state])
+    counts = counted([first.state, second.state])
     assert (counts.shards, counts.batched_pushes, counts.versions) == (3, 2, together.versions)

@@ -1,7 +1,8 @@
 """Counts of a shard by replica stay small, and their totals stay right."""
 
 from adam_async.parameter_server.shard import EXACT, MOST_ROWS
-from adam_async.parameter_server.statistics import count_shards
+from adam_async.parameter_server.state import ServerState
+from adam_async.parameter_server.statistics import count_server
 from tests.adam_async.parameter_server.test_state import shard_of
 
 
@@ -12,7 +13,7 @@ def test_staleness_has_few_rows_for_replicas_that_the_map_does_not_name():
     shard.name_replicas([7, 8])
     shard.count_staleness(7, 1)
     assert shard.staleness == {3: 2 * MOST_ROWS, 1: 1}
-    rows = count_shards([shard]).staleness_by_replica
+    rows = count_server([ServerState(store="s", generation=1, shards=[shard])]).staleness_by_replica
     assert len(rows) == MOST_ROWS + 2
     assert (rows["others"], rows["7"]) == ({"3": MOST_ROWS}, {"1": 1})
 

@@ -41,6 +41,7 @@ from adam_async.parameter_server.replica_generations import REMEMBERED
 from adam_async.parameter_server.served_store import DETAILS_BYTES
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
+from adam_async.parameter_server.statistics import count_server
 from adam_async.run.ids import BucketId, Replica, ShardId
 from adam_async.run.shard_table import ShardSpec
 
@@ -610,7 +611,7 @@ def test_a_refused_step_consumes_its_number_and_ticks_but_is_no_version_of_that_
     server.record("b", 3, [(3, 0, (0, 1))])
     assert [server.shard(number).version for number in (0, 1)] == [2, 1]
     assert server.shard(1).clocks == {ZERO: 3}
-    assert server.state.statistics().refused == 3
+    assert count_server([server.state]).refused == 3
 
 
 def test_the_record_of_a_replica_that_was_given_up_moves_no_clock():
@@ -627,7 +628,7 @@ def test_statistics_add_up():
     server.push("b", (0, 1), (2, 2), finite=False)
     server.drain()
     server.push("a", (0, 1), (1, 1))
-    counts = server.state.statistics()
+    counts = count_server([server.state])
     assert counts.versions == {"0": 1, "1": 1}
     assert counts.staleness == {"0": 2}
     assert (counts.refused, counts.duplicates) == (2, 2)

@@ -8,14 +8,14 @@ import msgspec
 from adam_async.messages import Statistics
 from adam_async.parameter_server import statistics
 from adam_async.parameter_server.state import ServerState
-from adam_async.parameter_server.statistics import ClientCounts, ServerStatistics
+from adam_async.parameter_server.statistics import ClientCounts, ServerStatistics, count_store
 from adam_async.parameter_server.store_reports import KEPT_S, StoreReports
 from tests.adam_async.parameter_server.test_state import shard_of
 
 
-def counted(state, others=()):
+def counted(states):
     """Count to the end."""
-    pieces = state.store_statistics(others)
+    pieces = count_store(states)
     while True:
         try:
             next(pieces)
@@ -57,7 +57,7 @@ def test_clients_of_a_store_see_versions_and_each_client_with_its_clock_and_stal
         shard.count_staleness(0, 2)
         shard.version = clock
     state = ServerState(store="s", generation=1, shards=shards)
-    counts = msgspec.json.decode(msgspec.json.encode(counted(state)))
+    counts = msgspec.json.decode(msgspec.json.encode(counted([state])))
     assert (counts["shards"], counts["bytes"], counts["state_bytes"]) == (2, 32, 0)
     assert counts["versions"] == {"0": 4, "1": 5}
     assert counts["clients"] == {
@@ -72,10 +72,10 @@ def test_a_large_store_is_counted_in_pieces_with_the_same_counts(monkeypatch):
         shard.clocks = {0: 3 + int(shard.spec.id), 1: 9}
         shard.count_staleness(0, 2)
     state = ServerState(store="s", generation=1, shards=shards)
-    at_once = counted(state)
+    at_once = counted([state])
     monkeypatch.setattr(statistics, "PIECE_SHARDS", 2)
-    assert len(list(state.store_statistics())) == 3
-    assert counted(state) == at_once
+    assert len(list(count_store([state]))) == 3
+    assert counted([state]) == at_once
     assert at_once.clients["0"] == ClientCounts(clock=3, pushes=7, staleness={"2": 7})
 
 
@@ -98,7 +98,7 @@ async def test_requests_for_a_large_store_share_one_report_of_a_second(monkeypat
 
     def counting():
         counts.append(now[0])
-        return state.store_statistics()
+        return count_store([state])
 
     async with asyncio.TaskGroup() as group:
         reports = StoreReports(
@@ -109,7 +109,7 @@ async def test_requests_for_a_large_store_share_one_report_of_a_second(monkeypat
             reports.answer(request, counting)
     reports.answer(asked[3], counting)
     assert counts == [0.0]
-    assert {request.text for request in asked} == {msgspec.json.encode(counted(state))}
+    assert {request.text for request in asked} == {msgspec.json.encode(counted([state]))}
     now[0] = KEPT_S
     async with asyncio.TaskGroup() as group:
         reports.answer(asked[0], counting)
