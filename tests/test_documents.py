@@ -1,5 +1,6 @@
 """Documents name existing files, and have a row for each mechanism of the paper."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -56,6 +57,45 @@ def test_a_missing_file_would_be_noticed(tmp_path: Path) -> None:
         tmp_path / "adam_async" / "gone.py",
         tmp_path / "transport",
     ]
+
+
+ROOMS = sorted(
+    path.parent.relative_to(ROOT).as_posix()
+    for path in (
+        ROOT / "dataflow/__init__.py",
+        ROOT / "transport/__init__.py",
+        *ROOT.glob("adam_async/*/__init__.py"),
+    )
+)
+GUIDED_LINES = 100
+"""Number of lines from which on the guide of a room names a file."""
+FILE_IN_ROOM = re.compile(r"(?<![\w./-])(\w+\.py|\w+/)(?![\w./])")
+
+
+def guide_of(room: Path) -> tuple[set[str], set[str]]:
+    """Return the files and folders that the docstring of a room names, and those that it has to name."""
+    text = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
+    needed = {path.name for path in room.glob("*.py") if len(path.read_text().splitlines()) >= GUIDED_LINES}
+    folders = {f"{path.parent.name}/" for path in room.glob("*/__init__.py")}
+    return set(FILE_IN_ROOM.findall(text)), (needed | folders) - {"__init__.py"}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_guide_of_a_room_names_its_files_and_no_others(room: str) -> None:
+    named, needed = guide_of(ROOT / room)
+
+    assert needed <= named
+    assert [name for name in sorted(named) if not (ROOT / room / name).exists()] == []
+
+
+def test_a_file_that_a_guide_leaves_out_would_be_noticed(tmp_path: Path) -> None:
+    (tmp_path / "__init__.py").write_text(
+        '"""A room.\n\n    here.py    the files, and gone.py; see other/here.py.\n"""\n'
+    )
+    for name, lines in (("here", 9), ("large", GUIDED_LINES), ("small", 9)):
+        (tmp_path / f"{name}.py").write_text("\n" * lines)
+
+    assert guide_of(tmp_path) == ({"here.py", "gone.py"}, {"large.py"})
 
 
 RELATIVES = {"DB": 19, "GP": 18, "RP": 9, "DS": 7, "LG": 11, "BL": 10, "CL": 11, "SV": 6, "AE": 13, "AT": 16}

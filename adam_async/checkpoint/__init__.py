@@ -1,1 +1,20 @@
+"""Checkpoints of runs, copies of shards from and to servers, and files of trained models.
 
+During a run `writer.py` reads all shards over `shard_transfer.py` into whole tensors (`tensors.py`), and
+`files.py` writes them to a hidden folder and renames it. For a resume `files.py` chooses the newest whole
+checkpoint, and `reader.py` checks every file of it.
+
+    manifest.py                    start here: content and files of a checkpoint, options of a resumed run
+    writer.py                      checkpoints during training: one at a time, misses, notes of progress
+    shard_transfer.py, tensors.py  all shards read from the primaries, perhaps at one clock, or loaded into
+                                   them; whole tensors, joined from shards and cut into shards
+    files.py                       their folder: atomic write, `latest`, retention, choice for a resume
+    reader.py                      one checkpoint from the disk; sizes and SHA-256 against the manifest
+    verification.py, summary.py    `checkpoint verify` reads every byte; `checkpoint list` reads no tensor
+Shards on the disks of servers (`train --store`, stores of clients):
+    run_notes.py                   the driver's file of points from which a run can go on
+    saved_shards.py                newest copy of each piece, found and read after the loss of all servers
+Trained models:
+    model_file.py                  `model.safetensors`: weights, spec and class names in one file
+    trained_model.py               `Model`: loads such a file, and classifies images
+"""

@@ -1,1 +1,46 @@
+"""The command line `adam-async`: a file for each command, or for a few commands of one subject.
 
+`main.py` installs the signal handlers and limits BLAS to one thread. `commands.py` reads the words, and
+imports the file of the command when the command runs. `running.py` runs the command's coroutine in an event
+loop. The command checks its options, calls other rooms, and prints (`terminal.py`). `commands.py` turns an
+error into one line and an exit code.
+
+Files, in reading order:
+
+    main.py, commands.py         entry point; the commands with their help, and the exit code of a call
+    launch_commands.py           the commands below `launch`
+    checkpoint_commands.py       the commands below `checkpoint`
+    options.py                   options of `train`, of the roles and of some commands; others in own files
+    running.py, signals.py       one event loop per command; Ctrl-C and SIGTERM: ordered end, then at once
+
+    train.py                     `train`: options merged, a cluster started or joined, training, results
+    live_table.py                progress on a terminal as a table, elsewhere as lines; the summary
+    results.py                   model, report, profile and record of a run, also of an interrupted one
+    baseline.py                  the bare kernels measured before and after training, for a report
+    replay.py                    `train --replay`: a recorded run repeated, and its weights compared
+    launch.py                    `launch ssh` and `launch ray`: `train` with roles on other machines
+    launch_batch.py              `launch torchrun`, `launch slurm`, and the agent of a node of a job
+    launch_kubernetes.py         `launch k8s`: manifests in a folder
+
+    roles/                       `controller`, `ps`, `data`, `worker`: one role in this process
+    from_environment.py          `role --from-env`: the roles that a batch job gives to this process
+    staging.py, health.py        `data --stage`: a copy of a shared source; `--health`: probes over HTTP
+    token.py                     `token new` and `token derive`; the token, or keys of a role, for a command
+    operation.py                 `status`, `logs`, `scale` and `stop`, in another shell
+    store.py                     `store list`, `show`, `save` and `delete`
+
+    checkpoint.py                `checkpoint list`, `verify` and `export`
+    inspect.py, report.py        `evaluate` and `doctor`; `report`: runs compared in a table and a plot
+    predict.py, export.py        `predict`: classes of images; `export`: ONNX and PyTorch
+    data.py                      images loaded for other commands, with the progress of downloads
+    data_inspect.py              `data inspect`: a source of images in numbers
+    contact_sheet.py             images in rows of a PNG file, for `data inspect` and `predict`
+    plan/                        `plan`: cuts of a model over workers, their predicted rates, the best one
+
+    simulate.py                  `simulate`: seeds of scenarios in child processes; failing plans shrunk
+    drill.py                     `drill`: faults of real servers under a workload, measured and judged
+
+    terminal.py, tables.py       results on stdout, notices and errors on stderr; tables and JSON
+    printable.py, log.py         text of peers without control characters; formats of log lines
+    files.py                     files that options name: checks, reads, atomic writes
+"""

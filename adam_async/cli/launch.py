@@ -1,4 +1,4 @@
-"""The command `launch`: `train`, with the roles on other machines."""
+"""The commands `launch ssh` and `launch ray`: `train`, with the roles on other machines."""
 
 import dataclasses
 import os

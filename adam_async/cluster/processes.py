@@ -1,4 +1,4 @@
-"""Each role a child process over loopback TCP: `async with ProcessCluster(config) as cluster`.
+"""Roles as processes, by default children over loopback TCP: `async with ProcessCluster(config) as cluster`.
 
 The children have the command lines of roles started by hand, and find each other through the controller. The
 cluster supervises them. It reports the death of a child at once, with its cause, to the caller and to the

@@ -1,0 +1,31 @@
+"""The cluster map on one, three or five controllers: its rules, the group that agrees on it, and its clients.
+
+A role sends its request through the client of this room to the leading controller. `service.py` receives the
+request and checks it by `permissions.py`; `consensus_node.py` proposes a change as a command of one
+replicated log. Each controller applies the committed commands in the order of the log (`replicated_state.py`)
+by the rules in `state.py`. The leader then answers the request, and the watches of the map.
+
+    state.py                      the cluster map as a state machine: nodes, losses, the order of all rules
+    store_rules.py                rules of stores: placement on servers, phases, numbers of clients
+    bundle_rules.py               rules of bundles: copies on servers; failover to the next member in sync
+    program_rules.py              rules of programs, such as a training run, and the table of their kinds
+    permissions.py                access control: the keys and fields that each role may set
+    records.py, map_size.py       limits of one record, and of all records of the map in bytes
+
+    replicated_state.py           map and client sessions; a repeated request is applied only once
+    map_history.py                the last changes of the map, for watches
+    service.py                    the controller role: requests, compare-and-set, watches, proposed losses
+    failure_detector.py           suspected nodes, whose link to the leader broke, and their deadlines
+    consensus_node.py             shell of the core: proposals, linearizable reads, group commit, snapshots
+    consensus/                    pure core: Multi-Paxos with a stable leader, as in Raft; heartbeats
+    log_file.py, contents.py      the synced log on disk; checks that commands, states and logs are readable
+    stall_aware_clock.py          the core's clock, which leaves out stalls of the process
+    peer_controllers.py           links to the other controllers, and the next change of the membership
+    bootstrap.py                  first voters of a group; a controller with an empty disk joins a group
+
+    client.py                     `Membership`: join a cluster, follow the map, change records of the map
+    map_client.py                 numbered requests (compare-and-set), repeated over all links and leaders
+    leader_connection.py          search for the leader, and for the next one after its loss
+    role.py                       the base class of all roles: listener, membership, tasks, statistics
+    status_log.py, statistics.py  log lines about the group and the map; counts for reports
+"""

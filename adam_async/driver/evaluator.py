@@ -1,4 +1,4 @@
-"""Accuracy of weights on the test images of a data server."""
+"""Accuracy of weights on the test or validation images of a data server."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

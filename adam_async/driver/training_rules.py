@@ -4,7 +4,8 @@ The permanent rules, each of which reads the map and may change it:
 
     strike    a lost data server is no ledger replica; a new leader begins a new term
     fail      the run's store or the last ledger replica is lost, or too few workers can train the run, or
-              the driver is lost before training: the run has failed
+              a data server refuses the run and no other one may serve it, or the driver is lost before
+              training: the run has failed
     number    a live worker without a slot gets one: a replica, and a part of its model
     lead      a data server is ready: it leads the run's ledger; the next replica replaces a lost leader
     begin     the store, a data server and the wanted number of replicas are ready: the run begins

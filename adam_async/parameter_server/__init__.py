@@ -1,0 +1,45 @@
+"""Parameter servers and their clients: shards in bundles, pushes applied exactly once, copies, disks.
+
+A `ParameterClient` numbers each push, and a `BundleConnection` repeats it until the primary of the bundle
+answers. On the server `service.py` receives the push, `state.py` orders it by its number and forms batches,
+and each batch becomes an entry of the bundle's log. With several copies `replication/` commits the entry on
+all members in sync; then `bundle.py` takes the entry, `apply.py` changes the values, and `answers.py`
+acknowledges the push. In bsp each push of gradients is an entry, acknowledged before its sum is applied.
+
+The way of a push through its primary:
+    served_store.py                                 start here: one bundle on a server, the shell of its state
+    state.py, events.py                             front of the primary: events in, effects out; staleness
+    push_numbers.py, push_queue.py                  exactly once: duplicates and gaps; batches of pushes
+    bundle.py                                       shards as a function of the log: versions, clocks, rates
+    decode_push.py, gradients.py                    deltas and factors of a push, checked to be finite
+    apply.py, store_work.py                         update rules on batches and bsp sums, in bounded pieces
+    answers.py                                      acknowledgements, copies of values, refusals
+Shards, clocks and consistency (asp, ssp, bsp):
+    shard.py, shard_group.py, storage.py            values, rule state, dedup and clock tables; their memory
+    replica_clocks.py, replica_generations.py       clocks of live replicas; generations that have ended
+    waiting_requests.py                             pulls that wait for a clock, pushes that wait for an epoch
+    bsp_barrier.py                                  bsp: contributions that wait for the other replicas
+    clock_snapshot.py                               bsp: shards at one clock, for a checkpoint during training
+    shard_transfer.py                               messages of whole shards: first values, checkpoints
+The role, its checks and its reports:
+    service.py, store_host.py                       bundles from the cluster map; rounds of the loop; kernels
+    question_checks.py                              refusal of questions that contradict the run
+    sender_checks.py, refused_senders.py            each push session belongs to one peer and one replica
+    statistics.py, store_reports.py                 counts of versions, clocks and staleness
+    replay_log.py                                   recorded order of pushes on each shard, for a replay
+Copies on several servers, and failover:
+    replication/                                    pure core: one log, commit, primary and secondary, joining
+    bundle_copy.py, bundle_shards.py, copy_host.py  shell of the core on one server; its interfaces
+    log_entries.py, part_collector.py               log entries on the wire, in parts
+    server_links.py, piece_link.py                  links among servers: entries, heartbeats, pieces
+    members_watch.py, joining_members.py            silence, takeover, invitations, handover to the home
+    shard_pieces.py, offered_pieces.py              state transfer to a joining server; arrays from its disk
+Disks of servers:
+    server_disk.py, store_disk.py, disk_ports.py    folder of a server; one store in it; services they need
+    bundle_saver.py, piece_states.py                changed pieces, copied between two entries; their encoding
+    ordered_appends.py, entry_replay.py             durable pushes: entries on disk first; replay after a loss
+    saved_stores.py                                 stores on a disk: report, reads after a loss, removal
+Clients:
+    client.py                                       push, pull and tick over all bundles; back-pressure
+    connection.py, session.py                       retries under the same numbers, to a new primary too
+"""

@@ -1,4 +1,4 @@
-"""The answers of a store on one server: acknowledgements, values, states and refusals.
+"""The answers of a bundle on one server: acknowledgements, values, states and refusals.
 
 Values are sent as copies: links never read live values.
 """
@@ -43,7 +43,7 @@ from transport import BufferPool, Link, Message, Request
 
 
 class Answers:
-    """Answers requests from the shards of one store.
+    """Answers requests from the shards of one bundle.
 
     Args:
         buffers: Memory for the copies of values in answers.

@@ -1,4 +1,4 @@
-"""Pure: the queue of a server: one queue of pushes per group of shards (AD-42), other requests in between.
+"""Pure: the queue of a bundle: one queue of pushes per group of shards (AD-42), other requests in between.
 
 Pushes for different shards may pass each other, so that those for the same shards join: of the messages
 A0 A1 B0 B1 of two clients, A0 and B0 are one batch, and A1 and B1 are the next one. No push passes one of
@@ -49,7 +49,7 @@ class _Pushes:
 
 
 class PushQueue:
-    """The queue of one server."""
+    """The queue of one bundle on its primary."""
 
     def __init__(self) -> None:
         self._items: deque[_Pushes | Other] = deque()

@@ -78,7 +78,7 @@ def state_bytes(shards: Sequence[Shard]) -> int:
 
 
 class QuestionChecks:
-    """The checks of one store on one server.
+    """The checks of one bundle on one server.
 
     Args:
         specs: All shards of the store, by number.

@@ -27,7 +27,7 @@ MOST_SENDERS = 4096
 
 
 class SenderChecks:
-    """The sessions of one store on one server.
+    """The sessions of one bundle on one server.
 
     Args:
         program: Whether the store belongs to a program: its workers push, and its driver loads the values.

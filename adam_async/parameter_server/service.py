@@ -1,8 +1,10 @@
-"""The parameter-server role: the stores that the controllers place on this server.
+"""The parameter-server role: the bundles of stores that the controllers place on this server.
 
-A store is taken up when the cluster map names this server in its buckets, and dropped when it leaves the map.
-Its client or its driver loads the values; then the server reports that it serves the store. `ServedStore` has
-the shards and answers questions; the stores of a server take turns in rounds of the loop.
+The server takes up a bundle when the record of the bundle in the cluster map names the server as a member,
+and drops it when its store leaves the map or the server leaves the members. The client or the driver loads
+the values of a new store, and the primary sends them to a server that joins later; then the server reports
+that it serves the store. `ServedStore` has the shards of a bundle and answers questions; the bundles of a
+server take turns in rounds of the loop.
 """
 
 import asyncio

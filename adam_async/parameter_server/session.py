@@ -1,10 +1,10 @@
 """Pure: the client side of exactly-once pushes: questions to one bundle that are sent and not yet answered.
 
-An *exchange* is one push, pull or tick on its way to the primary of a bundle. Exchanges stay in the order in
-which they were first sent. Every failure has one remedy: drop the link, dial again, and send all open
-exchanges again, in order, under the same numbers. The primary applies the pushes that the bundle has not
-seen, and answers the others again. So a push is applied once, however often it is sent and however often the
-primary moves, and a pull behind a push on the link still contains it.
+An *exchange* is one push, pull, tick or report of steps on its way to the primary of a bundle. Exchanges stay
+in the order in which they were first sent. Every failure has one remedy: drop the link, dial again, and send
+all open exchanges again, in order, under the same numbers. The primary applies the pushes that the bundle has
+not seen, and answers the others again. So a push is applied once, however often it is sent and however often
+the primary moves, and a pull behind a push on the link still contains it.
 
 An answer may leave part of a push open: shards with a gap (an earlier push has not arrived), or whose primary
 has moved. Such an exchange stays open and needs the remedy.

@@ -107,11 +107,11 @@ MOST_IN_FLIGHT = 4
 
 
 class ServerState:
-    """The shards of one store on one server, and the pushes and pulls in progress on them.
+    """The shards of one bundle on one server, and the pushes and pulls in progress on them.
 
     Args:
-        generation: Version of the bucket assignment that made this server a primary.
-        shards: The shards whose primary this server is.
+        generation: Version of the assignment of the store's buckets.
+        shards: The shards of the bundle. Events arrive only at its primary, entries at each member.
         clocked: Whether workers wait for one another (ssp, bsp), so that answers to pushes carry a clock.
         summed_weight: Weight of a sum in bsp, where pushes are added up; 0 in other modes.
         scale_by_staleness: Whether a push's rate is divided by 1 + its staleness.

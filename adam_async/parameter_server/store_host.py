@@ -82,7 +82,7 @@ def shards_of(
     rules: Sequence[Rule],
     host: StoreHost,
 ) -> tuple[ShardStorage | None, list[Shard]]:
-    """Return the shards of a server, and the storage that the server has to keep for workers in place."""
+    """Return the shards with one home, and the storage that the server has to keep for workers in place."""
     specs = [spec for spec in table.shards if store.buckets[spec.bucket] == home]
     if not store.in_place:
         return None, own_shards(specs, rules)

@@ -40,7 +40,7 @@ EpochEvent = PushArrived | TickArrived
 
 
 class WaitingRequests:
-    """Waiting pulls and readings of one server. Deadlines are absolute seconds on the caller's clock.
+    """Waiting pulls and readings of one bundle. Deadlines are absolute seconds on the caller's clock.
 
     A request waits for one shard at a time, so the cost of an event depends on the number of shards that
     requests wait for, and not on the number of requests. Requests for a clock that no replica reaches cost

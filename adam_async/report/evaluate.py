@@ -1,6 +1,7 @@
 """Accuracy and loss of a model on the test images of a data set, class by class.
 
-Classes of data and model are matched by name. Letters: N images, K classes of the model.
+Classes are matched by name if data and model have names, else by their order. Letters: N images, K classes of
+the model.
 """
 
 import asyncio

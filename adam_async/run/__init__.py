@@ -1,1 +1,43 @@
+"""Descriptions of runs, stores and the cluster: options, records of the cluster map, shards, results.
 
+`option_sources.py` merges the sources of options into one `Config`, which checks itself; `learning_rate.py`
+decides the epochs, rate and schedule that the user left open. `training_program.py` encodes options, model
+and partition plan into a program record. The driver submits this record into the cluster map
+(`cluster_map.py`), from which workers and data servers read it. Each party computes the same table of shards
+from a store's record and its arrays (`shard_table.py`). Counts of roles return to the driver, which updates
+`progress.py` and returns a `RunResult` (`result.py`).
+
+Files, in reading order:
+
+    config.py                        every option of a run, with default and checks; the deadlines of waits
+    option_sources.py                precedence: defaults, TOML file, `ADAM_*` variables, command line
+    option_types.py                  checks of the types of options
+    cache_size.py, role_memory.py    memory in options: for images, for peers, for the processes of a role
+    image_size.py                    the one size of all images of a data set
+    addresses.py, token_file.py      addresses of roles and controllers; root token, or keys of one role
+    stragglers.py                    intentionally slow nodes and links: `--slow`
+    learning_rate.py                 default rate, lower for stale gradients; warm-up and schedule
+    model_selection.py               a model that fits the data: `auto`, named, or of a file
+    memory_need.py                   memory of a run for its parameters, compared with the machine's
+
+    cluster_map.py                   nodes, stores, program, epoch, ledger record: one snapshot value
+    map_changes.py                   the change from one version of the map to the next, for watchers
+    program_record.py                a program: kind, phase, opaque blob in pieces, terms for the rules
+    training_program.py              a training run as a program: its blob and its terms
+    store_record.py, arrays.py       a store: arrays, rules, consistency, servers; specification of an array
+    store_checks.py                  bounds of a store's record, new or placed
+    shard_table.py                   placement: arrays to shards, shards to buckets, buckets to servers
+    partition.py                     the cut of a model over workers (model parallelism); arrays, shards
+    bundle_record.py, primary.py     replication: copies in sync and joining; the primary that clients use
+    epoch_shares.py                  groups of an epoch dealt to replicas: in a pool, in ranges, in rounds
+    group_limits.py                  limits of leased groups, by which a worker refuses a data server's answer
+    ids.py                           types of the ids and numbers in messages
+
+    train_step.py, step_model.py     a user's step in the place of a network; the step as a network
+    user_code.py                     transforms, layers and steps imported by path; allowed modules
+
+    progress.py, series.py           state of a run for the live table; one sample per second of training
+    result.py                        results of epochs, of checkpoints and of a whole run
+    staleness.py, waits.py           histogram of staleness; waits of workers for servers, images and clocks
+    run_copies.py, disk_counts.py    copies of a run's shards; counts of a store on the disk of a server
+"""

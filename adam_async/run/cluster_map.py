@@ -228,7 +228,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
 
     @property
     def buckets(self) -> tuple[str, ...]:
-        """Primary of each bucket of the run's store; empty until it is placed."""
+        """Home of each bucket of the run's store; empty until it is placed."""
         store = self.run_store
         return store.buckets if store is not None else ()
 

@@ -75,7 +75,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: str = "auto"
     """``auto`` (the model that fits the data), a named model, or a TOML file with a spec."""
     data: str = "auto"
-    """``auto``, the name of a data set, or a folder or file; see `data_server.datasets`. Or
+    """``auto``, the name of a data set, or a folder or file; see `data_server.sources.datasets`. Or
     ``tcp://host:port`` of standalone data servers, separated by commas."""
     damaged: Literal["error", "skip"] = "error"
     """Policy for damaged images: the first one is an error, or the run skips up to one image in twenty."""

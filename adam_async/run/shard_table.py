@@ -269,7 +269,7 @@ def spread(weights: Sequence[int], bins: int) -> list[int]:
 
 
 def assign_buckets(table: ShardTable, servers: Sequence[NodeId]) -> list[NodeId]:
-    """Return the primary of each bucket, evenly by bytes. The order of the live servers decides ties."""
+    """Return the home of each bucket, evenly by bytes. The order of the live servers decides ties."""
     if not servers:
         raise ValueError("buckets need at least one server to be assigned to")
     loads = [0] * NUM_BUCKETS

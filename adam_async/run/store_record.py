@@ -162,7 +162,7 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     phase: StorePhase = "placing"
     buckets: tuple[str, ...] = ()
-    """Primary of each bucket; empty until the store is placed."""
+    """Home of each bucket; empty until the store is placed."""
     generation: int = 0
     """Version of `buckets`; grows with each placement in the cluster."""
     epoch: int = 0

@@ -31,7 +31,7 @@ IMPORTED_S = 600.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedStep:
-    """A step with its name and arguments from the record of its run."""
+    """A step with its name and arguments."""
 
     step: TrainStep
     name: str

@@ -1,7 +1,7 @@
 """Carries out the faults of a plan on the machines of a world, and undoes them.
 
-Each fault waits until no other fault is at its targets. Every fault of a plan is therefore carried out, even
-if the times of faults overlap, and no fault undoes another one.
+Each fault waits until no other fault with the same targets is under way. Every fault of a plan is therefore
+carried out, even if the times of faults overlap. The end of a fault may end another one that shares a target.
 
 A fault counts as effective only if its effect is noticeable: a crash of a running program, a cut that delays
 data, a freeze of a machine with steps to run. A fault of the network without an effect lasts up to

@@ -1,4 +1,7 @@
-"""Child processes that run simulations: `async with ProcessPool(jobs) as pool: answers = await pool.do(work)
+"""Child processes that run simulations.
+
+    async with ProcessPool(jobs) as pool:
+        answers = await pool.do(work)
 
 Each child runs the same command with `--supervised`, and does one piece of work after another. The children
 end when this process ends, for any reason (see `parent_pipe`).

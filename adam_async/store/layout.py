@@ -139,7 +139,7 @@ class StoreLayout:
     Args:
         arrays: The arrays.
         table: Their shards.
-        buckets: Primary of each bucket.
+        buckets: Home of each bucket.
     """
 
     def __init__(self, arrays: Sequence[ArrayRecord], table: ShardTable, buckets: Sequence[str]) -> None:

@@ -1,0 +1,36 @@
+"""The model worker: training of one replica of the model, or of one part of a replica, on compute threads.
+
+`run_session.py` takes leased groups from the data client and admits them to the dataflow engine; in ssp and
+bsp an admission gate decides when. A compute thread trains each group (`training.py`). On the event loop,
+`stepper.py` or `bounded_stepper.py` collects groups into steps and pushes them, and `puller.py` installs the
+returned values. After the acknowledgement of its push the worker reports the group to the data server. In a
+run in place the compute thread changes the servers' memory, and reports of steps replace the pushes.
+
+Files, in reading order:
+
+    run_session.py                      one run on this worker: its objects, the admission of groups, events
+    service.py                          the role: joins a cluster, and trains one run after the other
+    training_mode.py                    interface of the three training modes and of the admission gate
+
+    copy_mode.py                        mode on a copy of the values, over any link: asp, ssp and bsp
+    training.py                         one group on a compute thread: forward, backward, local step; graph
+    weights.py                          the copy: read without locks, replaced by pulls tensor by tensor
+    push_plan.py                        deltas or factors per tensor, messages per server, push buffers
+    gradient_clipping.py                clipping by the norm, layer-wise rate control
+    stepper.py                          gradients summed into steps; pushes, with the versions for staleness
+    puller.py                           requests per server; tensors assembled from shards, installed whole
+    bounded_stepper.py                  ssp and bsp: ordered steps, admission gate, clock-bound pulls, ticks
+    replica_clock.py                    arithmetic of clocks: the step of a group, the values that it reads
+
+    in_place_mode.py, in_place_step.py  mode in one process: the rule applied to the servers' memory, no locks
+    step_reports.py                     reports of steps in place, which servers count as they count pushes
+
+    partition_mode.py                   mode on one part of a cut model (model parallelism)
+    partition_trainer.py                segments of the part, and their graph, which waits for blocks
+    peer_workers.py                     links among the workers of a replica: activations, error gradients
+    reliable_stream.py                  numbered blocks: repeated on a new link, accepted exactly once
+
+    kernel_change.py                    compiled kernels, compiled during training in a child process
+    replay_log.py                       the versions that each group read, noted for a replay
+    statistics.py                       counts of a worker, for the driver's polls and the report
+"""

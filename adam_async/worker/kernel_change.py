@@ -1,7 +1,9 @@
-"""The change from NumPy's kernels, with which a worker begins, to compiled kernels.
+"""The change from NumPy's kernels to compiled kernels during a run.
 
-Compiling takes longer than many training runs. A child process compiles, because a compilation in this
-process would hold the interpreter's lock; the child leaves the kernels on the disk. Then the network loads
+Compiling takes longer than many training runs, so with kernels ``auto`` a worker begins with NumPy's kernels
+if the compiled ones are not ready; cut, bsp and recorded runs wait for them. A child process compiles,
+because a compilation in this process would hold the interpreter's lock; the child leaves the kernels on the
+disk. If the disk cannot keep them, a compute thread compiles. Then the network loads
 the kernels; a group in training keeps the kernels with which it began.
 """
 

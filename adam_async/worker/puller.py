@@ -130,7 +130,7 @@ class Puller:
     Args:
         network: The model.
         table: Shards of the model.
-        buckets: Primary of each bucket.
+        buckets: Home of each bucket.
         client: Client of the servers.
         weights: The worker's copy.
         buffers: Memory for tensors of several shards.

@@ -137,7 +137,7 @@ def plan_pushes(
     """Plan the messages of every step.
 
     Args:
-        buckets: Primary of each bucket.
+        buckets: Home of each bucket.
         images: Maximum number of images of a step (images per group times groups per push).
         wanted: ``auto`` chooses by bytes; the other values force one protocol if it is possible.
         owned: Tensors that this worker of the replica pushes; None: all.

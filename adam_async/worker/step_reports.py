@@ -49,7 +49,7 @@ class StepReports:
 
     Args:
         table: Shards of the model.
-        buckets: Primary of each bucket.
+        buckets: Home of each bucket.
         client: Client of the servers.
         on_finished: Called for each group that all servers have counted.
         on_step: Called with each step, before its report is sent.

@@ -44,7 +44,7 @@ class ModeSetup:
     table: ShardTable
     """Shards of the model, or of the partition."""
     buckets: Sequence[str]
-    """Primary of each bucket."""
+    """Home of each bucket."""
     client: ParameterClient
     events: GroupEvents
 

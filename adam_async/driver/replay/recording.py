@@ -44,7 +44,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any]
     """Name, shape and sizes of the data, from the data server."""
     buckets: tuple[str, ...]
-    """Primary of each bucket, which determines the shards of one message."""
+    """Home of each bucket, which determines the shards of one message."""
     kernels: str
     """Implementation of the layers that the workers ran."""
     machine: dict[str, str]

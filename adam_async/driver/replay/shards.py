@@ -29,7 +29,7 @@ class RecordedModel:
         config: The run.
         network: The model.
         table: Shards of the model.
-        buckets: Primary of each bucket.
+        buckets: Home of each bucket.
     """
 
     config: Config
