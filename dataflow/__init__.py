@@ -2,6 +2,21 @@
 
 A `Graph` describes nodes joined by named ports. An `Engine` runs a graph for many tags at once: light nodes
 on the loop, heavy nodes in a `ComputePool`. A pure `Scheduler` makes all decisions. Standard library only.
+
+A caller admits tags and delivers tokens to `engine.py`. The engine reports these events to `scheduler.py`,
+carries out the effects, and submits heavy calls to `pool.py`. Completed calls return through `mailbox.py`, as
+further events.
+
+    graph.py               start here: nodes and ports, checked once (readers, writers, cycles)
+    tags.py, tokens.py     the name of a unit of work; tokens, firings, calls of nodes, effects
+    scheduler.py           states of a tag; firings, exactly once per finished tag; training contexts
+    settled.py             finished and abandoned tags in bounded memory, to recognise late tokens
+    engine.py              shell of the scheduler: turns, light nodes, backlog of heavy calls, failures, end
+    waiters.py             callers that wait, each with a deadline: for admission, room, a finish, idleness
+    jobs.py                a job, and the interface of a pool
+    pool.py                compute threads, which run jobs; a limit of jobs; threads slowed on purpose
+    mailbox.py             the queue from threads to the loop: many items, one wake-up
+    errors.py              errors of graphs, engines and pools
 """
 
 from dataflow.engine import Engine, EngineSettings, EngineStatistics, OnOutput, Trace

@@ -64,7 +64,7 @@ ROOMS = sorted(
     for path in (
         ROOT / "dataflow/__init__.py",
         ROOT / "transport/__init__.py",
-        *ROOT.glob("adam_async/*/__init__.py"),
+        *ROOT.glob("adam_async/*/**/__init__.py"),
     )
 )
 GUIDED_LINES = 100

@@ -3,40 +3,43 @@
 The fields of a message travel as msgpack. Its tensors (`transport.Message.tensors`) are separate and bypass
 msgpack. `pack` makes the link's message from a class, and `unpack` validates a received one. Decoders ignore
 unknown keys, so a newer peer may send more; a missing or mistyped key is a `RemoteProtocolError` that names
-it.
+it. A message of a run or store has its id; a role without it refuses the message.
+
+    body.py                  start here: the base of the messages, the roles, `pack` and `unpack`
+    bounds.py, finite.py     types of all fields, with their bounds; the search for NaN and infinities
+    tensors.py               tensors of a message: text, packed records, numbers; validated before use
+    table.py                 the table of all conversations, and the class of each name
 
 Conversations, each in a file that ends with the table of which role may send which message (`ROWS`); tensors
 are in brackets:
 
-    controllers    any role - controller      GetMap, CompareAndSet [value], WatchMap
-                                              -> MapState [map], MapChanges [same]
-                                              OpenSession -> SessionOpened
-                   controller - controller    Introduce -> Introduced, Agree [consensus message]
-    leases         worker - data server       LeaseGroups -> Groups [images, labels], ReportGroups -> Reported
-                   data server - data server  Enter [events] -> Entered, CopyLedger [part] -> LedgerCopied
-    data_service   driver - data server       ReadTest -> TestImages [images, labels]
-                   driver - data host         Serve -> Serving [description of its data]
-    staging        data server - data server  ReadManifest -> ManifestPart [files]
-                                              ReadFile -> FilePart [bytes]
-    partitions     worker - worker            Greet
-                                              Blocks [activations, error gradients, partial weight gradients]
-    parameters     worker, client - p. server Push [deltas or factors] -> Pushed [values], Tick -> Ticked
-                   worker - same, in place    ReportSteps -> StepsReported
-                   those, driver, reader      Pull -> Values [values]
-    shard_states   driver - parameter server  ReadShards -> ShardStates [tables, values, rule state]
-                   driver, client - same      LoadShards [same] -> Loaded
-    saved_shards   driver, client - p. server ListSaved -> SavedList [saved stores]
-                                              ReadSaved -> ShardStates [tables, values, rule state]
-    replication    p. server - p. server      Begin -> Begun, Copy [entry] -> Held, PieceCopy [state] -> Held
-                                              Committed -> Held, Superseded
-    notes          driver - server, worker    GetRecord -> RecordPart [bytes]
-                   driver - any role          GetStatistics -> Statistics [values]
-                   client - parameter server  same, of one store
-                   driver - same, but ctrl.   GetProfile -> Profile [events]
-
-`body` has the base of the messages, `bounds` the types of their fields, `table` the table of all
-conversations, and `tensors` the tensors of a message. A message of a run or store has its id; a role without
-it refuses the message.
+    controllers.py   any role - controller      GetMap, CompareAndSet [value], WatchMap
+                                                -> MapState [map], MapChanges [same]
+                                                OpenSession -> SessionOpened
+                     controller - controller    Introduce -> Introduced, Agree [consensus message]
+    leases.py        worker - data server       LeaseGroups -> Groups [images, labels]
+                                                ReportGroups -> Reported
+                     data server - data server  Enter [events] -> Entered, CopyLedger [part] -> LedgerCopied
+    data_service.py  driver - data server       ReadTest -> TestImages [images, labels]
+                     driver - data host         Serve -> Serving [description of its data]
+    staging.py       data server - data server  ReadManifest -> ManifestPart [files]
+                                                ReadFile -> FilePart [bytes]
+    partitions.py    worker - worker            Greet, Blocks [activations, error gradients,
+                                                partial weight gradients]
+    parameters.py    worker, client - p. server Push [deltas or factors] -> Pushed [values], Tick -> Ticked
+                     worker - same, in place    ReportSteps -> StepsReported
+                     those, driver, reader      Pull -> Values [values]
+    shard_states.py  driver - parameter server  ReadShards -> ShardStates [tables, values, rule state]
+                     driver, client - same      LoadShards [same] -> Loaded
+    saved_shards.py  driver, client - p. server ListSaved -> SavedList [saved stores]
+                                                ReadSaved -> ShardStates [tables, values, rule state]
+    replication.py   p. server - p. server      Begin -> Begun, Copy [entry] -> Held, Committed -> Held
+                                                PieceCopy [state] -> Held, Beat (heartbeat)
+                                                any of an older generation -> Superseded
+    notes.py         driver - p. server, worker GetRecord -> RecordPart [bytes]
+                     driver - same, data server GetProfile -> Profile [events]
+                     driver - same, controller  GetStatistics -> Statistics [values]
+                     client, reader - p. server same, of one store
 """
 
 from adam_async.messages.body import ROLES, Body, pack, unpack

@@ -1,4 +1,8 @@
-"""Pure: messages of driver and any role: statistics, profiles and records of the role."""
+"""Pure: questions about roles: statistics, profiles and records.
+
+A driver asks controllers, parameter servers, data servers and workers; clients and readers ask parameter
+servers for the statistics of a store.
+"""
 
 from adam_async.messages.body import Body, Rows
 from adam_async.messages.bounds import Clock, Count, NodeId, RoleName, RunId

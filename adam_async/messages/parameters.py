@@ -1,6 +1,6 @@
 """Pure: worker and parameter server: pushes of gradients, reports of steps, pulls of values.
 
-A driver also pulls.
+Clients push, tick and pull as workers do; drivers and readers only pull.
 """
 
 from typing import Annotated

@@ -1,6 +1,6 @@
 """Pure: parameter servers among themselves: the log of a bundle, from its primary to the other members.
 
-A message belongs to the bundle of `store` and `home`, to a `generation` of it, and to a *session*: the
+Most messages belong to the bundle of `store` and `home`, to a `generation` of it, and to a *session*: the
 primary numbers its sessions with the other members, and begins another one with each new link. The contents
 of entries and pieces travel as tensors.
 """

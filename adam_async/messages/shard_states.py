@@ -1,4 +1,4 @@
-"""Pure: driver and parameter server: shards with their values, versions, clocks and rule state.
+"""Pure: driver or client and parameter server: shards with their values, versions, clocks and rule state.
 
 The tables of versions and clocks are two tensors of int64 before the values, because a frame's meta has
 only 16 KiB:

@@ -1,4 +1,29 @@
-"""Pure: networks as numbers. Specs, layers, contexts, rules; no asyncio anywhere."""
+"""Pure: networks as numbers. Specs, layers, contexts, rules; no asyncio anywhere.
+
+`network.py` builds the layers that a spec names. A caller loads a group of images into a context
+(`context.py`), and the network runs its layers forward and backward on the arrays there. A rule (`rules.py`)
+then turns each gradient into new values: at a parameter server, or at once in the memory that the network
+reads (`in_place.py`).
+
+    network.py                 start here: forward, backward, gradients, factors, start values, scores
+    spec.py, named.py          the specification of a network, also in TOML; the models with a name
+    layer.py                   the interface of a layer: forward, backward, delta, factors; cut layers
+    layers/                    built-in layers in NumPy: convolution, dense, pooling, dropout, losses, others
+    topology.py                the graph of the layers, checked; layers that share memory
+    context.py                 a training context: activations, error gradients and scratch of one group
+Updates:
+    rules.py                   update rules: SGD, momentum, Adagrad, Adam, AdamW; their state
+    rule_batches.py            one rule on several gradients of a server's shards, block by block
+    step.py, in_place.py       buffers and outcome of a step; steps in place without a lock (Hogwild)
+Compiled kernels, and models cut over workers:
+    kernels.py                 the choice between NumPy's kernels and compiled ones
+    fast/                      compiled kernels of layers and rules (Numba, LLVM); many kernels in one call
+    partition/                 a model cut over the workers of a replica: plans, predicted cost, parts
+Checks and measures:
+    keyed_random.py            random values that depend only on seed, purpose and keys (Philox)
+    gradcheck.py               checks of gradients by finite differences, for layers and networks
+    working_set.py             memory that training on a group uses, and the cache with room for it
+"""
 
 from adam_async.errors import GradientMismatchError, ModelError, SpecError
 from adam_async.model.context import Context

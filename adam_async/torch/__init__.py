@@ -1,4 +1,6 @@
-"""PyTorch modules on parameter servers. This room needs the extra ``torch``; no other room imports it.
+"""PyTorch modules on parameter servers. This room needs the extra ``torch``.
+
+No other room imports it, except the command `adam-async export`, inside of functions.
 
 `RemoteOptimizer` trains a module in a loop of the program:
 
@@ -12,6 +14,28 @@
 
 `TorchStep` trains a module with `adam-async train`, and `from_torch` reads its data from a PyTorch dataset.
 `to_module` makes a module of a network of this package, and `from_module` a network of a module.
+
+The optimizer collects the gradients of a step (`gradients.py`), and begins an exchange with the store
+(`exchanges.py`): a push, and a pull if one is due. A `TorchStep` loads the values of a run into a copy of the
+module (`module_copy.py`), and writes the gradients of a batch for the worker, which pushes them.
+
+    optimizer.py             start here: `RemoteOptimizer`: steps, local steps, pulled values, state
+    parameters.py            parameters of a module as arrays of a store, checked
+    gradients.py             gradients of one step, checked; their sums over several steps
+    exchanges.py             a push and the pull after it; the exchanges in flight, in order (`max_staleness`)
+    overlap.py               pushes during the backward pass, from hooks on the parameters
+    buffers.py               buffers of a module, such as BatchNorm statistics: local, averaged, push or pull
+For the optimizer and for `TorchStep`:
+    devices.py               staging memory, pinned on CUDA; copies to and from a GPU
+    factors.py               weight gradients of `nn.Linear` as two factors, captured by hooks
+Training by `adam-async train`:
+    step.py                  `TorchStep`: gradients of a batch, evaluation, running statistics
+    module_copy.py           a copy of the module for one thread, with the values of a run
+    random_streams.py        random streams of PyTorch, Python and NumPy, seeded and restored
+    datasets.py              `from_torch`: a PyTorch dataset as data of a run
+Conversion:
+    convert.py, layers.py    `to_module`, `from_module`; modules for layers that `torch.nn` lacks
+    onnx.py                  networks as ONNX files, checked in onnxruntime; needs the extra ``onnx``
 """
 
 try:

@@ -1,7 +1,8 @@
 """Pushes during the backward pass: hooks on the parameters collect gradients, and push them together.
 
-A hook pushes the collected gradients as soon as they have `BUCKET_BYTES`. The optimizer's `step` pushes the
-rest, after a check that the program has not changed a pushed gradient.
+From the second step on a hook pushes the collected gradients as soon as they have `BUCKET_BYTES`. The
+optimizer's `step` pushes the rest, in the first step all, after a check that the program has not changed a
+pushed gradient.
 """
 
 from collections.abc import Callable, Sequence
