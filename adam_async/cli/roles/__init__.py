@@ -5,4 +5,10 @@ logs changes of its group. A signal ends a role; a role of a parent process (`--
 end of its stdin.
 
 A process runs one role: each command has a file, which imports no other role.
+
+    serving.py                   start here: any role until its end: token, orders of a parent, printed line
+    controller.py                `controller`: alone, or one of a group with `--peers`
+    parameter_server.py          `ps`: a parameter server
+    data_server.py               `data`: a data server; without a controller, a standalone one
+    worker.py                    `worker`: a model worker; its threads, and the user code that it may import
 """

@@ -1,1 +1,31 @@
+"""Sources of images with labels: names, files, folders and Python objects become a `Dataset`.
 
+`datasets.py` looks at the name, or at the files of a folder, and calls the loader of that kind. A loader of
+encoded images collects samples, and `samples.py` decodes all of them into memory. Images of folders and tar
+files may stay in their files instead (`catalogue.py`), and are decoded on demand. Programs with images in
+Python objects or in Ray call `objects.py` or `ray_data.py`.
+
+    datasets.py                       start here: `load`, all kinds of sources, and the choice of a loader
+    samples.py                        encoded images, decoded into one size; labels, counts, damage
+    catalogue.py                      images that stay in their files, for data larger than the cache
+    pictures.py                       one encoded image to pixels (Pillow): EXIF, scaling, cropping
+    splits.py                         training set and test set, by names of files or by a hash
+Encoded images:
+    image_folder.py                   one folder for each class
+    shards.py                         WebDataset: tar files
+    parquet.py                        Parquet files, as of Hugging Face
+    tables.py                         CSV: pixels, or paths of image files
+Arrays:
+    mnist.py, idx.py                  MNIST and Fashion-MNIST; the IDX format
+    cifar.py                          CIFAR-10 in its binary version
+    npz.py, npy.py                    NumPy archives with the keys of Keras; NumPy files, mapped into memory
+    objects.py                        Python objects with items, and asynchronous iterators
+    ray_data.py                       rows of a `ray.data.Dataset`
+    synthetic.py                      random images of a seed, for runs without data
+Names and files:
+    published.py, downloads.py        data sets in the cache of the user; downloads with checksum and mirrors
+    files.py, file_ranges.py          checked reads of files; pieces of files, and the scratch file of a cache
+    limits.py                         limits of sizes before decoding, against hostile or damaged files
+For `predict`:
+    unlabelled.py                     images without labels, in the input shape of a model
+"""

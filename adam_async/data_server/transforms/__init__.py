@@ -1,1 +1,13 @@
+"""Pure: data augmentation: a recipe of random transforms, with another variant of each image in each epoch.
 
+`recipe.py` checks the steps, and groups them into passes over the images. For each image it draws random
+words from seed, epoch, step and number of the image. Each pass then makes new images from these words.
+
+    recipe.py                start here: `Recipe`, its TOML file, the default steps
+    steps.py, bounds.py      kinds of steps with their options; bounds of sizes, and of the memory of a recipe
+    pipeline.py              the interface of a pass; the choice between NumPy's kernels and compiled ones
+    geometry.py              steps that move pixels: shift, rotate, elastic, crop; joined into one resampling
+    pixels.py                steps that change values: brightness, contrast, noise, cutout; user functions
+    resample.py              bilinear resampling in integers, with equal results on every machine
+    kernels.py               compiled kernels (Numba), equal to NumPy's to the last bit
+"""

@@ -1,22 +1,34 @@
 """Pure: compiled kernels, of the extra `fast`.
 
-vectors     vector instructions, for loops that are emitted instead of compiled
-tiles       the two innermost loops of all products, as vectors
-squares     vector code for the values under a pooling square
-memory      the kernels' view of memory, and their compiler
-products    dense layers and convolutions
-pixels      padding and pooling
-pointwise   value by value
-curves      exponential, tanh and the logistic function
-response_norm, local, losses   the layers of these names
-updates     gradient descent in place
-rules       the update rules, for several gradients at a time
-batches     these rules on the shards of a parameter server
-program     the interpreter: one call for many kernels
-tape        the rows that it runs
-compiled    the interface of a layer with such kernels
-dense, conv2d, locally_connected, layers   the layers
-engine      a network's passes, and its steps in place
+A layer names its kernels and their fields. `engine.py` joins the steps of neighbouring layers to a tape
+(`tape.py`), and `program.py` runs the tape in one call without the lock of Python's interpreter. The update
+rules of parameter servers need no tape: `batches.py` calls their kernels.
+
+    engine.py                       start here: a network's passes, and its steps in place
+    program.py                      the interpreter: one call for many kernels; the numbers of all kernels
+    tape.py                         the rows that it runs; a ReLU is fused into the kernel before it
+    groups.py                       kernels that load the next group and count steps, within that call
+    compiling.py                    a process that compiles kernels while training has begun
+Layers:
+    compiled.py                     the interface of a layer with such kernels
+    dense.py, conv2d.py, locally_connected.py, layers.py
+                                    the layers; the table of all layers with compiled kernels
+Kernels:
+    memory.py                       the kernels' view of memory, and their compiler
+    products.py                     dense layers and convolutions
+    pixels.py                       padding and pooling
+    pointwise.py                    value by value
+    curves.py                       exponential, tanh and the logistic function
+    response_norm.py, local.py, losses.py
+                                    local response normalisation, locally connected layer, losses
+    updates.py                      gradient descent in place
+    rules.py                        the update rules, for several gradients at a time
+    batches.py                      these rules on the shards of a parameter server
+Vector code (LLVM):
+    vectors.py                      vector instructions, for loops that are emitted instead of compiled
+    tiles.py                        the two innermost loops of all products, as vectors
+    squares.py                      vector code for the values under a pooling square
+    registers.py                    number and width of the vector registers, which decide the shapes of loops
 """
 
 # No imports here, because numba loads slowly and would load with any file of this package; `registers` does

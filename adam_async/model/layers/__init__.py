@@ -1,4 +1,18 @@
-"""Pure: the built-in layers, by their kind in a spec."""
+"""Pure: the built-in layers, by their kind in a spec.
+
+Each layer implements `Layer` (`adam_async/model/layer.py`) with NumPy.
+
+    dense.py                     `Dense`: fully connected, with the factors of its weight gradient
+    conv2d.py                    `Conv2d`: convolution as one matrix product (GEMM)
+    locally_connected.py         `LocallyConnected`: a convolution without shared weights
+    sliding.py                   base of both: the columns under a sliding kernel (im2col), and their folding
+    pool.py                      `MaxPool`, `AveragePool`
+    activations.py               `Relu`, `Sigmoid`, `Tanh`
+    dropout.py                   `Dropout`: dropped values depend only on seed, group and layer
+    response_norm.py             `LocalResponseNorm`: across channels
+    joins.py                     `Flatten`, `Add`, `Concatenate`
+    losses.py                    `SoftmaxCrossEntropy`, `MeanSquaredError`
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType

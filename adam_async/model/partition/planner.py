@@ -6,9 +6,9 @@ rows, so equally many rows cross in both directions. The planner takes the faste
 such a *halo*, or both sides compute it with all its inputs. The number of rows computed twice grows towards
 the images. Losses, and layers that cannot be cut, are whole on one worker.
 
-A **layers** plan gives each worker consecutive layers and minimises the time of the slowest worker; of the
-plans within `BALANCE` of the best, the planner takes the plan that sends the fewest bytes. A part begins with
-a layer that has parameters, if the model has enough such layers.
+A **layers** plan gives each worker consecutive layers. Its planner compares a bounded number of cuts, and
+minimises the time of the slowest worker or link; of the plans within `BALANCE` of the best, it takes the plan
+that sends the fewest bytes. A part begins with a layer that has parameters, if the model has enough of them.
 
 `prediction.py` predicts the cost of plans, from measured or estimated times.
 """

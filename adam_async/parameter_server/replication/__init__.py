@@ -1,5 +1,9 @@
 """Pure: one log on several servers, which survives the loss of all but one member in sync.
 
+`member.py` takes all calls, and passes them to the member's present role, a primary (`primary.py`) or a
+secondary (`secondary.py`). Both roles share the record, the log (`log.py`), the pieces and the effects
+(`local_copy.py`). `effects.py` has the kinds of effects, and `violations.py` the refusal of a message.
+
 Theory of operation
 -------------------
 A `BundleMember` is one server's copy of a bundle. Calls are its input, and effects its output. The core has

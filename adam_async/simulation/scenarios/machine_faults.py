@@ -1,4 +1,4 @@
-"""Faults of the machines of controllers and their clients: crashes, stops, freezes and slow code."""
+"""Faults of the machines of controllers and their clients: kills, stops, freezes, slow code, clocks."""
 
 import asyncio
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Faults of the controllers, links and servers of a training cluster, and their targets.
+"""Faults of the roles, links and store clients of a training cluster, and their targets.
 
 In some seeds the state of the parameter servers has one copy, and faults only delay them. A lost driver
 starts again, and takes its run over or replaces it.

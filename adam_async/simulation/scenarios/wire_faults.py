@@ -1,4 +1,4 @@
-"""Faults of the network between controllers and their clients: cuts, low bandwidth and broken connections.
+"""Faults of the network among controllers and their clients: cuts, low bandwidth, broken connections.
 
 Each fault lasts until its time is over and it had an effect: data waits at a cut, a new connection is narrow,
 or a connection broke.
