@@ -197,7 +197,7 @@ class ParameterServer(Role):
         """Take up each bundle with a copy here, drop those that have left, and follow the others."""
         async for cluster in self._membership.changes():
             for key in [key for key, served in self.served.items() if not _is_needed(cluster, served.store)]:
-                self.served.pop(key).end()
+                self._end(self.served.pop(key))
                 self._loaded.set()
             self._without_room = {
                 id: text for id, text in self._without_room.items() if cluster.store(id) is not None
@@ -294,7 +294,13 @@ class ParameterServer(Role):
 
     def _left(self, served: ServedStore) -> None:
         if self.served.pop((served.store.id, served.home), None) is not None:
-            served.end()
+            self._end(served)
+
+    def _end(self, served: ServedStore) -> None:
+        """End a bundle here. A session that waits for a later record is one of the next copy here."""
+        for sender in served.copy.waiting if served.copy is not None else ():
+            self._ignore(sender)
+        served.end()
 
     def _is_live(self, member: Member) -> bool:
         record = self._membership.map.nodes.get(member[0])
@@ -356,11 +362,15 @@ class ParameterServer(Role):
     def _on_message(self, sender: Member, message: ReplicationMessage, tensors: Sequence[Any]) -> None:
         served = self.served.get((message.store, message.home))
         if served is None or served.copy is None:
-            node = self._membership.map.nodes.get(sender[0])
-            if node is not None and node.incarnation == sender[1]:
-                self._ignored.add(sender)
-            return
-        served.copy.received(sender, message, tensors)
+            self._ignore(sender)
+        else:
+            served.copy.received(sender, message, tensors)
+
+    def _ignore(self, sender: Member) -> None:
+        """Note a server whose session no copy here has taken: the next copy asks for another one."""
+        node = self._membership.map.nodes.get(sender[0])
+        if node is not None and node.incarnation == sender[1]:
+            self._ignored.add(sender)
 
     def _on_entries_link(self, member: Member, is_up: bool) -> None:
         for served in tuple(self.served.values()):

@@ -9,6 +9,7 @@ from adam_async.cluster.roles import parameter_server
 from adam_async.messages.replication import PieceCopy
 from adam_async.parameter_server import joining_members, members_watch, served_store
 from adam_async.parameter_server.bundle_copy import BundleCopy
+from adam_async.parameter_server.served_store import ServedStore
 from adam_async.store.rules import Sgd
 from tests.adam_async.store.fleets import fleet
 from transport import RemoteProtocolError
@@ -107,6 +108,29 @@ async def test_a_server_that_takes_no_piece_is_struck_out_and_named(monkeypatch,
             assert "it has 0 of 2 pieces" in notice_of(servers, "ps-0")
             await servers.start("ps-3")
             await servers.until(lambda: servers.in_sync("ps-0") == ["ps-0", "ps-1", "ps-3"], "none joined")
+            await store.push(ONES)
+            assert (await store.pull())["total"].tolist() == [2.0] * 192
+
+
+@NETWORKS
+async def test_a_session_that_came_before_the_map_begins_again_with_the_next_copy(monkeypatch, network):
+    async with fleet(monkeypatch, *NODES, network=network) as servers:
+        async with servers.open(ARRAYS, copies=3, servers=1, rule=Sgd(rate=1.0)) as store:
+            await store.push(ONES)
+            await servers.until(lambda: len(servers.in_sync("ps-0")) == 3, "not in sync")
+            copies = servers.copies()
+            primary, late = copies["ps-0", "ps-0"].copy, copies["ps-0", "ps-2"]
+            maps = []
+            monkeypatch.setattr(late, "map_changed", maps.append)
+            primary._core.strike_out(late.copy.me)
+            primary.tick()
+            await servers.until(lambda: late.copy.waiting == {primary.me}, "ps-2 was not invited")
+            for each in maps:
+                if servers.copies().get(("ps-0", "ps-2")) is late:
+                    ServedStore.map_changed(late, each)
+            assert ("ps-0", "ps-2") not in servers.copies()
+            await servers.servers["ps-2"]._membership.set_info(note="another version of the map")
+            await servers.until(lambda: len(servers.in_sync("ps-0")) == 3, "ps-2 has not joined")
             await store.push(ONES)
             assert (await store.pull())["total"].tolist() == [2.0] * 192
 
