@@ -192,4 +192,11 @@ COPIES = (
         "test_a_member_without_a_new_piece_is_stalled_also_if_it_begins_again_and_again",
         seldom="each server of the scenario can take up its copies",
     ),
+    _row(
+        "a session that came before the map begins again with the next copy",
+        copy_patches.forget_waiting_sessions,
+        guard=SERVER + "test_joining_copies.py::"
+        "test_a_session_that_came_before_the_map_begins_again_with_the_next_copy",
+        breaks="all copies return",
+    ),
 )

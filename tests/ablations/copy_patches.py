@@ -138,3 +138,9 @@ def enter_each_tick(_: Any, self: ServerState, queued: Any) -> Any:
 def let_members_join_for_ever(*_: Any) -> list[Any]:
     """Keep a joining member without progress."""
     return []
+
+
+@replaces(ParameterServer, "_end")
+def forget_waiting_sessions(_: Any, self: ParameterServer, served: ServedStore) -> None:
+    """End a bundle without a note of the sessions that wait in it."""
+    served.end()

@@ -130,7 +130,9 @@ async def test_a_session_that_came_before_the_map_begins_again_with_the_next_cop
                     ServedStore.map_changed(late, each)
             assert ("ps-0", "ps-2") not in servers.copies()
             await servers.servers["ps-2"]._membership.set_info(note="another version of the map")
-            await servers.until(lambda: len(servers.in_sync("ps-0")) == 3, "ps-2 has not joined")
+            await servers.until(
+                lambda: len(servers.in_sync("ps-0")) == 3, "ps-2 has not joined", within_s=10.0
+            )
             await store.push(ONES)
             assert (await store.pull())["total"].tolist() == [2.0] * 192
 
