@@ -7,11 +7,12 @@ copy within a round.
 
 - `latency`: a cluster of three servers, and for each number of copies a store with the arrays of a model. A
   client pushes the gradients of the model at a fixed rate, with the factors that a worker sends for 16
-  images; a latency counts from the time at which its push is due. Then the client pushes with 16 pushes under
-  way.
+  images; a latency counts from the time at which its push is due. Then the client keeps 16 pushes under way,
+  and counts its pushes per second.
 - `rate`: training with three servers, three controllers and two workers. The goal is 0.7 with three copies.
-  The row of a server has the megabytes that it received as pushes from workers, and sent to workers and to
-  servers. `per_push_byte` is the bytes to secondaries per byte of pushes: C - 1 with C copies.
+  The row of a server has the megabytes of the pushes that it received from workers, and the megabytes that it
+  sent to workers and to servers, in the last round. `per_push_byte` is the number of bytes sent to servers
+  per byte of pushes: about C - 1 with C copies.
 """
 
 import os
@@ -47,7 +48,7 @@ from benchmarks.store_disk import (
 COPIES = (1, 2, 3)
 SERVERS = 3
 RATE_GOAL = 0.7
-"""Smallest ratio of the rate with three copies to that with one."""
+"""Goal: minimum ratio of the training rate with three copies to that with one copy."""
 
 
 async def latency(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -68,7 +68,7 @@ ROOMS = sorted(
     )
 )
 GUIDED_LINES = 100
-"""Number of lines from which on the guide of a room names a file."""
+"""Minimum number of lines of the files that the guide of a room has to name."""
 FILE_IN_ROOM = re.compile(r"(?<![\w./-])(\w+\.py|\w+/)(?![\w./])")
 
 

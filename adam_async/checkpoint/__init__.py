@@ -1,14 +1,14 @@
 """Checkpoints of runs, copies of shards from and to servers, and files of trained models.
 
-During a run `writer.py` reads all shards over `shard_transfer.py` into whole tensors (`tensors.py`), and
-`files.py` writes them to a hidden folder and renames it. For a resume `files.py` chooses the newest whole
-checkpoint, and `reader.py` checks every file of it.
+During a run `writer.py` reads all shards by `shard_transfer.py`, and joins them into whole tensors
+(`tensors.py`). `files.py` writes the tensors to a hidden folder, and renames the folder at the end. For a
+resume `files.py` chooses the newest whole checkpoint, and `reader.py` checks each of its files.
 
     manifest.py                    start here: content and files of a checkpoint, options of a resumed run
     writer.py                      checkpoints during training: one at a time, misses, notes of progress
     shard_transfer.py, tensors.py  all shards read from the primaries, perhaps at one clock, or loaded into
                                    them; whole tensors, joined from shards and cut into shards
-    files.py                       their folder: atomic write, `latest`, retention, choice for a resume
+    files.py                       a folder of checkpoints: atomic write, `latest`, retention, resume
     reader.py                      one checkpoint from the disk; sizes and SHA-256 against the manifest
     verification.py, summary.py    `checkpoint verify` reads every byte; `checkpoint list` reads no tensor
 Shards on the disks of servers (`train --store`, stores of clients):

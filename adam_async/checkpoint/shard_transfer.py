@@ -1,4 +1,4 @@
-"""Copies of all shards between a driver or client and the servers: read for a checkpoint, loaded to begin.
+"""Transfer of all shards between servers and a driver or client: read for a checkpoint, loaded at the start.
 
 All bundles are read at once, each a few shards at a time, so that neither a message nor the wait of a
 heartbeat grows with the model. If the primary of a bundle moves, the bundle is read or loaded again from its

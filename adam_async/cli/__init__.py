@@ -1,16 +1,16 @@
 """The command line `adam-async`: a file for each command, or for a few commands of one subject.
 
-`main.py` installs the signal handlers and limits BLAS to one thread. `commands.py` reads the words, and
-imports the file of the command when the command runs. `running.py` runs the command's coroutine in an event
-loop. The command checks its options, calls other rooms, and prints (`terminal.py`). `commands.py` turns an
-error into one line and an exit code.
+`main.py` installs the signal handlers and limits BLAS to one thread. `commands.py` parses the command line,
+and imports the file of a command only when the command runs. `running.py` runs the command's coroutine in an
+event loop. The command checks its options, calls other rooms, and prints results (`terminal.py`).
+`commands.py` turns an error into one line and an exit code.
 
 Files, in reading order:
 
     main.py, commands.py         entry point; the commands with their help, and the exit code of a call
     launch_commands.py           the commands below `launch`
     checkpoint_commands.py       the commands below `checkpoint`
-    options.py                   options of `train`, of the roles and of some commands; others in own files
+    options.py                   options of `train`, of roles and of some commands; others have own files
     running.py, signals.py       one event loop per command; Ctrl-C and SIGTERM: ordered end, then at once
 
     train.py                     `train`: options merged, a cluster started or joined, training, results

@@ -1,4 +1,4 @@
-"""Clusters: all roles in one event loop, or as processes that are started, watched and restarted.
+"""Clusters: all roles in one event loop, or as processes, which a supervisor watches and restarts.
 
 `setup.py` checks the arguments of the caller. `local.py` then opens all roles in the caller's event loop.
 `processes.py` starts them through a launcher instead, and `supervision.py` restarts a lost role if the run
@@ -10,7 +10,7 @@ still has its state. In both clusters the driver of the run is in the caller's p
 
     processes.py       `ProcessCluster`: start of the roles in order, training, scaling of the workers
     supervision.py     the supervisor: restart of a lost role, or the death that ends the run
-    server_losses.py   whether the copies of the shards suffice after ended servers
+    server_losses.py   whether the copies of the shards suffice after some servers have ended
     launcher.py        the interface of all launchers: `Launcher`, `RoleSpec`, `RestartPolicy`
     local_launcher.py  the launcher of child processes on this machine, over loopback TCP
     parent_pipe.py     a child's stdin: its orders and keys; the child ends with its parent (no orphans)

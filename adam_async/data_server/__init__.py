@@ -1,9 +1,9 @@
 """Data servers: sources of images, the order of an epoch, and leases of image groups to replicas.
 
 A worker asks for groups ahead of need (`client.py`). `service.py` receives the question, and `questions.py`
-makes it an event of the ledger. `state.py` decides which groups the worker gets. Once all ledger replicas
-have the event, `questions.py` sends the groups, which `group_producer.py` makes. Reports of finished groups
-take the same way.
+turns it into an event of the ledger. `state.py` decides which groups the worker gets. Once all ledger
+replicas have the event, `questions.py` sends the groups, which `group_producer.py` makes. Reports of finished
+groups become events in the same way.
 
     state.py                        leases and reports: each group finished exactly once, or skipped
     epoch.py                        one epoch: queues, groups of lost replicas, early end, skipped groups

@@ -2,7 +2,8 @@
 
 `plan.py` draws the faults from a seed, and `counter.py` or `training.py` runs the workload. `injection.py`
 kills, freezes or cuts off the server of one primary after the other. Before each fault it waits until the
-maps of `watch.py` show all copies in sync. `judging.py` judges the claims by `observations.py`.
+maps of `watch.py` show all copies in sync. `judging.py` judges the claims by the observations
+(`observations.py`).
 
     counter.py              workload `counter`: numbered pushes; audit of lost and doubled ones (exactly once)
     training.py             workload `train`: pairs of runs without and with faults; or one saturating run

@@ -2,8 +2,8 @@
 
 Each client has one array on one bundle, and pushes again as soon as a push is acknowledged. Push n adds 1 and
 n to a slot of the array (`gradient_of`), so a lost push, a doubled one, and one in the place of another show
-in the values. After a drill without a failure the copies are promoted in turn and read, because only
-primaries serve; the number of attempts is bounded.
+in the values. After a drill without a failure, the audit kills primaries until each copy was a primary and
+was read, because only primaries serve. The number of kills is bounded.
 """
 
 import asyncio

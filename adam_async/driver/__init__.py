@@ -1,10 +1,10 @@
 """The driver, which manages a training run, and the rules of training runs for the controllers.
 
 `driver.py` prepares a run, submits it and its store to the controllers, and loads the first values into the
-servers. Inside the controllers `training_rules.py` decides on the cluster map: the slots of workers, the
-begin of the run, the shares of each epoch, the failure of a run. `training_run.py` follows the map: after
-each epoch it evaluates the weights, takes a checkpoint if the run has a folder for checkpoints, and lets the
-next epoch begin. At the end it collects the counts of all roles into the result.
+servers. Inside the controllers `training_rules.py` changes the cluster map: it decides the slots of workers,
+the start of the run, the shares of each epoch, and the failure of a run. `training_run.py` follows the map:
+after each epoch it evaluates the weights, takes a checkpoint if the run has a folder for checkpoints, and
+lets the next epoch begin. At the end it collects the counts of all roles into the result.
 
 Files, in reading order:
 

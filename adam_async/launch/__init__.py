@@ -16,7 +16,7 @@ manifests of Kubernetes, and reads the roles of a process from its environment.
     batch.py                     variables of torchrun; the sbatch script of a Slurm job
     slurm.py                     sbatch, srun and scontrol: submit, run agents, requeue after a lost driver
 
-    ray.py, ray_actor.py         `RayLauncher`: each role a child process of a Ray actor; that actor
+    ray.py, ray_actor.py         `RayLauncher`: each role a child process of a Ray actor; the actor
     ray_resources.py             resources of the actors (CPUs, memory), and the settings of a launch
     ray_connection.py            connection to a Ray cluster, and a thread for its blocking calls
     ray_probe.py                 an attempt to join a Ray cluster, in a child with a deadline

@@ -3,10 +3,9 @@
 Ray places the actors: each kind of role but controllers has a placement group, and each role a bundle of it.
 An actor runs the command of its role as a child process (`launch/ray_actor.py`). Ray never restarts an actor,
 because only the supervisor of the cluster knows whether a role may come back
-(docs/decisions/0036-roles-as-ray-actors.md).
-A restarted role is a new actor in the same bundle. Ray moves the bundles of a lost node to other nodes as
-soon as these have room. A role of the lost node waits for that room, and the run continues without the role
-if possible.
+(docs/decisions/0036-roles-as-ray-actors.md). A restarted role is a new actor in the same bundle. Ray moves
+the bundles of a lost node to other nodes as soon as these have room. A role of the lost node waits for that
+room, and the run continues without the role if possible.
 
 The actors end with the launching process: Ray kills the actors of an ended driver.
 """

@@ -3,7 +3,8 @@
 The fields of a message travel as msgpack. Its tensors (`transport.Message.tensors`) are separate and bypass
 msgpack. `pack` makes the link's message from a class, and `unpack` validates a received one. Decoders ignore
 unknown keys, so a newer peer may send more; a missing or mistyped key is a `RemoteProtocolError` that names
-it. A message of a run or store has its id; a role without it refuses the message.
+it. A message of a run or store has the id of that run or store; a role that does not have the run or store
+refuses the message.
 
     body.py                  start here: the base of the messages, the roles, `pack` and `unpack`
     bounds.py, finite.py     types of all fields, with their bounds; the search for NaN and infinities
@@ -34,8 +35,9 @@ are in brackets:
     saved_shards.py  driver, client - p. server ListSaved -> SavedList [saved stores]
                                                 ReadSaved -> ShardStates [tables, values, rule state]
     replication.py   p. server - p. server      Begin -> Begun, Copy [entry] -> Held, Committed -> Held
-                                                PieceCopy [state] -> Held, Beat (heartbeat)
-                                                any of an older generation -> Superseded
+                                                PieceCopy [state] -> Held
+                                                each of these, from a replaced primary -> Superseded
+                                                Beat (heartbeat)
     notes.py         driver - p. server, worker GetRecord -> RecordPart [bytes]
                      driver - same, data server GetProfile -> Profile [events]
                      driver - same, controller  GetStatistics -> Statistics [values]

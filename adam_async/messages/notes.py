@@ -1,4 +1,4 @@
-"""Pure: questions about roles: statistics, profiles and records.
+"""Pure: questions to roles about their statistics, profiles and records.
 
 A driver asks controllers, parameter servers, data servers and workers; clients and readers ask parameter
 servers for the statistics of a store.

@@ -2,15 +2,16 @@
 
 A `ParameterClient` numbers each push, and a `BundleConnection` repeats it until the primary of the bundle
 answers. On the server `service.py` receives the push, `state.py` orders it by its number and forms batches,
-and each batch becomes an entry of the bundle's log. With several copies `replication/` commits the entry on
-all members in sync; then `bundle.py` takes the entry, `apply.py` changes the values, and `answers.py`
-acknowledges the push. In bsp each push of gradients is an entry, acknowledged before its sum is applied.
+and each batch becomes an entry of the bundle's log. With several copies `replication/` commits the entry
+once all members in sync hold it. Then `bundle.py` takes the entry, `apply.py` changes the values, and
+`answers.py` acknowledges the push. In bsp each push of gradients is an entry, and the server acknowledges it
+before it applies the sum of the step.
 
 The way of a push through its primary:
     served_store.py                                 start here: one bundle on a server, the shell of its state
-    state.py, events.py                             front of the primary: events in, effects out; staleness
+    state.py, events.py                             front of the primary: events in, effects out
     push_numbers.py, push_queue.py                  exactly once: duplicates and gaps; batches of pushes
-    bundle.py                                       shards as a function of the log: versions, clocks, rates
+    bundle.py                                       shards after each entry: versions, clocks, staleness
     decode_push.py, gradients.py                    deltas and factors of a push, checked to be finite
     apply.py, store_work.py                         update rules on batches and bsp sums, in bounded pieces
     answers.py                                      acknowledgements, copies of values, refusals
@@ -35,7 +36,7 @@ Copies on several servers, and failover:
     members_watch.py, joining_members.py            silence, takeover, invitations, handover to the home
     shard_pieces.py, offered_pieces.py              state transfer to a joining server; arrays from its disk
 Disks of servers:
-    server_disk.py, store_disk.py, disk_ports.py    folder of a server; one store in it; services they need
+    server_disk.py, store_disk.py, disk_ports.py    folder of a server; one store in it; its services
     bundle_saver.py, piece_states.py                changed pieces, copied between two entries; their encoding
     ordered_appends.py, entry_replay.py             durable pushes: entries on disk first; replay after a loss
     saved_stores.py                                 stores on a disk: report, reads after a loss, removal

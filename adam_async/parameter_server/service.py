@@ -1,10 +1,10 @@
 """The parameter-server role: the bundles of stores that the controllers place on this server.
 
-The server takes up a bundle when the record of the bundle in the cluster map names the server as a member,
-and drops it when its store leaves the map or the server leaves the members. The client or the driver loads
-the values of a new store, and the primary sends them to a server that joins later; then the server reports
-that it serves the store. `ServedStore` has the shards of a bundle and answers questions; the bundles of a
-server take turns in rounds of the loop.
+The server takes up a bundle when the bundle's record in the cluster map names the server as a member. It
+drops the bundle when the store leaves the map, or when it is no member any more. The client or the driver
+loads the values of a new store into the primaries, and each primary then reports that it serves the store. A
+server that joins later gets the values from the primary. `ServedStore` has the shards of a bundle and answers
+questions; the bundles of a server take turns in rounds of the loop.
 """
 
 import asyncio
@@ -126,7 +126,7 @@ class ParameterServer(Role):
             notice=self._notice,
         )
         self._ignored: set[Member] = set()
-        """Servers that sent messages about bundles that this server has not taken up."""
+        """Servers that have begun sessions which no copy here has taken."""
         self._loaded = asyncio.Event()
         self._timer = Timer(self._next_deadline, self._due)
         self._links: ServerLinks
@@ -297,7 +297,10 @@ class ParameterServer(Role):
             self._end(served)
 
     def _end(self, served: ServedStore) -> None:
-        """End a bundle here. A session that waits for a later record is one of the next copy here."""
+        """End a bundle here.
+
+        Sessions that wait for a newer record begin anew with the next copy here.
+        """
         for sender in served.copy.waiting if served.copy is not None else ():
             self._ignore(sender)
         served.end()
@@ -367,7 +370,7 @@ class ParameterServer(Role):
             served.copy.received(sender, message, tensors)
 
     def _ignore(self, sender: Member) -> None:
-        """Note a server whose session no copy here has taken: the next copy asks for another one."""
+        """Note a server whose session no copy here has taken; the next copy asks for another session."""
         node = self._membership.map.nodes.get(sender[0])
         if node is not None and node.incarnation == sender[1]:
             self._ignored.add(sender)

@@ -195,7 +195,7 @@ class ServerState:
 
     def lead(self) -> None:
         """Order pushes from now on, after the applied numbers; all committed entries must be applied."""
-        # Clients send a push again that the lost primary ordered and never committed: its number is free.
+        # A client sends each uncommitted push of the lost primary again, under a number that must be free.
         for tables in self.bundle.tables():
             tables.ordered = dict(tables.last_number)
 
@@ -232,13 +232,13 @@ class ServerState:
     def _land(self, entry: Entry) -> list[Effect]:
         """Answer the requests of an applied entry if this primary proposed it, and the requests behind it."""
         effects: list[Effect] = []
-        # A former primary, too, applies entries of its successor; those have no request here.
+        # Entries of another primary have no requests here.
         for each in self._in_flight:
             if each.entry is entry:
                 each.done = True
                 effects += self._answer(entry)
                 break
-        # In bsp contributions pass an assignment under way: requests wait for all entries in front.
+        # In bsp a contribution may be done before an assignment in front of it, so requests behind both wait.
         while self._in_flight and self._in_flight[0].done:
             for behind in self._in_flight.popleft().behind:
                 effects += self._answer_behind(behind)
@@ -294,7 +294,7 @@ class ServerState:
 
     def _joins(self, follower: QueuedPush, head: QueuedPush) -> bool:
         """Return whether a push for the same shards may be applied in one batch with `head`."""
-        # An assignment replaces values, so gradients cannot be added to it; refused places differ by push.
+        # An assignment replaces values, so no gradient joins it. Refused gradients differ from push to push.
         if follower.push.assign or head.push.assign or follower.refused or head.refused:
             return False
         return follower.push.pull == head.push.pull  # the answer to the first push bounds the batch
@@ -326,7 +326,7 @@ class ServerState:
         if self.synchronous and not push.assign and (text := self._pending.refusal(self._contributor(push))):
             if has_new_number(push, shards, session):
                 return [Refuse(event.request, "busy", text)]
-        # Mostly all shards of a push share one table and one number: a single comparison orders the push.
+        # Usually all shards of a push share one table and one number: a single comparison orders the push.
         tables = group.own_tables() if group is not None and same(push.numbers) else None
         accepted: Sequence[int]
         if group is not None and tables is not None:

@@ -1,7 +1,7 @@
 """Accuracy and loss of a model on the test images of a data set, class by class.
 
-Classes are matched by name if data and model have names, else by their order. Letters: N images, K classes of
-the model.
+The evaluation matches classes by name if data and model have names, else by their order. Letters: N images, K
+classes of the model.
 """
 
 import asyncio

@@ -4,8 +4,8 @@
 decides the epochs, rate and schedule that the user left open. `training_program.py` encodes options, model
 and partition plan into a program record. The driver submits this record into the cluster map
 (`cluster_map.py`), from which workers and data servers read it. Each party computes the same table of shards
-from a store's record and its arrays (`shard_table.py`). Counts of roles return to the driver, which updates
-`progress.py` and returns a `RunResult` (`result.py`).
+from a store's record and its arrays (`shard_table.py`). Roles send their counts to the driver, which updates
+the progress (`progress.py`) and returns a `RunResult` (`result.py`).
 
 Files, in reading order:
 

@@ -2,8 +2,8 @@
 
 `runner.py` draws a plan of faults from a seed and runs a scenario with it. The scenario starts programs on
 machines (`nodes.py`), whose steps, connections and files go through `loop.py`, `network.py` and `disk.py`.
-`faults.py` carries out the plan, and `checkers/` raise a `Violation` if an invariant does not hold. A seed
-gives the same run in every process.
+`faults.py` carries out the plan, and a checker (`checkers/`) raises a `Violation` if an invariant does not
+hold. A seed gives the same run in every process.
 
     loop.py, tasks.py         the event loop on virtual time, with the replay hash; its futures and tasks
     host.py                   one machine, as the loop sees it: clock, state, steps of its code

@@ -1,7 +1,8 @@
 """Work of the child processes of `simulate`: run seeds, repeat one run, or shrink one.
 
 A simulated run needs an event loop of its own, outside of any other, and the command has a loop already. The
-command therefore sends `Work` to children, one JSON line each. They send `Answer`s, one line for each run.
+command therefore sends `Work` to children, one JSON line each. The children send an `Answer`, one line, for
+each run.
 """
 
 from collections.abc import Callable, Iterator, Mapping

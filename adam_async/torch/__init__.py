@@ -1,6 +1,6 @@
 """PyTorch modules on parameter servers. This room needs the extra ``torch``.
 
-No other room imports it, except the command `adam-async export`, inside of functions.
+Outside this room only functions of the command `adam-async export` import it.
 
 `RemoteOptimizer` trains a module in a loop of the program:
 

@@ -1,8 +1,8 @@
 """Pushes during the backward pass: hooks on the parameters collect gradients, and push them together.
 
-From the second step on a hook pushes the collected gradients as soon as they have `BUCKET_BYTES`. The
-optimizer's `step` pushes the rest, in the first step all, after a check that the program has not changed a
-pushed gradient.
+In the first step the optimizer's `step` pushes all gradients. From the second step on a hook pushes the
+collected gradients as soon as they have `BUCKET_BYTES`. `step` then checks that the program has not changed a
+pushed gradient, and pushes the rest.
 """
 
 from collections.abc import Callable, Sequence

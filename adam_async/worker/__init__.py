@@ -3,8 +3,9 @@
 `run_session.py` takes leased groups from the data client and admits them to the dataflow engine; in ssp and
 bsp an admission gate decides when. A compute thread trains each group (`training.py`). On the event loop,
 `stepper.py` or `bounded_stepper.py` collects groups into steps and pushes them, and `puller.py` installs the
-returned values. After the acknowledgement of its push the worker reports the group to the data server. In a
-run in place the compute thread changes the servers' memory, and reports of steps replace the pushes.
+returned values. Once the servers have acknowledged the push of a group, the worker reports the group to the
+data server. In a run in place the compute thread changes the servers' memory, and reports of steps replace
+the pushes.
 
 Files, in reading order:
 

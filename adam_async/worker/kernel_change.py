@@ -1,10 +1,10 @@
 """The change from NumPy's kernels to compiled kernels during a run.
 
-Compiling takes longer than many training runs, so with kernels ``auto`` a worker begins with NumPy's kernels
-if the compiled ones are not ready; cut, bsp and recorded runs wait for them. A child process compiles,
-because a compilation in this process would hold the interpreter's lock; the child leaves the kernels on the
-disk. If the disk cannot keep them, a compute thread compiles. Then the network loads
-the kernels; a group in training keeps the kernels with which it began.
+Compiling takes longer than many training runs. With kernels ``auto`` a worker therefore begins with NumPy's
+kernels if the compiled ones are not ready. Recorded runs, bsp runs and runs with a cut model wait for the
+compiled ones. A child process compiles, because a compilation in this process would hold the interpreter's
+lock; the child leaves the kernels on the disk. If the disk cannot keep them, a compute thread compiles. Then
+the network loads the kernels; a group in training keeps the kernels with which it began.
 """
 
 import asyncio

@@ -5,9 +5,10 @@ segment: one job of the compute pool.
 
     group -> [train, heavy] -> trained -> [push, light]        landed -> [land, light]
 
-A tag is in flight until its nodes have fired. The second branch exists only on a copy with one group in
-flight, and not in bsp: the tag then ends when its step's pull is installed, and with a pull at every step
-training is exactly serial SGD. On other copies pulls run in the background; in place there are none.
+A tag is in flight until its nodes have fired. The second branch exists only if the worker trains on a copy
+with one group in flight, and not in bsp. The tag then ends when its step's pull is installed, and with a pull
+at every step training is exactly serial SGD. On other copies pulls run in the background; training in place
+needs no pulls.
 """
 
 from collections import deque

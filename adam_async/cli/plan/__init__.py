@@ -4,7 +4,7 @@
 candidates with `adam_async/model/partition/planner.py`, and recommends one. `table.py` prints them, and
 `report.py` makes the JSON text for `--json`.
 
-    command.py               start here: the course of the command, and the limits of the options
+    command.py               start here: the steps of the command, and the limits of the options
     choice.py                candidates: workers, kind of plan, images per group; the choice and its reason
     link_speed.py            bandwidth and latency, read from text with units
     table.py, report.py      the table on the terminal; the JSON report

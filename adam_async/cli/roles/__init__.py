@@ -6,7 +6,7 @@ end of its stdin.
 
 A process runs one role: each command has a file, which imports no other role.
 
-    serving.py                   start here: any role until its end: token, orders of a parent, printed line
+    serving.py                   start here: runs any role until its end; token, parent's orders, printed line
     controller.py                `controller`: alone, or one of a group with `--peers`
     parameter_server.py          `ps`: a parameter server
     data_server.py               `data`: a data server; without a controller, a standalone one

@@ -2,8 +2,8 @@
 
 `datasets.py` looks at the name, or at the files of a folder, and calls the loader of that kind. A loader of
 encoded images collects samples, and `samples.py` decodes all of them into memory. Images of folders and tar
-files may stay in their files instead (`catalogue.py`), and are decoded on demand. Programs with images in
-Python objects or in Ray call `objects.py` or `ray_data.py`.
+files may stay in their files instead (`catalogue.py`); the data server then decodes them on demand. Programs
+with images in Python objects or in Ray call `objects.py` or `ray_data.py`.
 
     datasets.py                       start here: `load`, all kinds of sources, and the choice of a loader
     samples.py                        encoded images, decoded into one size; labels, counts, damage
@@ -13,7 +13,7 @@ Python objects or in Ray call `objects.py` or `ray_data.py`.
 Encoded images:
     image_folder.py                   one folder for each class
     shards.py                         WebDataset: tar files
-    parquet.py                        Parquet files, as of Hugging Face
+    parquet.py                        Parquet files, such as those of Hugging Face
     tables.py                         CSV: pixels, or paths of image files
 Arrays:
     mnist.py, idx.py                  MNIST and Fashion-MNIST; the IDX format

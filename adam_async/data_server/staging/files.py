@@ -3,7 +3,8 @@
 The copy is a folder with the source's own names. Incomplete files are in its ``.staging``, which no loader
 reads: ``NUMBER.START.part`` is an incomplete file, and ``notes`` has a line of JSON for each whole file
 (path, size, time of the source's file, checksum). A file gets its name after all its bytes are durable, and
-its note after that: a later start keeps a file with a note, the right size and an unchanged source.
+its note after that: a later start keeps a file if it has a note and the right size, and its source is
+unchanged.
 
 A folder belongs to one server at a time, which locks ``.staging/lock`` while it stages into the folder and
 serves from it. If a file system should grant a lock twice, two rules keep the files whole: the names of the

@@ -1,7 +1,8 @@
-"""Pure: data augmentation: a recipe of random transforms, with another variant of each image in each epoch.
+"""Pure: data augmentation: a recipe of random transforms makes another variant of each image in each epoch.
 
 `recipe.py` checks the steps, and groups them into passes over the images. For each image it draws random
-words from seed, epoch, step and number of the image. Each pass then makes new images from these words.
+numbers, which depend on the seed, the epoch, the step and the image. Each pass then transforms the images
+with these numbers.
 
     recipe.py                start here: `Recipe`, its TOML file, the default steps
     steps.py, bounds.py      kinds of steps with their options; bounds of sizes, and of the memory of a recipe

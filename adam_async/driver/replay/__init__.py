@@ -1,8 +1,8 @@
 """Pure: record and replay: the file of a recorded run, and its repetition in one process to the last bit.
 
 `decode.py` joins the logs of servers and workers into a `Recording`. `playback.py` decides the order: a group
-trains after the versions that it read exist, and a shard changes after its pushes are computed. `run.py`
-keeps this order with the code of the roles: `worker.py` trains a group, and `shards.py` applies pushes.
+trains once the versions that it read exist, and a shard applies pushes once they are computed. `run.py` runs
+the code of the roles in this order: `worker.py` trains a group, and `shards.py` applies pushes.
 
     run.py                        start here: `Replay`, with the data of a run and the checks of its results
     playback.py                   order of groups and batches, by their dependencies; copies of old versions

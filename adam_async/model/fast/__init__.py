@@ -1,6 +1,6 @@
 """Pure: compiled kernels, of the extra `fast`.
 
-A layer names its kernels and their fields. `engine.py` joins the steps of neighbouring layers to a tape
+A layer names its kernels and their fields. `engine.py` joins the steps of neighbouring layers into a tape
 (`tape.py`), and `program.py` runs the tape in one call without the lock of Python's interpreter. The update
 rules of parameter servers need no tape: `batches.py` calls their kernels.
 
@@ -8,7 +8,7 @@ rules of parameter servers need no tape: `batches.py` calls their kernels.
     program.py                      the interpreter: one call for many kernels; the numbers of all kernels
     tape.py                         the rows that it runs; a ReLU is fused into the kernel before it
     groups.py                       kernels that load the next group and count steps, within that call
-    compiling.py                    a process that compiles kernels while training has begun
+    compiling.py                    a process that compiles kernels while training runs without them
 Layers:
     compiled.py                     the interface of a layer with such kernels
     dense.py, conv2d.py, locally_connected.py, layers.py

@@ -6,7 +6,7 @@ rows, so equally many rows cross in both directions. The planner takes the faste
 such a *halo*, or both sides compute it with all its inputs. The number of rows computed twice grows towards
 the images. Losses, and layers that cannot be cut, are whole on one worker.
 
-A **layers** plan gives each worker consecutive layers. Its planner compares a bounded number of cuts, and
+A **layers** plan gives each worker consecutive layers. The planner compares a bounded number of cuts, and
 minimises the time of the slowest worker or link; of the plans within `BALANCE` of the best, it takes the plan
 that sends the fewest bytes. A part begins with a layer that has parameters, if the model has enough of them.
 
@@ -186,7 +186,7 @@ def layers_plan(
         return max(before[stop] - before[start] for start, stop in pairwise(edges))
 
     def cost(edges: Sequence[int]) -> tuple[float, int]:
-        """Return the time of the busiest worker, then the values that the layers before the edges send."""
+        """Return the time of the busiest worker, then the number of values in the outputs at the edges."""
         return busiest(edges), sum(prod(topology.layers[edge - 1].output_shape) for edge in edges[1:-1])
 
     found: list[tuple[float, int, PartitionPlan]] = []
@@ -217,19 +217,20 @@ def _starts(topology: Topology, workers: int) -> list[int]:
 
 
 MOST_CANDIDATES = 20_000
-"""Maximum number of cuts that a layers plan compares by their busiest worker and their crossings."""
+"""Maximum number of cuts that the planner of a layers plan compares by their busiest worker."""
 
 MOST_PREDICTED = 256
-"""Maximum number of cuts whose seconds a layers plan predicts; equal layers have thousands of equal cuts."""
+"""Maximum number of cuts whose seconds the planner of a layers plan predicts. Models with many equal layers
+have thousands of equally good cuts."""
 
 
 def _candidates(topology: Topology, workers: int) -> Iterator[tuple[int, ...]]:
-    """Yield the edges between the parts; over `MOST_CANDIDATES` choices, only at evenly spread layers."""
+    """Yield the edges between the parts; above `MOST_CANDIDATES` choices, only at evenly spread layers."""
     starts, cuts = _starts(topology, workers), workers - 1
     kept = len(starts)
     while kept > cuts and _choices(kept, cuts) > MOST_CANDIDATES:
         kept -= 1
-    # The middle one of each equal stretch of the starts.
+    # Divide the starts into `kept` equal ranges, and keep the middle start of each range.
     starts = [starts[(2 * number + 1) * len(starts) // (2 * kept)] for number in range(kept)]
     for chosen in combinations(starts, cuts):
         yield 0, *chosen, len(topology.layers)

@@ -1,7 +1,7 @@
 """The scenarios of `adam-async simulate`, by name. A new scenario needs a file here and a line below.
 
-The file of a scenario draws a plan from a seed, starts the machines, strikes them with faults, and checks the
-invariants (`adam_async/simulation/checkers/`). Other files have clusters, clients and faults, often for
+The file of a scenario draws a plan from a seed, starts the machines, carries out the faults, and checks the
+invariants (`adam_async/simulation/checkers/`). The other files have clusters, clients and faults, often for
 several scenarios.
 
 `members`: one controller, and members that crash, freeze and are cut off
