@@ -25,7 +25,7 @@ import json
 import statistics
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,8 @@ async def latency(model: str, options: argparse.Namespace) -> list[dict[str, Any
             for copies in COPIES
         }
         for number in range(-1, options.rounds):
-            for copies, store in stores.items():
+            for copies in in_turn(number):
+                store = stores[copies]
                 await asyncio.sleep(SETTLE_S)
                 latencies = await paced(store, gradients, options.per_s, options.seconds)
                 rate, _ = await busy(store, gradients, options.seconds)
@@ -89,6 +90,12 @@ async def latency(model: str, options: argparse.Namespace) -> list[dict[str, Any
         }
         for copies in COPIES
     ]
+
+
+def in_turn(number: int) -> tuple[int, ...]:
+    """Return the numbers of copies in the order of a round, so that each comes first in turn."""
+    turn = number % len(COPIES)
+    return COPIES[turn:] + COPIES[:turn]
 
 
 def _ratio_of(mine: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
@@ -119,7 +126,7 @@ def traffic_of(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             "to_workers_mb": round(sent["worker"] / 1e6, 2),
             "to_servers_mb": round(sent["ps"] / 1e6, 2),
             "all_sent_mb": round(sent.total() / 1e6, 2),
-            "per_push_byte": round(entries / pushes, 3),
+            "per_push_byte": round(entries / pushes, 3) if pushes else None,
         }
 
 
@@ -128,8 +135,7 @@ def rates(model: str, folder: Path, options: argparse.Namespace) -> list[dict[st
     found: dict[int, list[float]] = {copies: [] for copies in COPIES}
     servers: dict[int, list[dict[str, Any]]] = {}
     for number in range(options.rounds):
-        turn = number % len(COPIES)
-        for copies in COPIES[turn:] + COPIES[:turn]:
+        for copies in in_turn(number):
             words = ["--servers", str(SERVERS), "--controllers", "3", "--copies", str(copies)]
             report = train(model, options.epochs, words, folder)
             found[copies].append(report["totals"]["images_per_s"])
@@ -139,31 +145,27 @@ def rates(model: str, folder: Path, options: argparse.Namespace) -> list[dict[st
     for copies in COPIES:
         ratio = _ratio_of(found[copies], found[1])
         row = {"case": f"rate: {model}, --copies {copies}", "ours": round(statistics.median(found[copies]))}
-        row |= {"unit": "images/s", **ratio, "epochs": options.epochs, "servers": servers[copies]}
+        row |= {"unit": "images/s", "rates": [round(each) for each in found[copies]], **ratio}
+        row |= {"epochs": options.epochs, "servers": servers[copies]}
         if copies == max(COPIES):
             row |= {"goal": RATE_GOAL, "met": ratio["ratio"] >= RATE_GOAL}
         rows.append(row)
     return rows
 
 
-async def measure(folder: Path, options: argparse.Namespace) -> AsyncIterator[dict[str, Any]]:
-    """Yield the rows of the wanted parts."""
-    for model in options.model:
-        if "latency" in options.part:
-            for row in await latency(model, options):
-                yield row
-        if "rate" in options.part:
-            for row in await asyncio.to_thread(rates, model, folder, options):
-                yield row
-
-
 async def run(folder: Path, options: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
-    async for row in measure(folder, options):
-        print(json.dumps(row), flush=True)
-        rows.append(row)
-        if options.json is not None:
-            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    for model in options.model:
+        for part in options.part:
+            if part == "latency":
+                new = await latency(model, options)
+            else:
+                new = await asyncio.to_thread(rates, model, folder, options)
+            for row in new:
+                print(json.dumps(row), flush=True)
+            rows += new
+            if options.json is not None:
+                options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def main() -> None:
@@ -172,7 +174,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
-    parser.add_argument("--part", nargs="+", default=["latency", "rate"])
+    parser.add_argument("--part", nargs="+", choices=("latency", "rate"), default=["latency", "rate"])
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each part")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a window of latency")
     parser.add_argument("--per-s", type=float, default=50.0, help="pushes per second of latency")

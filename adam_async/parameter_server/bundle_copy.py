@@ -233,11 +233,6 @@ class BundleCopy:
         return {*self._core.record.members} - {self._core.me}
 
     @property
-    def waiting(self) -> Set[Member]:
-        """Primaries whose sessions wait for a newer record, which this server has not seen yet."""
-        return self._core.waiting
-
-    @property
     def away(self) -> Set[Member]:
         """Live servers that the primary may invite once they answer again."""
         return self._watch.away if self.is_primary else frozenset()

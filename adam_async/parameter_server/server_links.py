@@ -62,6 +62,9 @@ OnMessage = Callable[[Member, ReplicationMessage, Sequence[Any]], None]
 MOST_ANSWERS = 1 << 16
 """Maximum number of answers that wait for a primary that does not read; beyond it the link ends."""
 
+MOST_BEGUN = 1 << 12
+"""Maximum number of bundles that a link notes; a link with so many counts as one with all."""
+
 _ONCE = RetrySchedule(attempts=1)
 """Schedule of a single attempt, because each failed dial counts for `GONE_DIALS`."""
 
@@ -337,6 +340,22 @@ class ServerLinks:
             finally:
                 pump.cancel()
 
+    def began(self, member: Member, bundle: tuple[str, str]) -> None:
+        """Note a session of a bundle, by store and home, on the link that its primary dialled."""
+        outgoing = self._into.get(member)
+        if outgoing is not None and len(outgoing.begun) < MOST_BEGUN:
+            outgoing.begun.add(bundle)
+
+    def begin_again(self, member: Member, bundle: tuple[str, str]) -> None:
+        """End the link of a primary that has begun a session of a bundle, which this server now takes up.
+
+        No copy here has taken the begin, or an earlier one, because the message came before the map. The
+        primary begins again on its next link.
+        """
+        outgoing = self._into.get(member)
+        if outgoing is not None and (bundle in outgoing.begun or len(outgoing.begun) == MOST_BEGUN):
+            outgoing.abort()
+
     def hang_up(self, member: Member) -> None:
         """End the link that the primary of a bundle dialled; the primary dials again."""
         outgoing = self._into.get(member)
@@ -375,6 +394,8 @@ class _Outgoing:
         self._most = most
         self._queue: deque[Message] = deque()
         self._has_queue = asyncio.Event()
+        self.begun: set[tuple[str, str]] = set()
+        """Store and home of the bundles of which the other server has begun a session."""
 
     def send(self, message: Message) -> None:
         if self._queue or not self._try(message):

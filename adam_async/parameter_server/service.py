@@ -34,6 +34,7 @@ from adam_async.messages import (
     ReportSteps,
     Tick,
 )
+from adam_async.messages.replication import Begin
 from adam_async.parameter_server.bundle_copy import BACK_OFF_S
 from adam_async.parameter_server.copy_host import CopyHost, Observe
 from adam_async.parameter_server.joining_members import PAUSE_S
@@ -125,8 +126,6 @@ class ParameterServer(Role):
             spawn=self._spawn,
             notice=self._notice,
         )
-        self._ignored: set[Member] = set()
-        """Servers that have begun sessions which no copy here has taken."""
         self._loaded = asyncio.Event()
         self._timer = Timer(self._next_deadline, self._due)
         self._links: ServerLinks
@@ -197,7 +196,7 @@ class ParameterServer(Role):
         """Take up each bundle with a copy here, drop those that have left, and follow the others."""
         async for cluster in self._membership.changes():
             for key in [key for key, served in self.served.items() if not _is_needed(cluster, served.store)]:
-                self._end(self.served.pop(key))
+                self.served.pop(key).end()
                 self._loaded.set()
             self._without_room = {
                 id: text for id, text in self._without_room.items() if cluster.store(id) is not None
@@ -255,9 +254,8 @@ class ParameterServer(Role):
             return None
         self._without_room.pop(store.id, None)
         self.served[store.id, home] = served
-        for sender in self._ignored.intersection(record.members):
-            self._ignored.discard(sender)
-            self._links.hang_up(sender)  # a primary begins again on the next link
+        for member in record.members:
+            self._links.begin_again(member, (store.id, home))
         if served.complete:  # none of its shards is here
             self._loaded.set()
         return served
@@ -294,16 +292,7 @@ class ParameterServer(Role):
 
     def _left(self, served: ServedStore) -> None:
         if self.served.pop((served.store.id, served.home), None) is not None:
-            self._end(served)
-
-    def _end(self, served: ServedStore) -> None:
-        """End a bundle here.
-
-        Sessions that wait for a newer record begin anew with the next copy here.
-        """
-        for sender in served.copy.waiting if served.copy is not None else ():
-            self._ignore(sender)
-        served.end()
+            served.end()
 
     def _is_live(self, member: Member) -> bool:
         record = self._membership.map.nodes.get(member[0])
@@ -363,17 +352,12 @@ class ParameterServer(Role):
             return None
 
     def _on_message(self, sender: Member, message: ReplicationMessage, tensors: Sequence[Any]) -> None:
-        served = self.served.get((message.store, message.home))
-        if served is None or served.copy is None:
-            self._ignore(sender)
-        else:
+        bundle = message.store, message.home
+        if isinstance(message, Begin):
+            self._links.began(sender, bundle)
+        served = self.served.get(bundle)
+        if served is not None and served.copy is not None:
             served.copy.received(sender, message, tensors)
-
-    def _ignore(self, sender: Member) -> None:
-        """Note a server whose session no copy here has taken; the next copy asks for another session."""
-        node = self._membership.map.nodes.get(sender[0])
-        if node is not None and node.incarnation == sender[1]:
-            self._ignored.add(sender)
 
     def _on_entries_link(self, member: Member, is_up: bool) -> None:
         for served in tuple(self.served.values()):

@@ -194,7 +194,7 @@ COPIES = (
     ),
     _row(
         "a session that came before the map begins again with the next copy",
-        copy_patches.forget_waiting_sessions,
+        copy_patches.keep_early_sessions,
         guard=SERVER + "test_joining_copies.py::"
         "test_a_session_that_came_before_the_map_begins_again_with_the_next_copy",
         breaks="all copies return",

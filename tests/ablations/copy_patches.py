@@ -12,6 +12,7 @@ from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import Apply
 from adam_async.parameter_server.joining_members import JoiningMembers
 from adam_async.parameter_server.served_store import ServedStore
+from adam_async.parameter_server.server_links import ServerLinks
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.parameter_server.session import Session
 from adam_async.parameter_server.state import ServerState
@@ -140,7 +141,6 @@ def let_members_join_for_ever(*_: Any) -> list[Any]:
     return []
 
 
-@replaces(ParameterServer, "_end")
-def forget_waiting_sessions(_: Any, self: ParameterServer, served: ServedStore) -> None:
-    """End a bundle without a note of the sessions that wait in it."""
-    served.end()
+@replaces(ServerLinks, "begin_again")
+def keep_early_sessions(*_: Any) -> None:
+    """Take up a bundle without a look at the sessions that have begun."""

@@ -182,17 +182,24 @@ def layers_plan(
     spent = [0.0 if layer.moves else times.seconds[layer.name] for layer in topology.layers]
     before = [0.0, *accumulate(spent)]
 
-    def busiest(edges: Sequence[int]) -> float:
-        return max(before[stop] - before[start] for start, stop in pairwise(edges))
+    sent = [
+        times.images * prod(layer.output_shape) * network.dtype.itemsize / link.bytes_per_s
+        for layer in topology.layers
+    ]
 
-    def cost(edges: Sequence[int]) -> tuple[float, int]:
-        """Return the time of the busiest worker, then the number of values in the outputs at the edges."""
-        return busiest(edges), sum(prod(topology.layers[edge - 1].output_shape) for edge in edges[1:-1])
+    def least(edges: Sequence[int]) -> float:
+        """Return the seconds of the busiest worker or link, without latency; equal cuts have equal ones."""
+        compute = max(before[stop] - before[start] for start, stop in pairwise(edges))
+        crossings = [sent[edge - 1] for edge in edges[1:-1]]
+        return float(f"{max([compute, *crossings]):.9g}")
+
+    def cost(edges: Sequence[int]) -> tuple[float, float]:
+        return least(edges), sum(sent[edge - 1] for edge in edges[1:-1])
 
     found: list[tuple[float, int, PartitionPlan]] = []
     best = inf
     for edges in sorted(_candidates(topology, workers), key=cost)[:MOST_PREDICTED]:
-        if busiest(edges) > best * BALANCE:  # the cost without crossings; the candidates are sorted by it
+        if least(edges) > best * BALANCE:  # the candidates are sorted by it
             break
         plan = _consecutive(topology, edges)
         layout = Layout(topology, network.input_shape, plan)

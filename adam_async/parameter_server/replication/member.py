@@ -1,6 +1,5 @@
 """Pure: one member of a bundle; `replication` has the theory of operation."""
 
-from collections.abc import Set
 from typing import Any
 
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
@@ -257,11 +256,6 @@ class BundleMember:
             self._primary.received(sender, message)
         else:
             self._take_from_primary(sender, message, content)
-
-    @property
-    def waiting(self) -> Set[Member]:
-        """Primaries whose sessions wait for a newer record."""
-        return self._waiting.keys()
 
     def expects_piece(self, message: PieceCopy) -> bool:
         """Return whether a piece of the primary is the next one that this member lacks, in this session."""
