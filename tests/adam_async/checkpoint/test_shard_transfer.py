@@ -11,6 +11,7 @@ from adam_async.checkpoint.shard_transfer import ClockPassed, ShardCopies
 from adam_async.checkpoint.writer import make_tensors
 from adam_async.errors import DeadlineExceeded, ShardUnavailable
 from adam_async.parameter_server.events import ReplicasChanged
+from adam_async.parameter_server.statistics import count_server
 from adam_async.run.bundle_record import bundle_key
 from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.config import Waits
@@ -73,7 +74,7 @@ async def test_a_copy_bound_to_a_clock_waits_for_the_last_replica(network, consi
         before = {number: shard.values.copy() for number, shard in servers.shards().items()}
         one.push(1.0)
         reading = group.create_task(read(servers, clock=1), name="read")
-        await until(lambda: all(server.state.statistics().parked for server in servers.servers))
+        await until(lambda: all(count_server([server.state]).parked for server in servers.servers))
         assert not reading.done()
         other.push(3.0)
         tensors, states = await reading
@@ -102,7 +103,7 @@ async def test_sums_that_are_never_complete_are_given_up_with_the_names_of_serve
         all_live(servers, one, other)
         one.push(1.0)
         await until(
-            lambda: any(server.state.statistics().pending_contributions for server in servers.servers)
+            lambda: any(count_server([server.state]).pending_contributions for server in servers.servers)
         )
         with pytest.raises(
             DeadlineExceeded, match=r"waited 0.05 s for ps-\d to send its shards: .* behind: 1"
