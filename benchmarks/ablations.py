@@ -32,6 +32,7 @@ from pathlib import Path
 from tests.ablations.bounds import BOUNDS
 from tests.ablations.copies import COPIES
 from tests.ablations.disks import DISKS
+from tests.ablations.plugin import name_of
 from tests.ablations.safeguards import ABLATIONS, Ablation
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -109,7 +110,7 @@ def run(
     """Run Python on the packages of a copy; the environment names the patch of an ablation."""
     here = {"PYTHONPATH": str(folder), "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     if ablation is not None and ablation.patch is not None:
-        here["ADAM_ABLATION"] = ablation.patch.__name__
+        here["ADAM_ABLATION"] = name_of(ablation.patch)
     return subprocess.run(
         [sys.executable, *command],
         cwd=folder,

@@ -1,16 +1,22 @@
-"""A pytest plugin that removes one safeguard: the function of the patches that `ADAM_ABLATION` names."""
+"""A pytest plugin that removes one safeguard: the patch that `ADAM_ABLATION` names, as MODULE:FUNCTION."""
 
 import os
+from importlib import import_module
 
-from tests.ablations import copy_patches, disk_patches, patches
-from tests.adam_async.parameter_server.replication import ablations as core_patches
+from tests.ablations.patches import Patch
 
 
-def remove(name: str) -> None:
-    """Remove a safeguard by the name of its patch."""
-    owner = next(each for each in (copy_patches, disk_patches, core_patches, patches) if hasattr(each, name))
-    getattr(owner, name)()
+def name_of(patch: Patch) -> str:
+    """Return the name of a patch, MODULE:FUNCTION."""
+    return f"{patch.__module__}:{patch.__name__}"
+
+
+def patch_of(name: str) -> Patch:
+    """Return the patch with a name, MODULE:FUNCTION."""
+    module, _, function = name.partition(":")
+    patch: Patch = getattr(import_module(module), function)
+    return patch
 
 
 if "ADAM_ABLATION" in os.environ:
-    remove(os.environ["ADAM_ABLATION"])
+    patch_of(os.environ["ADAM_ABLATION"])()

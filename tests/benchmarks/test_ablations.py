@@ -18,6 +18,7 @@ from tests.ablations import patches
 from tests.ablations.bounds import BOUNDS
 from tests.ablations.copies import COPIES
 from tests.ablations.disks import DISKS
+from tests.ablations.plugin import name_of, patch_of
 from tests.ablations.safeguards import ABLATIONS
 
 ALL = (*ABLATIONS, *BOUNDS, *COPIES, *DISKS)
@@ -42,10 +43,16 @@ def test_a_source_without_its_safeguard_differs_and_compiles(ablation):
 
 @pytest.mark.processes
 def test_every_patch_finds_the_functions_that_it_replaces():
-    names = [ablation.patch.__name__ for ablation in PATCHED]
-    script = f"from tests.ablations.plugin import remove\nfor name in {names}: remove(name)"
+    names = [name_of(ablation.patch) for ablation in PATCHED]
+    script = f"from tests.ablations.plugin import patch_of\nfor name in {names}: patch_of(name)()"
     done = run(["-c", script], ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_patch_has_its_own_name_although_another_module_has_the_same_function():
+    assert [patch_of(name_of(ablation.patch)) for ablation in PATCHED] == [each.patch for each in PATCHED]
+    functions = [ablation.patch.__name__ for ablation in PATCHED]
+    assert len(set(functions)) < len(functions)
 
 
 def test_every_patch_belongs_to_one_safeguard():
