@@ -1,10 +1,10 @@
 """Measured times of the layers of a network on this machine, on one otherwise idle thread.
 
-A *pass* trains one group: forward, back, weight gradients and a plain step of the rule. Passes over the whole
-network alternate with passes that read the clock after each layer, so every layer runs with about the same
-cache contents as in training. A call of a single layer has an overhead; for a group of one image the overhead
-takes longer than the layer itself. The calibration therefore scales the layer times until their sum is the
-time of a whole pass. Medians of all passes hide disturbances of some milliseconds.
+A *pass* trains one group: forward, backward, weight gradients and a plain step of the rule. Passes over the
+whole network alternate with passes that read the clock after each layer, so every layer runs with about the
+same cache contents as in training. A call of a single layer has an overhead; for a group of one image the
+overhead takes longer than the layer itself. The calibration therefore scales the layer times until their sum
+is the time of a whole pass. Medians of all passes hide disturbances of some milliseconds.
 
 The module reads no clock itself; the caller passes a clock, and provides the thread.
 """
@@ -34,7 +34,7 @@ Clock = Callable[[], float]
 
 
 def calibrate(network: Network, images: int, *, clock: Clock) -> LayerTimes:
-    """Measure one thread's time for each layer of a network: forward, back and update.
+    """Measure one thread's time for each layer of a network: forward, backward, update.
 
     The measurement takes about half a second, or longer if `LEAST_PASSES` take longer. Run the function on a
     thread while no other thread computes, after `Network.warm_up`.

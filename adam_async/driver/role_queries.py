@@ -29,7 +29,7 @@ PROFILE_CHUNK = 50_000
 """Number of profile events in one message: about 6 MB."""
 
 MOST_PROFILE_EVENTS = 1 << 20
-"""Maximum number of profile events of one role: three times the capacity of a timeline."""
+"""Maximum number of profile events of one role: over three times the default capacity of a timeline."""
 
 RECORD_CHUNK = 4 << 20
 """Size of the part of a replay log in one message, in bytes."""

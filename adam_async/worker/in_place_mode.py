@@ -56,7 +56,7 @@ class InPlaceMode:
     """
 
     gate = None
-    """See `TrainingMode.gate`: replicas do not wait for each other."""
+    """Admission gate: none, because replicas in place do not wait for each other's clocks."""
 
     def __init__(
         self,

@@ -83,7 +83,7 @@ async def load(
         source: A name as above, a folder or a file.
         downloader: Downloads missing files; None forbids downloads.
         data_dir: Folder of ``ADAM_DATA_DIR``, for ``auto`` and ``mnist``.
-        cache_dir: Folder of downloaded MNIST files; None forbids downloads.
+        cache_dir: Folder of downloaded data sets; None forbids downloads, and earlier ones are not read.
         damaged: Policy for damaged images: ``error``, or ``skip`` to leave out up to 5 % of all, which
             `Dataset.damaged` then lists.
         cache: Memory for training images: images of folders, shards and .npy files that do not fit are read

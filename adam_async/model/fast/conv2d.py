@@ -1,4 +1,4 @@
-"""Pure: convolution without columns.
+"""Pure: convolution without im2col.
 
 A line of output pixels of all images is a product of the weights with runs of the input, one run per position
 in the kernel. A table has the start of each run, counted from the start of the line. With a stride s the
