@@ -114,7 +114,7 @@ def _without_unfinished(cluster: ClusterMap) -> ClusterMap:
 
 
 def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | str:
-    """Create, replace or delete a store. An existing store changes only by its deletion."""
+    """Create or delete a store, or replace a failed one. No rule changes another existing store here."""
     old = cluster.stores.get(name)
     if new.phase == "deleted":
         if old is None or old.id != new.id:

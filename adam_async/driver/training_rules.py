@@ -19,8 +19,8 @@ A run has as many replicas as its workers allow: replicas beyond the wanted numb
 as soon as they are ready. A run that continues another run begins with that run's current epoch and its
 results.
 
-The driver submits the run, and then its store with the arrays of its model. The loss of a worker causes only
-a line in the log, because another worker gets its replica number.
+The driver submits the run, and then its store with the arrays of its model. The loss of a worker
+fails no run that has enough other workers; its slot is free for the next worker.
 
 A run that trains outlives its driver. It goes on to the end of its epoch, or with concurrent evaluation to
 the end of its last one, and then waits for another driver to take it over.

@@ -108,7 +108,7 @@ class AgentLauncher:
         gathering: The agents, and the deadline of their arrival.
         token: Token of driver and agents, from which the agents derive the keys of the roles.
         bind: Address for the agents.
-        entropy: Random bytes for the ports of controllers.
+        entropy: Source of random bytes, for handshakes, the driver's incarnation and ports of controllers.
 
     `async with` listens; `gathered` waits for the agents; the end of the block ends them.
 

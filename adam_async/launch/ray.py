@@ -78,7 +78,7 @@ class RayLauncher:
 
     Args:
         settings: The Ray cluster, and the resources of the roles.
-        entropy: Random bytes for the ports of controllers.
+        entropy: Source of random bytes, for the token and the ports of controllers.
 
     `async with` joins or starts the Ray cluster, and checks the package of each node.
 

@@ -211,7 +211,7 @@ class Piece:
 def read_piece(
     bundle: Bundle, specs: Sequence[ShardSpec], table: Sequence[ShardSpec], tensors: Part
 ) -> Piece:
-    """Return a piece from its tensors; nothing changes before `load_piece`.
+    """Return a piece from its tensors; the bundle stays as it is until `load_piece`.
 
     Args:
         specs: The shards of the piece.

@@ -6,9 +6,9 @@
         fault_points.sometimes("a push came again after its server was asked for values")
 
 `ON` is False in production, so a fault point costs one test of a name. A simulated run enables or disables
-each fault point for its whole duration, and an enabled fault point fires at random. This finds more errors
-than a few faults of every kind in every run. A mark that none of many runs sets shows an event that the
-scenarios do not reach.
+each fault point for its whole duration, and an enabled fault point fires at random. Such
+subsets find more errors than a few faults of every kind in every run. A mark that none of many runs sets
+shows an event that the scenarios do not reach.
 """
 
 from collections import Counter

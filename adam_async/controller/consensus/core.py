@@ -117,7 +117,7 @@ class Core:
         """Take one event. The caller carries out the effects in their order.
 
         Raises:
-            Violation: No correct node sends the received message; nothing has changed.
+            Violation: No correct node sends the received message. The state is unchanged.
         """
         # The check comes before any change: a violation must not change this node.
         if isinstance(event, Received):

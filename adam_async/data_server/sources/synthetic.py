@@ -1,8 +1,8 @@
 """Pure: random images, for runs that need data and no download.
 
 Each class has a picture of a few soft blobs. An image is that picture, moved a little, brighter or darker,
-with noise: a small network learns to classify the images. The images depend only on the seed, and image
-number i does not depend on the number of images.
+with noise: a small network learns to classify the images. Seed, shape and number
+of classes determine the images; image number i does not depend on the number of images.
 """
 
 from math import prod

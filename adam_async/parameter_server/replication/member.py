@@ -237,7 +237,7 @@ class BundleMember:
             content: Whole content of a `Copy` or `PieceCopy`, of `nbytes` bytes.
 
         Raises:
-            Violation: No correct member sends it; nothing has changed.
+            Violation: No correct member sends it. The state is unchanged.
         """
         record = self._copy.record
         if isinstance(message, Superseded):

@@ -207,7 +207,7 @@ class Primary:
         """Take an answer of a member.
 
         Raises:
-            Violation: No correct member sends it; nothing has changed.
+            Violation: No correct member sends it. The state is unchanged.
         """
         if message.session > self._sessions.get(sender, 0):
             raise Violation("session", f"{message.session} of {sender} has not begun")

@@ -88,7 +88,7 @@ class Secondary:
         """Take a message of the primary.
 
         Raises:
-            Violation: It does not follow the messages so far; nothing has changed.
+            Violation: It does not follow the messages so far. The state is unchanged.
         """
         if message.session > self._session:
             raise Violation("session", f"{message.session} has not begun, after {self._session}")
