@@ -255,8 +255,8 @@ class ConsensusNode:
         Messages of a controller without a known address are ignored.
 
         Raises:
-            RemoteProtocolError: No correct controller sends this, and the state is unchanged. Close the link of
-                its sender.
+            RemoteProtocolError: No correct controller sends this, and the state is unchanged. Close the link
+                of its sender.
         """
         if self._core is None or not self._peers.listens_to(name, message):
             return
