@@ -138,6 +138,19 @@ async def test_a_session_that_came_before_the_map_begins_again_with_the_next_cop
 
 
 @NETWORKS
+async def test_a_server_that_takes_a_bundle_over_reports_that_it_serves_the_store(monkeypatch, network):
+    async with fleet(monkeypatch, *NODES, network=network) as servers:
+        async with servers.open(ARRAYS, copies=3, servers=1, rule=Sgd(rate=1.0)) as store:
+            await store.push(ONES)
+            await servers.until(lambda: len(servers.in_sync("ps-0")) == 3, "not in sync")
+            (record,) = servers.leader.map.stores.values()
+            assert servers.leader.map.serving(record)
+            await servers.end("ps-0")
+            await servers.until(lambda: servers.primaries("ps-0"), "no server took over")
+            await servers.until(lambda: servers.leader.map.serving(record), "none serves", within_s=10.0)
+
+
+@NETWORKS
 async def test_a_member_with_other_numerics_follows_and_is_named(monkeypatch, network, caplog):
     caplog.set_level(logging.INFO, logger="adam_async.controller.status_log")
     facts = iter([{"blas core": "Zen"}, {"blas core": "Zen"}, {"blas core": "Haswell"}])
