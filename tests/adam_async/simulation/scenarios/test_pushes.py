@@ -60,7 +60,7 @@ def test_a_killed_server_costs_no_push_and_returns_with_all_copies() -> None:
 
 def test_two_of_three_copies_may_be_lost_one_after_the_other() -> None:
     faults = [
-        Fault(at_s=2.0, kind="kill", targets=("ps-0",), lasts_s=6.0),
+        Fault(at_s=2.0, kind="kill", targets=("ps-0",), lasts_s=5.0),
         Fault(at_s=3.0, kind="crash", targets=("ps-1",), lasts_s=1.0),
     ]
     result = run_case(PUSHES, case_of(*faults))
