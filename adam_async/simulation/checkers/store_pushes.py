@@ -49,7 +49,8 @@ class Pulled:
         versions: Version of each row.
         bound: Step up to which the values must contain all pushes, as the servers answered or the consistency
             requires.
-        at: Step of the client: no value may contain a later step. None if the client's number is not live.
+        at: Step of the client: no value may contain a later step, unless the client joined after the sum of
+            its step. None if the client's number is not live.
         others: Steps that the other live clients have ended.
     """
 
@@ -146,9 +147,11 @@ class StorePushes:
         rows = pulled.rows
         self._check_new(rows)
         applied = np.zeros(len(rows), np.int64)
+        # A client whose push came after the sum of its step joined late: the others had gone on without it.
+        is_late = any(push.refused for push in self._of_step(client, pulled.at))
         for clock, is_there in self._summed_steps(rows):
             applied += is_there
-            if pulled.at is not None and clock > pulled.at and is_there.any():
+            if pulled.at is not None and not is_late and clock > pulled.at and is_there.any():
                 text = f"{client} at step {pulled.at} of {self._store} pulled pushes of step {clock}"
                 raise Violation("staleness", text)
         for column in sorted(before.acknowledged):
@@ -158,6 +161,9 @@ class StorePushes:
                 text = f"{client} pulled step {pulled.bound} of {self._store} without push {column}"
                 raise Violation("I1", f"{text} of step {push.clock} in rows {lacks}")
         self._check_versions(pulled.versions, applied)
+
+    def _of_step(self, client: str, clock: int | None) -> list[_Push]:
+        return [push for push in self._pushes if (push.client, push.clock) == (client, clock)]
 
     def _columns_here(self) -> NDArray[np.int64]:
         """Return the columns of the pushes to this store."""

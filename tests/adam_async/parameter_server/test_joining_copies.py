@@ -1,6 +1,7 @@
 """A server that cannot take up its copy leaves the joining members with its reason, and another may join."""
 
 import logging
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -33,6 +34,16 @@ def members_of(servers):
 
 def notice_of(servers, node):
     return servers.leader.map.nodes[node].info.get("notice", "")
+
+
+@asynccontextmanager
+async def in_three_copies(monkeypatch, network):
+    """A fleet and a store whose only bundle is in sync on all three servers, after one push."""
+    async with fleet(monkeypatch, *NODES, network=network) as servers:
+        async with servers.open(ARRAYS, copies=3, servers=1, rule=Sgd(rate=1.0)) as store:
+            await store.push(ONES)
+            await servers.until(lambda: len(servers.in_sync("ps-0")) == 3, "not in sync")
+            yield servers, store
 
 
 def lack_memory(monkeypatch, *calls):
@@ -114,40 +125,32 @@ async def test_a_server_that_takes_no_piece_is_struck_out_and_named(monkeypatch,
 
 @NETWORKS
 async def test_a_session_that_came_before_the_map_begins_again_with_the_next_copy(monkeypatch, network):
-    async with fleet(monkeypatch, *NODES, network=network) as servers:
-        async with servers.open(ARRAYS, copies=3, servers=1, rule=Sgd(rate=1.0)) as store:
-            await store.push(ONES)
-            await servers.until(lambda: len(servers.in_sync("ps-0")) == 3, "not in sync")
-            copies = servers.copies()
-            primary, late = copies["ps-0", "ps-0"].copy, copies["ps-0", "ps-2"]
-            maps = []
-            monkeypatch.setattr(late, "map_changed", maps.append)
-            primary._core.strike_out(late.copy.me)
-            primary.tick()
-            await servers.until(lambda: primary.me in late.copy._core._waiting, "ps-2 was not invited")
-            for each in maps:
-                if servers.copies().get(("ps-0", "ps-2")) is late:
-                    ServedStore.map_changed(late, each)
-            assert ("ps-0", "ps-2") not in servers.copies()
-            await servers.servers["ps-2"]._membership.set_info(note="another version of the map")
-            await servers.until(
-                lambda: len(servers.in_sync("ps-0")) == 3, "ps-2 has not joined", within_s=10.0
-            )
-            await store.push(ONES)
-            assert (await store.pull())["total"].tolist() == [2.0] * 192
+    async with in_three_copies(monkeypatch, network) as (servers, store):
+        copies = servers.copies()
+        primary, late = copies["ps-0", "ps-0"].copy, copies["ps-0", "ps-2"]
+        maps = []
+        monkeypatch.setattr(late, "map_changed", maps.append)
+        primary._core.strike_out(late.copy.me)
+        primary.tick()
+        await servers.until(lambda: primary.me in late.copy._core._waiting, "ps-2 was not invited")
+        for each in maps:
+            if servers.copies().get(("ps-0", "ps-2")) is late:
+                ServedStore.map_changed(late, each)
+        assert ("ps-0", "ps-2") not in servers.copies()
+        await servers.servers["ps-2"]._membership.set_info(note="another version of the map")
+        await servers.until(lambda: len(servers.in_sync("ps-0")) == 3, "ps-2 has not joined", within_s=10.0)
+        await store.push(ONES)
+        assert (await store.pull())["total"].tolist() == [2.0] * 192
 
 
 @NETWORKS
 async def test_a_server_that_takes_a_bundle_over_reports_that_it_serves_the_store(monkeypatch, network):
-    async with fleet(monkeypatch, *NODES, network=network) as servers:
-        async with servers.open(ARRAYS, copies=3, servers=1, rule=Sgd(rate=1.0)) as store:
-            await store.push(ONES)
-            await servers.until(lambda: len(servers.in_sync("ps-0")) == 3, "not in sync")
-            (record,) = servers.leader.map.stores.values()
-            assert servers.leader.map.serving(record)
-            await servers.end("ps-0")
-            await servers.until(lambda: servers.primaries("ps-0"), "no server took over")
-            await servers.until(lambda: servers.leader.map.serving(record), "none serves", within_s=10.0)
+    async with in_three_copies(monkeypatch, network) as (servers, _):
+        (record,) = servers.leader.map.stores.values()
+        assert servers.leader.map.serving(record)
+        await servers.end("ps-0")
+        await servers.until(lambda: servers.primaries("ps-0"), "no server took over")
+        await servers.until(lambda: servers.leader.map.serving(record), "none serves", within_s=10.0)
 
 
 @NETWORKS

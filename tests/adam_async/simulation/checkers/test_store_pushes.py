@@ -78,6 +78,18 @@ def test_a_sum_is_the_weighted_mean_of_a_step_and_one_version():
     pushes.pulled("c", pushes.before(), pulled(0.25, 0.75, 1, versions=[2, 2], bound=2, at=2))
 
 
+@pytest.mark.parametrize("refused", [(0, 1), ()])
+def test_only_a_client_whose_push_came_after_its_sum_may_find_later_steps(refused):
+    pushes = pushes_of(1, 1, 2, summed=True)
+    pushes.acknowledged(1, refused)
+    values = pulled(1, 0, 1, versions=[2, 2], at=1) if refused else pulled(0.5, 0.5, 1, versions=[2, 2], at=1)
+    if refused:
+        pushes.pulled("c1", pushes.before(), values)
+    else:
+        with pytest.raises(Violation, match="staleness: c1 at step 1 of s pulled pushes of step 2"):
+            pushes.pulled("c1", pushes.before(), values)
+
+
 @pytest.mark.parametrize(
     ("values", "claim"),
     [
