@@ -20,7 +20,7 @@
       ModelError           1    a model, or an array given to it, does not fit
         SpecError          2    a spec cannot be built: unknown layer, option or input, shapes that do not fit
         LayerFailed        1    a method of a layer raised; ``__cause__`` is its error
-        GradientMismatchError   a gradient of a layer is not that of its output
+        GradientMismatchError 1  a gradient of a layer differs from its finite difference
 
 The command line adds 6 (a peer refused the handshake), 130 and 143 (ended by a signal);
 docs/reference/exit-codes.md lists them all.
@@ -53,7 +53,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 class AdamError(Exception):
-    """Base of every error that this package raises intentionally."""
+    """Base of the errors above the transport, each with the exit code of the command line."""
 
     exit_code = 1
 
@@ -191,7 +191,7 @@ class SpecError(ModelError, ConfigError):
 
 
 class LayerFailed(ModelError):
-    """A method of a layer raised; the message names layer, kind and method, `__cause__` is the error."""
+    """A method of a layer raised; the message names layer, kind and method; `__cause__` is the error."""
 
     def __init__(self, layer: str, kind: str, method: str, cause: Exception) -> None:
         text = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__

@@ -1,7 +1,7 @@
 """Drills: faults of real server processes under a workload, measured and judged (chaos tests).
 
 `plan.py` draws the faults from a seed, and `counter.py` or `training.py` runs the workload. `injection.py`
-kills, freezes or cuts off the server of one primary after the other. Before each fault it waits until the
+kills, freezes or cuts off the server of one primary after the other, and waits before each fault until the
 maps of `watch.py` show all copies in sync. `judging.py` judges the claims by the observations
 (`observations.py`).
 

@@ -1,9 +1,9 @@
 """The workload `counter`: one client per bundle pushes numbers, and an audit compares them with the values.
 
-Each client has one array on one bundle, and pushes again as soon as a push is acknowledged. Push n adds 1 and
-n to a slot of the array (`gradient_of`), so a lost push, a doubled one, and one in the place of another show
-in the values. After a drill without a failure, the audit kills primaries until each copy was a primary and
-was read, because only primaries serve. The number of kills is bounded.
+Each client has one array on one bundle, and pushes again `PAUSE_S` after each acknowledgement. Push n
+subtracts 1 and n from a slot of the array (`gradient_of`), so the values show a lost push, a doubled push,
+and a push in place of another one. After a drill without a failure, the audit kills primaries until each copy
+was a primary and was read, because only primaries serve. The number of kills is bounded.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ PAUSE_S = 0.002
 """Pause of a client between two pushes, in seconds, so that clients leave the cores to the servers."""
 
 CHECKS_PER_COPY = 2
-"""Maximum number of promotions per server and copy in the comparison of copies."""
+"""Maximum number of pulls per copy, each with at most one kill after it, in the comparison of copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,7 +79,8 @@ class CounterDrill:
         """Start the servers, inject the faults, audit, and return what was observed.
 
         Raises:
-            RoleDied: A process could not start.
+            ExceptionGroup: An `AdamError` before the workload, such as `RoleDied` for a process that could
+                not start.
         """
         seen = Observations(planned=len(self.plan))
         async with drill_servers(
@@ -229,7 +230,8 @@ class Client:
             await asyncio.sleep(PAUSE_S)
 
     def next_after(self, fault_s: float) -> "asyncio.Future[float]":
-        """Return the seconds from a fault to the acknowledgement of the first push that begins after it."""
+        """Return a future of the seconds from a fault to the acknowledgement of the first push after the
+        fault."""
         future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._waiting.append((fault_s, future))
         return future

@@ -16,10 +16,11 @@ from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.network_namespaces import NamespaceNetwork
 
 SETTLE_S = 0.5
-"""Minimum time with all copies in sync before a fault, in seconds."""
+"""Minimum time with all copies in sync before a planned fault, in seconds."""
 
 PATIENCE_S = 60.0
-"""Maximum time until pushes go on after a fault, and until all copies are in sync again, in seconds."""
+"""Maximum duration of each wait after a fault, in seconds: for pushes to go on, and for all copies in
+sync."""
 
 
 class Target(Protocol):

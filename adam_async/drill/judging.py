@@ -31,7 +31,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     holds: bool | None
-    """Whether the claim is true; None if the drill did not check it, for the reason in `text`."""
+    """Whether the claim is true; None if the drill could not decide, for the reason in `text`."""
     text: str
 
 

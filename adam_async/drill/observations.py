@@ -52,9 +52,9 @@ class CopyCheck(msgspec.Struct, frozen=True, kw_only=True):
     copies: int
     """Copies in sync after the last push, over all bundles."""
     compared: int
-    """Copies that were promoted to primaries and read."""
+    """Copies that were primaries and were read."""
     different: tuple[str, ...] = ()
-    """Bundle and server of each copy whose values differ from those of the first one."""
+    """Bundle and server of each copy whose values differ from those of the copy that was read first."""
 
 
 class PairObservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ def audit_of(values: NDArray[np.float64], acknowledged: int, *, unanswered: bool
 
     Args:
         values: Negative sums of the gradients that the servers applied.
-        unanswered: Whether one more push, the next number, had no answer. Either outcome of it is right.
+        unanswered: Whether one more push, the next number, had no answer; this push may be applied or not.
     """
     counted, summed = -values
     found = _compared(counted, summed, acknowledged)

@@ -6,8 +6,8 @@ from adam_async.errors import ConfigError
 from adam_async.runtime.random_streams import RandomStream
 
 KINDS = ("kill", "freeze", "cut")
-"""Kinds of faults: SIGKILL; SIGSTOP until the shards go on, followed by SIGCONT; and no network until the
-shards go on."""
+"""Kinds of faults: SIGKILL; SIGSTOP, and SIGCONT once the workload goes on; and no network until the workload
+goes on."""
 
 
 class PlannedFault(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.network_namespaces import NamespaceNetwork
 
 ENDLESS = 1_000_000
-"""Number of epochs of a run that ends after a time: more than it can train."""
+"""Number of epochs of a run that ends after a time: more than the run can train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,7 @@ class TrainingDrill:
         config: Configuration of each run; pair n has its seed plus n.
         plans: Faults of each pair.
         every_s: Minimum time between the starts of two faults, in seconds.
-        saturate_s: Duration of one run without faults in place of the pairs, in seconds; 0: the drill runs
-            pairs.
+        saturate_s: Minimum duration of one run without faults before the pairs, in seconds; 0: no such run.
         environment: Environment of the processes.
         load: Returns the load average of the last minute.
         on_fault: Called with a line for each fault and each run.
@@ -99,7 +98,7 @@ class TrainingDrill:
         return seen
 
     async def _saturate(self, seen: Observations) -> None:
-        """Train without faults for `saturate_s`."""
+        """Train without faults until the first end of an epoch after `saturate_s`."""
         loop = asyncio.get_running_loop()
         config = msgspec.structs.replace(self.config, epochs=ENDLESS)
         end_s = loop.time() + self.saturate_s

@@ -6,7 +6,7 @@ server counts each application in the version of the shard and in the row of the
 copies, so a failover keeps them. A push that a server has acknowledged and lost leaves the version below the
 sum of the numbers; a push applied twice raises the version above this sum.
 
-Versions count pushes in asynchronous runs only; in bsp they count sums.
+Versions count pushes in asp and ssp; in bsp they count sums, and the audit does not apply.
 
 A worker's numbers end with its session. After the loss of a worker the audit is incomplete.
 """
@@ -42,7 +42,7 @@ class ServerPushes(msgspec.Struct, frozen=True):
 
 
 class WorkerSlots:
-    """The slots of the workers of a run, from the maps in which it trains."""
+    """The slots of the workers of a run, from the maps in which the run trains."""
 
     def __init__(self) -> None:
         self.replicas: dict[str, int] = {}
@@ -111,7 +111,8 @@ def audit_run(
 def compare(
     workers: Mapping[str, WorkerPushes], servers: Mapping[str, ServerPushes], replicas: Mapping[str, str]
 ) -> tuple[Audit, list[str]]:
-    """Compare the counts of workers and servers; return the audit, and the shards and replicas that differ.
+    """Compare the counts of workers and servers; return the audit, and its differences if a push is lost or
+    doubled.
 
     A refused push has a number and no application. Each unanswered push may be applied or not.
     """

@@ -10,7 +10,7 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import StoreRecord
 
 StoreOf = Callable[[ClusterMap], StoreRecord | None]
-"""Returns the store of a drill in a map; None before the store exists."""
+"""Function that returns the store of a drill in a map, or None before the store exists."""
 
 
 class MapWatch:

@@ -1,10 +1,10 @@
 """Pure: all messages of the system, one frozen class each, and the roles that may send each message.
 
-The fields of a message travel as msgpack. Its tensors (`transport.Message.tensors`) are separate and bypass
-msgpack. `pack` makes the link's message from a class, and `unpack` validates a received one. Decoders ignore
-unknown keys, so a newer peer may send more; a missing or mistyped key is a `RemoteProtocolError` that names
-it. A message of a run or store has the id of that run or store; a role that does not have the run or store
-refuses the message.
+The fields of a message travel as msgpack. The tensors of a message (`transport.Message.tensors`) are separate
+and bypass msgpack. `pack` makes the link's message from a class, and `unpack` validates a received one.
+Decoders ignore unknown keys, so a newer peer may send more; a mistyped key, or a missing key without a
+default, is a `RemoteProtocolError` that names the key. Most messages of a run or store have its id; a role
+without that run or store refuses these messages.
 
     body.py                  start here: the base of the messages, the roles, `pack` and `unpack`
     bounds.py, finite.py     types of all fields, with their bounds; the search for NaN and infinities

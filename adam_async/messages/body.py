@@ -10,8 +10,8 @@ from adam_async.messages.finite import finder
 from transport import Message, RemoteProtocolError
 
 ROLES = ("controller", "ps", "data", "worker", "driver", "client", "reader")
-"""Roles of a cluster. `driver` is the command or program that started the run; `client` is a program with its
-own store, and `reader` a program that only pulls."""
+"""Roles of a cluster. `driver` is the command or program that started the run; `client` is a program that
+opens a store to push and pull, and `reader` a program that only reads."""
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):

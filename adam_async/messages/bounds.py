@@ -1,9 +1,9 @@
 """Pure: the types of all message fields, with the largest number and the longest text of each.
 
-A field has one of these types, or is a `bool`, an enumeration of such values, or another record; a test walks
-all messages and finds any other field. The bounds lie far beyond every correct value. The bounds keep extreme
-values of a peer out of memory, arithmetic and waits; the receiving role compares a value with its present
-state.
+A field has one of these types, or is a `bool`, a bounded sequence of such values, or another record; a test
+walks all messages and finds any other field. Every correct value lies within its bound. The bounds keep
+extreme values of a peer out of memory, arithmetic and waits; the receiving role compares a value with its
+present state.
 
 NaN passes a comparison with a bound, so a bound alone refuses only infinities. `finite` checks every number
 that is not a `Loss`.
@@ -14,7 +14,7 @@ from typing import Annotated
 from msgspec import Meta
 
 MOST_IN_A_META = 8192
-"""Maximum number of elements of one field; the meta of a frame has no room for more."""
+"""Maximum number of elements of one field; in a frame's meta of 16 KiB, two bytes for each."""
 
 # --- numbers -----------------------------------------------------------------------------------
 
@@ -22,7 +22,7 @@ Count = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 """Number of things or bytes, or the index of one."""
 
 Version = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
-"""Version of a shard, of the cluster map or of a record in it, or a term."""
+"""Version of a shard, of the cluster map or of a record in it; or a generation, or a term."""
 
 After = Annotated[int, Meta(ge=-1, le=(1 << 53) - 1)]
 """Newest version or clock that the sender knows; -1: none."""
@@ -46,7 +46,7 @@ Attempt = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 """Number of leases of a group."""
 
 Staleness = Annotated[int, Meta(ge=0, le=(1 << 20) - 1)]
-"""Number of steps that other replicas applied during the computation of a step."""
+"""Number of other steps that were applied during the computation of a step."""
 
 Images = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 """Number of images, or the index of an image in a data set."""
@@ -61,10 +61,10 @@ Partition = Annotated[int, Meta(ge=0, le=(1 << 16) - 1)]
 """Number of a part of the model, or of a crossing between two parts."""
 
 ShardNumber = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-"""Number of a shard in the model's table."""
+"""Number of a shard in the shard table of a run or store."""
 
 Index = Annotated[int, Meta(ge=0, le=MOST_IN_A_META)]
-"""Index into another field, number of its elements, or index of an enumerated word."""
+"""Index or number of servers, pieces, parts or elements of another field; or a numbered status."""
 
 Row = Annotated[int, Meta(ge=0, le=(1 << 20) - 1)]
 """Row of an image."""
@@ -79,10 +79,10 @@ Rate = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Learning rate."""
 
 Progress = Annotated[float, Meta(ge=0.0, le=1e12)]
-"""Number of epochs, or a fraction."""
+"""Number of epochs, with a fraction."""
 
 Loss = Annotated[float, Meta(extra={"diverges": True})]
-"""Loss; NaN or infinite if training diverged, because roles only add up and show losses."""
+"""Loss; it has no bound, because NaN and infinities are the losses of a diverged training."""
 
 # --- texts -------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ NodeId = Annotated[str, Meta(max_length=80)]
 """Name of a node, at most as long as the handshake of a link allows."""
 
 RoleName = Annotated[str, Meta(max_length=32)]
-"""Name of a role, or of another word of the protocol."""
+"""Name of a role."""
 
 ReplicaText = Annotated[str, Meta(pattern=r"^[0-9]{1,6}$", max_length=6)]
 """Number of a replica, as text."""
@@ -108,7 +108,7 @@ Addresses = Annotated[str, Meta(max_length=4096)]
 """Address, or several addresses separated by commas."""
 
 Digest = Annotated[bytes, Meta(max_length=32)]
-"""SHA-256 digest, or no byte."""
+"""SHA-256 digest; empty without one."""
 
 Packed = Annotated[bytes, Meta(max_length=16384)]
 """Bytes in a frame's meta."""
@@ -159,8 +159,9 @@ MOST_MANIFEST_BYTES = 16 << 20
 """Maximum size of one part of a list of files, in bytes of JSON text: 2,000 paths of 4 KiB, all escaped."""
 
 MOST_LEDGER_BYTES = 32 << 20
-"""Maximum size of one part of the lease ledger, in bytes: some hundred kB, and about a byte per training
-image."""
+"""Maximum size of one part of the lease ledger, in bytes; a part has some hundred kB, and about a byte per
+training image."""
 
 MOST_AGREE_BYTES = 4 << 20
-"""Maximum size of one consensus message, in bytes: entries of at most 1 MiB, or a piece of a snapshot."""
+"""Maximum size of one consensus message, in bytes; a message has entries of at most 1 MiB, or a piece of a
+snapshot."""

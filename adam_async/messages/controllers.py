@@ -16,12 +16,12 @@ NOT_LEADER = "not-leader"
 controller knows no leader."""
 
 SESSION_OVER = "session-over"
-"""Code of a refusal of an unknown session; the client must open another one. The session's last request may
-have taken effect."""
+"""Code of a refusal of an unknown session; the client must open another session. The last request of the
+unknown session may have taken effect."""
 
 UNKNOWN = "unknown"
-"""Code of a refusal after a lost leadership: the request may take effect, now or later. Repeat the request
-with the same number."""
+"""Code of a refusal after a lost leadership: the request may have taken effect, or take effect later. The
+client repeats the request with the same number."""
 
 
 class GetMap(Body, frozen=True, kw_only=True):
@@ -29,17 +29,18 @@ class GetMap(Body, frozen=True, kw_only=True):
 
 
 class OpenSession(Body, frozen=True, kw_only=True):
-    """Request for a session: its numbered requests take effect once, even if they are repeated."""
+    """Request for a session, whose numbered requests take effect at most once, even if the client repeats
+    them."""
 
 
 class SessionOpened(Body, frozen=True, kw_only=True):
-    """A session. The session's numbers begin with 1, and its client sends one request at a time."""
+    """A new session. The numbers of its requests begin with 1, and its client sends one request at a time."""
 
     session: DrawnId
 
 
 class CompareAndSet(Body, frozen=True, kw_only=True):
-    """Request to set `key` if its record still has version `expected` (0: it must not exist).
+    """Request to set `key` if its record still has version `expected` (0: if the key has no record).
 
     The answer is a `MapChanges` or `MapState` as for `WatchMap`, without its wait.
     Tensor: the new value as JSON text, which may exceed a frame's meta.
@@ -69,7 +70,7 @@ class WatchMap(Body, frozen=True, kw_only=True):
 class MapState(Body, frozen=True, kw_only=True):
     """The whole cluster map. Tensor: the map as JSON text.
 
-    A `MapState` also answers a request for changes that are dropped, or that belong to another group.
+    A `MapState` also answers a request for changes that the controller has dropped, or of another group.
     """
 
     version: Version
@@ -97,7 +98,8 @@ class MapChanges(Body, frozen=True, kw_only=True):
 
 
 class Introduce(Body, frozen=True, kw_only=True):
-    """Request for the identity of another controller, with that of the sender; see `controller.bootstrap`."""
+    """Request for the identity of another controller, with the identity of the sender; see
+    `controller.bootstrap`."""
 
     identity: Name
     """Identity of the sender: its name, and the number of its disk."""

@@ -35,7 +35,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     images: Images
     loss: Loss
     clock: Clock = 0
-    """Step of the replica that the group was in."""
+    """Step of the replica in which the group was trained."""
 
 
 class LeaseGroups(Body, frozen=True, kw_only=True):

@@ -33,15 +33,15 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """Form of the gradient of some shards in a push."""
 
     factors: bool
-    """Whether the part is two tensors, activations (I, K) and error gradients (R, K) for the R rows of all
-    these shards, which belong to one array. Otherwise the part is one flat tensor with the concatenated
-    deltas of the shards."""
+    """Whether the part is two tensors, activations (I, K) and error gradients (R, K), where R is the number
+    of rows of these shards of one array. Otherwise the part is one flat tensor with the concatenated deltas
+    of the shards."""
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_IN_A_META)]
     """Number of shards that this part covers."""
 
 
 class Push(Body, frozen=True, kw_only=True):
-    """Gradients of one step for the shards of one server.
+    """Gradients of one step, or values to assign, for shards of one server.
 
     `shards`, `numbers`, `versions` and `own_applied` have one entry per shard, in the order of `parts`.
     """
@@ -68,8 +68,8 @@ class Push(Body, frozen=True, kw_only=True):
     pull: bool = False
     """Whether the answer has the values of these shards after this push."""
     epoch: Epoch = 0
-    """Epoch of the groups in ssp and bsp: the server orders the push once it knows the epoch, and with it all
-    replicas that take part. 0 in asp: the server orders the push at once."""
+    """Epoch of the groups in ssp and bsp: the server orders the push once it knows the epoch, and so the
+    replicas of that epoch. 0 in asp: the server orders the push at once."""
     assign: bool = False
     """Whether the tensors are values to replace those of the shards, instead of gradients."""
 
@@ -153,14 +153,14 @@ class Ticked(Body, frozen=True, kw_only=True):
 
 
 class Pull(Body, frozen=True, kw_only=True):
-    """Request for the values of shards; they include all earlier messages of the same link."""
+    """Request for the values of shards, with the effects of all earlier messages of the same link."""
 
     store: StoreId
     generation: Version
     shards: Shards
     clock: Clock = 0
-    """Clock for which the answer waits: all pushes of live replicas up to it are in the values. 0: no
-    wait."""
+    """Clock for which the answer waits: the values then contain all pushes of live replicas up to this clock.
+    0: no wait."""
     wait_s: Seconds = 0.0
     """Maximum wait, in seconds, after which the answer may have no values."""
 
@@ -171,8 +171,8 @@ class Values(Body, frozen=True, kw_only=True):
     versions: Versions
     """Versions of the shards; empty, and without a tensor, if the requested clock was not reached in time."""
     clock: Clock
-    """Slowest clock of these shards: the values include all pushes of live replicas up to it, and a joining
-    replica starts at this clock."""
+    """Slowest clock of these shards: the values include all pushes of live replicas up to this clock, and a
+    joining replica starts at it."""
     behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()
     """Replicas that the server waits for, if the answer has no values."""
 

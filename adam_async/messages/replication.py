@@ -27,7 +27,7 @@ class Begin(_OfSession, frozen=True, kw_only=True):
     start: Count
     """Position before the first entry that the primary still has."""
     anew: bool = False
-    """Whether the member must drop its copy; the primary then sends all entries after `start`, and all
+    """Whether the member must drop its copy. The primary then sends all entries after `start`, and all
     pieces."""
 
 

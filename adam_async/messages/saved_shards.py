@@ -13,8 +13,8 @@ from adam_async.messages.tensors import UNREADABLE, read_packed_tensor
 from transport import Message, RemoteProtocolError
 
 MOST_SAVED_BYTES = 32 << 20
-"""Maximum size of the list of saved stores of one name on a server, in bytes; it has room for the lists of
-arrays, and 100,000 pieces."""
+"""Maximum size of the list of saved stores of one name on a server, in bytes; the list has room for 100,000
+pieces and the lists of arrays of several stores."""
 
 MOST_SAVED_PIECES = 1 << 20
 """Maximum number of pieces of a saved store on one server."""
@@ -23,11 +23,11 @@ MOST_SAVED_STORES = 64
 """Maximum number of saved stores of one name on a server."""
 
 MOST_FAULTY_PIECES = 1_000
-"""Maximum number of invalid pieces in a list, because each invalid piece raises an exception in the
-reader."""
+"""Maximum number of invalid pieces in a list of saved stores; each raises an exception in the reader, which
+takes time."""
 
 SAVED_PIECE_BYTES = 128
-"""Maximum size of a packed `SavedPiece`, in bytes; the name of the home may take most of these bytes."""
+"""Maximum size of a packed `SavedPiece`, in bytes, most of which a long name of the home may take."""
 
 
 class SavedPiece(msgspec.Struct, frozen=True, array_like=True):

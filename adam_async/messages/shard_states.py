@@ -74,7 +74,8 @@ class ShardStates(Body, frozen=True, kw_only=True):
 
 
 class LoadShards(Body, frozen=True, kw_only=True):
-    """Request to set shards of a run before its start. Tensors as in `ShardStates`."""
+    """Request to set shards of a run before its start, or of a store before it opens. Tensors: as in
+    `ShardStates`."""
 
     store: StoreId
     generation: Version

@@ -42,7 +42,8 @@ class FilePart(Body, frozen=True, kw_only=True):
     """A piece of a file. Tensor, unless the piece is empty: bytes of the piece."""
 
     checksum: Name
-    """Checksum of the whole file; empty, and without a tensor, if the sender does not have the file yet."""
+    """Checksum of the whole file; empty, in a message without a tensor, if the sender does not have the file
+    yet."""
     progress: Count = 0
     """Number of bytes that the sender has staged; the receiver keeps waiting while this number grows."""
 

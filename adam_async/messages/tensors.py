@@ -20,7 +20,8 @@ all."""
 
 @cache
 def _text_decoder(expected: Any) -> msgspec.json.Decoder[Any]:
-    """Return the decoder of a type, cached because its construction takes longer than a small message."""
+    """Return the decoder of a type, cached because its construction takes longer than the decoding of a small
+    message."""
     return msgspec.json.Decoder(expected)
 
 
@@ -42,7 +43,8 @@ def read_text_tensor(message: Message, expected: Any, most_bytes: int) -> Any:
         most_bytes: Maximum length of the text, in bytes; one of `bounds`.
 
     Raises:
-        RemoteProtocolError: The tensor is missing, or the text is too long or has another type.
+        RemoteProtocolError: The message has not exactly one tensor of bytes, or the text is too long or has
+            another type.
     """
     text = _only_bytes(message, "text", most_bytes)
     try:
@@ -69,7 +71,8 @@ def read_packed_tensor(message: Message, expected: Any, most_bytes: int) -> Any:
         most_bytes: Maximum number of bytes; one of `bounds`.
 
     Raises:
-        RemoteProtocolError: The tensor is missing, or it is too long or has another type.
+        RemoteProtocolError: The message has not exactly one tensor of bytes, or the values are too long or
+            have another type, or a number is not finite.
     """
     return read_packed(_only_bytes(message, "packed", most_bytes), expected, of=message)
 
@@ -90,7 +93,7 @@ def read_packed(packed: bytes, expected: Any, *, of: Message) -> Any:
     """Validate packed bytes of a message.
 
     Raises:
-        RemoteProtocolError: The values have another type, or a number is not finite.
+        RemoteProtocolError: The values have another type, or a number that must be finite is not.
     """
     try:
         value = _packed_decoder(expected).decode(packed)

@@ -8,7 +8,7 @@ from adam_async.report.report import Report
 def compare(reports: Sequence[Report]) -> list[tuple[str, ...]]:
     """Return one row for each quantity: its name, then its value in each report.
 
-    The table has no rows without a value in any report.
+    The table leaves out a quantity for which no report has a value.
     """
     rows = [(name, *(text_of(report) for report in reports)) for name, text_of in _ROWS]
     return [row for row in rows if any(row[1:])]

@@ -59,7 +59,7 @@ EXTRAS = (
     ("asyncssh", "ssh", "`launch ssh` needs it"),
     ("ray", "ray", "`launch ray` needs it"),
 )
-"""Package, its extra, and its purpose."""
+"""Optional packages, each with its extra, and the consequence of its absence or its use."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ async def examine(
     spec: ModelSpec | None = None,
     images_per_group: int = 16,
 ) -> list[Finding]:
-    """Check all requirements of a run. The checks take a few seconds, and neither download nor write.
+    """Check all requirements of a run. The checks take a few seconds, and download nothing.
 
     Args:
         entropy: Random bytes for the handshake of the loopback link.

@@ -50,7 +50,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     loss: float
     """Mean loss over the images."""
     classes: tuple[ClassResult, ...]
-    """Classes of the data, in the order of the model's classes."""
+    """Classes of the data that the model has, in the order of the model."""
 
     @property
     def accuracy(self) -> float:
@@ -70,7 +70,7 @@ class Exam:
         class_names: Name of the model's class 0, 1, ...; empty if classes have only numbers.
 
     Raises:
-        ConfigError: The model needs other images, or lacks the class of a test image.
+        ConfigError: The model needs other images, or lacks a class of the data.
         DataError: The data set has no test images.
     """
 
@@ -173,13 +173,14 @@ def model_numbers(network: Network, class_names: Sequence[str], dataset: Dataset
     """Match each class of the data with a class of a model.
 
     Names decide if both have names. A name that is a number matches the class of that number if one side has
-    only numbers. Otherwise the order of classes decides, if both sides have equally many.
+    only numbers. Otherwise the order of classes decides; only data without class names may then have fewer
+    classes than the model.
 
     Returns:
         Shape (classes of the data,): numbers of the model's classes, or `UNKNOWN`.
 
     Raises:
-        ConfigError: The model lacks the class of a test image.
+        ConfigError: The model lacks the class of a test image, or classes cannot be matched.
     """
     model, outputs = network.spec.name, network.layers[-1].input_shapes[0][0]
     theirs, count = dataset.class_names, dataset.num_classes

@@ -1,7 +1,7 @@
 """The report of a run, one JSON document; docs/reference/report.md explains its fields.
 
-The structs below are the schema. The source is `RunResult`, with the counts of every node, so one process and
-many processes give the same report.
+The structs below are the schema. The source is `RunResult`, with the counts of every node, so runs in one
+process and in many processes have reports of the same form.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -52,7 +52,7 @@ class WorkingSetReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The network."""
+    """The network or step that the run trains."""
 
     name: str
     parameters: int
@@ -188,7 +188,7 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lag(msgspec.Struct, frozen=True, kw_only=True):
-    """Lateness of the timers of the event loop."""
+    """Lateness of the timers of the event loop, in seconds."""
 
     p50: float
     p99: float
@@ -287,7 +287,8 @@ def build_report(
         asked: The options before the run chooses the open ones, for `Report.defaults`; None: no explanations.
 
     Raises:
-        msgspec.ValidationError: The counts of a node are invalid; `without_invalid` leaves such nodes out.
+        msgspec.ValidationError, KeyError, TypeError: The counts of a node are invalid; `without_invalid`
+            leaves such nodes out.
     """
     totals = _totals(result)
     model, counts = result.model, _count_reports(result.statistics)
@@ -472,7 +473,7 @@ def _checkpoint_age(result: RunResult) -> int | None:
 
 
 def _memory_mb(statistics: Mapping[str, Mapping[str, Any]]) -> float:
-    """Return the sum of all processes' peak memory, in MB; of the roles of one process the largest counts."""
+    """Return the sum of all processes' peak memory, in MB; of one process, only the largest value counts."""
     peaks: dict[tuple[str, int], float] = {}
     for values in statistics.values():
         process = values["process"]

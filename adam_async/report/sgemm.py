@@ -1,8 +1,8 @@
 """The rate of single-precision matrix products by the machine's BLAS, in operations per second.
 
 A training rate alone depends on the machine as much as on the program. The operations per second of training,
-divided by the rate of matrix products (sgemm) on as many threads, are the used share of the machine. Rows and
-columns of a product: 512 by 512 fit into the caches, at almost the best rate of a BLAS.
+divided by the rate of matrix products (sgemm) on as many threads, are the share of the machine that training
+uses. The matrices have 512 rows and columns: they fit into the caches, at almost the best rate of a BLAS.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from dataflow import ComputePool
 
 SIDE = 512
 SECONDS = 0.3
-"""Seconds for which all threads multiply, after one uncounted product on each."""
+"""Duration of the products on all threads, in seconds, after one uncounted product per thread."""
 
 OPERATIONS = 2 * SIDE**3
 """Number of operations of one product: two for each multiply-add."""
@@ -53,7 +53,8 @@ async def measure_sgemm(threads: int, seconds: float = SECONDS) -> float:
 async def keep_busy(
     pool: ComputePool, job: Callable[..., int], seconds: float, *arguments: Any, cost: str
 ) -> int:
-    """Run a job on every thread of a pool for a time, with the thread's context; returns the sum."""
+    """Run a job on every thread of a pool for a time, with the thread's context; return the sum of the
+    results."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
 
