@@ -20,7 +20,7 @@
       ModelError           1    a model, or an array given to it, does not fit
         SpecError          2    a spec cannot be built: unknown layer, option or input, shapes that do not fit
         LayerFailed        1    a method of a layer raised; ``__cause__`` is its error
-        GradientMismatchError 1  a gradient of a layer differs from its finite difference
+        GradientMismatchError 1 a gradient of a layer differs from its finite difference
 
 The command line adds 6 (a peer refused the handshake), 130 and 143 (ended by a signal);
 docs/reference/exit-codes.md lists them all.

@@ -3,7 +3,7 @@
 The transport keeps written bytes until the connection has room: as with the buffers of real sockets, the
 bytes in flight or unread at the other side are limited. A writer beyond the limit is paused. Bytes arrive in
 the order of the writes, or not at all. The kernel keeps bytes that a frozen program does not read, so the
-sender stops in the end.
+sender stops at the limit.
 
 A closing end sends an end of the stream, or a reset if it has unread bytes, as kernels do. A closed end
 answers data with a reset. A crashed machine sends no answer. A restarted machine has none of its old
@@ -61,7 +61,7 @@ class EndNetwork(Protocol):
         """Report a number of read bytes to the sender, without delay unless the wire to the sender is cut."""
 
     def damaged(self, end: "End", wire: Wire, payload: bytes) -> bytes:
-        """Return a piece for an end with one bit flipped."""
+        """Return a piece for an end, with one bit flipped if the piece is large."""
 
     def break_off(self, end: "End") -> None:
         """Reset a connection at both ends."""

@@ -112,8 +112,8 @@ class DiskModel:
     Args:
         dice: Random stream of the effects of crashes.
         lost: Share of pending operations that a crash loses.
-        torn: Share of pending writes with only some durable sectors after a crash.
-        garbage: Share of torn sectors with neither old nor new bytes.
+        torn: Share of the other pending writes that a crash makes durable in some sectors only.
+        garbage: Share of the sectors of such writes that get random bytes.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class DiskModel:
         self._lost, self._torn, self._garbage = lost, torn, garbage
         self._root = Inode(names={})
         self.holders: dict[PurePath, Callable[[], bool]] = {}
-        """Locked files, with a function that tells whether the holder of the lock is alive."""
+        """Locked files, each with a function that returns whether the holder of the lock is alive."""
 
     # --- operations of programs --------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class DiskModel:
             return False
 
     def crash(self) -> None:
-        """Lose all or part of the pending operations."""
+        """Lose some pending operations, and make the others durable, some writes only in part."""
         self._settle(self._root)
         self.used_bytes = sum(len(inode.data) for _, inode in self._files())
 

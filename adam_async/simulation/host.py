@@ -99,7 +99,7 @@ class Step(asyncio.TimerHandle):
         self.gone = False
 
     def cancel(self) -> None:
-        """Drop the call and its arguments at once; the heap of the loop passes over it later."""
+        """Drop the call and its arguments at once; the loop later skips the cancelled step in its heap."""
         self.gone = True
         self.call, self.args, self.context = None, (), None
 

@@ -24,8 +24,8 @@ operations one after the other, each only if no unplaced operation has to preced
 place none. As Lowe proposed, it visits no set of placed operations twice with the same state. Versions leave
 few choices:
 
-- A key has each version only once, so every operation that saw the version is placed in this time. An
-  operation that fits and changes nothing is placed at once, because it blocks no other one.
+- A key has each version only once, so the search places every operation that saw a version while the key has
+  it. An operation that fits and changes nothing is placed at once, because it blocks no other one.
 - The search therefore leaves a version only after it has placed all such operations. If an operation is known
   to have replaced the version, the search places it next. An operation that saw the version and is unplaced
   at this point can never be placed.
@@ -50,7 +50,7 @@ EXCERPT = 3
 """Maximum number of operations with an unknown outcome that an error names."""
 
 MOST_STEPS = 1_000_000
-"""Maximum number of steps of a search; a longer search is undecided."""
+"""Maximum number of search steps for one history, over all its keys; with more, the history is undecided."""
 
 
 class NotLinearizable(Exception):

@@ -7,13 +7,12 @@ loop has a queue of ready steps and a heap of timers with ties in order of creat
 clock skips to the next timer. Simulated hours therefore take milliseconds, a deadlock is found at once, and
 the speed of the machine has no influence.
 
-By default steps run first in, first out, as asyncio documents, and only the network and the disk are random.
-With `shuffled` the next step is drawn from all ready steps, which is stricter than asyncio: code that fails
-only then relies on an undocumented order.
+By default steps run first in, first out, as asyncio documents. With `shuffled` the next step is drawn from
+all ready steps, which is stricter than asyncio: code that fails only then relies on an undocumented order.
 
 Several hosts share the loop. Each step belongs to one host (see `Host`) and reads that host's clock. Steps of
 the world, such as arriving bytes and finished disk operations, belong to no host. Steps of the world run at
-their time, before all other steps.
+their time, before the timers of hosts that are due at the same time.
 
 The replay hash covers every step with its time, host and label. Labels are names. Tasks and futures hash by
 their number, so sets of them have the same order in every run. Garbage is collected at the same steps.
@@ -353,7 +352,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # --- tasks -------------------------------------------------------------------------------
 
     def create_future(self) -> asyncio.Future[Any]:
-        """Return a numbered future: numbers name it in the trace, as addresses would differ between runs."""
+        """Return a future that hashes by a number, because a hash of its address would differ between
+        runs."""
         future = SimulatedFuture(loop=self)
         future.number = next(self._numbers)
         return future
@@ -448,7 +448,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         finally:
             task.remove_done_callback(self._main_ended)
             if task.done() and not task.cancelled():
-                task.exception()  # the caller gets the first failure; asyncio must not log this failure
+                task.exception()  # the run raises its first failure; asyncio must not log the task's
         if not task.done():
             raise RuntimeError("the simulated loop was stopped before its task had ended")
         return task.result()
@@ -466,7 +466,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self._closed
 
     def close(self) -> None:
-        """End all remaining tasks as a crash would, and release them."""
+        """Close the coroutines of all unfinished tasks, and drop all steps."""
         if self._closed:
             return
         lost = [*self._lost, *self._tasks_of()]
@@ -559,7 +559,7 @@ async def _close_generator(generator: AsyncGenerator[Any, Any]) -> None:
 
 
 def _end(coroutine: Any) -> None:
-    """Unwind a coroutine of a crashed host. Further waits and errors of the coroutine are ignored.
+    """Unwind the coroutine of an unfinished task. Further waits and errors of the coroutine are ignored.
 
     Close the innermost coroutine first: a coroutine that waits during its close would be left to the garbage
     collector.

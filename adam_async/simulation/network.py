@@ -24,7 +24,7 @@ CONNECT_S = 127.0
 """Time limit of a connection attempt, in seconds: the default of Linux."""
 
 RETRY_S = 1.0
-"""Pause after an attempt to connect to a machine without power, in seconds."""
+"""Time after which TCP repeats a message to a machine without power, in seconds."""
 
 UNDAMAGED_BYTES = 256
 """Size of the largest piece without bit flips, in bytes: damage in a handshake would end its client."""
@@ -81,7 +81,7 @@ class Listener(asyncio.AbstractServer):
         """Return at once: as in Python 3.11, connections stay open."""
 
     def accept(self, wire: Wire, number: int) -> End:
-        """Make the server's end of a new connection; its code is called when the host runs."""
+        """Make the server's end of a new connection; the loop calls the server's code when the host runs."""
         address = (self.host.name, self._address[1])
         end = End(self._network, self.host, wire, address, number=number, context=self._context.copy())
         self._network.loop.call_soon(self._greet, end, context=self._context)
@@ -162,7 +162,8 @@ class SimulatedNetwork:
             wire.cut = True
 
     def heal(self, source: str, target: str, *, both: bool = True, reset: bool = False) -> None:
-        """Undo a cut. Delayed data arrives after the usual time; `reset` resets its connections."""
+        """Undo a cut. Delayed data arrives after the usual time; `reset` first resets all connections between
+        the hosts."""
         if reset:
             self.reset(source, target)
         for wire in self._both(source, target, both):
@@ -191,7 +192,8 @@ class SimulatedNetwork:
         end.peer.reset()
 
     def damaged(self, end: End, wire: Wire, payload: bytes) -> bytes:
-        """Flip a bit of a piece for an end, and count it; a piece up to `UNDAMAGED_BYTES` stays unchanged."""
+        """Return a piece for an end with one bit flipped; a piece of at most `UNDAMAGED_BYTES` stays
+        unchanged."""
         if len(payload) <= UNDAMAGED_BYTES:
             return payload
         wire.damages -= 1
@@ -204,7 +206,7 @@ class SimulatedNetwork:
     def unnoticed_damage(self, *, after_s: float) -> End | None:
         """Return an end that is still open ``after_s`` seconds after a damaged piece was sent to it, or None.
 
-        The time counts only while the host of the end runs.
+        The time begins anew after a freeze of the host of the end.
         """
         for end, at in list(self._damaged.items()):
             if end not in self._ends or end.shut:
@@ -330,7 +332,8 @@ def _begin(end: End, protocol: asyncio.BaseProtocol, made: "asyncio.Future[None]
 
 
 class _Attempt:
-    """A connection attempt of three messages; each may be lost or late."""
+    """A connection attempt: a request, repeated while the target has no power, and an answer; each may be
+    late."""
 
     def __init__(
         self,
@@ -354,7 +357,7 @@ class _Attempt:
         return Path(conditions, self._network.dice)
 
     def connect(self) -> None:
-        """Send the request repeatedly until the caller has an answer or stops waiting."""
+        """Send the request, unless the caller has an answer or has stopped waiting."""
         if not self._answer.done():
             self._network.send(self._there, self._path(self._there), 0, self._connected)
 

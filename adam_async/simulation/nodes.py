@@ -61,7 +61,7 @@ class Node:
         return DiskModel(self._world.loop.dice(f"drive/{self.name}/{self.incarnation}"))
 
     def open_disk(self) -> SimulatedDisk:
-        """Open the disk for the present incarnation, with its root folder."""
+        """Open the disk of the machine for the present incarnation."""
         dice = self._world.loop.dice(f"disk/{self.name}/{self.incarnation}")
         return SimulatedDisk(self._world.loop, self.disk_model, self.disk_conditions, dice)
 
@@ -116,7 +116,7 @@ class Node:
         self.start(self._program, time=time, rate=rate, step_s=step_s, may_fail=self._may_fail)
 
     def crash(self) -> None:
-        """Cut the power: memory and unsynced data are lost, and no peer gets a message."""
+        """Cut the power: memory is lost, unsynced data may be lost, and no peer gets a message."""
         self._world.network.vanish(self.host)
         self._world.loop.crash(self.host)
         self.disk_model.crash()
@@ -133,7 +133,7 @@ class Node:
         self._world.loop.freeze(self.host)
 
     def thaw(self) -> None:
-        """Resume the program, as if no time had passed."""
+        """Resume the program; the machine's clock also runs during a freeze."""
         self._world.loop.thaw(self.host)
 
     def set_clock(self, *, time: float | None = None, rate: float = 1.0) -> None:
@@ -205,7 +205,7 @@ def simulate(
     keep_trace: bool = False,
     unkind: bool = False,
 ) -> Outcome[T]:
-    """Run a scenario from its beginning to its end; then all machines crash.
+    """Run a scenario from its beginning to its end; then end the programs of all machines.
 
     Args:
         scenario: Coroutine function of the world; its errors are raised here.

@@ -23,7 +23,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One planned fault."""
 
     at_s: float
-    """Earliest start in seconds of the run; the fault waits while another fault is at its targets."""
+    """Earliest start in seconds of the run; the fault waits while another fault with the same targets
+    lasts."""
     kind: str
     """Kind of the fault: one of `faults.KINDS`, or a kind of the scenario."""
     targets: tuple[str, ...] = ()

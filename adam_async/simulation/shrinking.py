@@ -1,6 +1,6 @@
 """Pure: shrinks a failing plan while it still fails.
 
-The first steps leave out faults, half of them at once, then smaller parts (delta debugging: Zeller,
+The first steps leave out faults: all of them, then half, then smaller parts (delta debugging: Zeller,
 Hildebrandt, 2002), until every fault is necessary. Further steps make the remaining faults shorter and
 earlier, remove their amounts, and make the conditions mild. `shrink` keeps a step only if the plan still
 fails, so the result fails, too.

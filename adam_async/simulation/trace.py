@@ -1,8 +1,8 @@
 """Pure: one simulated run as Trace Event JSON, which Perfetto and chrome://tracing open.
 
 Each machine is a process. One lane shows its incarnations; each kind of event, such as faults, cuts and notes
-of the scenario, has a lane of its own. Overlapping events of a kind get further lanes. Times are in seconds
-of the simulation.
+of the scenario, has a lane of its own. Overlapping events of a kind get further lanes. Times are in
+microseconds of the simulation.
 """
 
 from collections.abc import Iterator, Sequence

@@ -14,8 +14,8 @@ class Conditions:
         delay_s: Least latency in seconds.
         jitter_s: Greatest random latency in seconds on top of `delay_s`, drawn for each piece.
         bytes_per_s: Bandwidth of each connection in bytes per second; None for no limit.
-        window_bytes: Most bytes in flight or unread.
-        segment_bytes: Maximum bytes in one piece.
+        window_bytes: Maximum number of bytes in flight or unread.
+        segment_bytes: Maximum number of bytes in one piece.
         ragged: Whether pieces are cut at random, down to single bytes.
         refuse: Share of refused connections.
         duplicate: Share of connections that reach the listener twice; the second one has no client.

@@ -33,8 +33,8 @@ Key = tuple[str, str]
 """Id of the store and home of a bundle."""
 
 NOT_LOGGED = ("ordered", "duplicates", "shards")
-"""Names of the fields of a shard's tables that the log does not determine: the fields of the primary's front,
-and the number of shards with the same tables."""
+"""Names of the fields of a shard's tables that the log does not determine: push order and repeated pushes at
+the primary, and the number of shards with the same tables."""
 
 LOGGED = tuple(name for name in ShardTables.__dataclass_fields__ if name not in NOT_LOGGED)
 """Names of the fields of a shard's tables that the log determines."""

@@ -1,4 +1,4 @@
-"""The checkpoints of a simulated run: exact in bsp, complete in asp and ssp."""
+"""The checkpoints of a simulated run: exact in bsp, complete in every mode."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ class CheckedFolder(CheckpointFolder):
 
 
 def check_checkpoint(manifest: Manifest, config: Config) -> None:
-    """Check the shards of a checkpoint against its groups; frozen shards have no version.
+    """Check the shards of a checkpoint against its groups, except frozen shards, which have version 0.
 
     Raises:
         Violation: In bsp the shards are not at one clock; or a shard has fewer updates than the groups need.

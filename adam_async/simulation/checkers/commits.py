@@ -20,7 +20,7 @@ class Commits:
         self._entries: dict[int, Entry] = {}
         """First entry that any core applied, by index."""
         self._terms: dict[int, int] = {}
-        """Term in which the entry was committed, by index."""
+        """Term of the first core that applied the entry, by index."""
         self._states: dict[int, int] = {}
         """Digest of the state after the entry, by index."""
         self._applied: dict[int, int] = {}

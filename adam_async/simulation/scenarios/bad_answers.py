@@ -51,7 +51,7 @@ def is_poison(bad: BadMessage) -> bool:
 
 
 def must_be_refused(bad: BadMessage, *, member: bool) -> bool:
-    """Return whether a receiver may not let a question wait, because the awaited event can never come.
+    """Return whether a receiver must not let a question wait, because the awaited event can never come.
 
     Args:
         member: Whether the cluster map names the sender.

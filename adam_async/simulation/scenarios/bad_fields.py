@@ -1,12 +1,13 @@
 """Pure: generates every message of the system with one bad field at a time.
 
 The generator walks the type information of a message and a valid example of it in parallel. It replaces each
-field, also in nested records and in attached text or packed records, by each value that its type or its
-meaning forbids. It gives each tensor a wrong count, shape, dtype and content.
+field, also in nested records and in attached text or packed records, by values that its type, its bounds or
+its meaning may forbid. It gives the tensors a wrong count, and the first one a wrong shape, dtype and
+content.
 
     for bad in bad_messages(valid_messages(facts), meant=facts.meant()):
         bad.name                                    # "Pull.wait_s=nan"
-        bad.pairs                                   # frozenset({("worker", "ps"), ("driver", "ps")})
+        bad.pairs                                   # frozenset({("worker", "ps"), ("driver", "ps"), ...})
         await link.call(bad.message, timeout_s=2.0)
 
 A receiver refuses each of these messages, or answers it without harm; at most the sender loses its link.
@@ -41,14 +42,14 @@ MISSING = "missing"
 """Name of the bad value that leaves a field out."""
 
 LONG_TEXT, LONG_TUPLE = 9_000, 3_000
-"""Number of characters, and of elements, of a value that is too long; a meta of 16 KiB has room for
-either."""
+"""Number of characters, and of elements, of a long value; a meta of 16 KiB has room for either."""
 
 LARGE_TEXT_BYTES = 72 << 10
-"""Size of a valid JSON record above the limit of a map record, in bytes."""
+"""Size above the limit of a map record, in bytes: padding of a large JSON record, and limit of other bad
+records."""
 
 DEPTH = 5_000
-"""Nesting depth of JSON arrays, in levels."""
+"""Nesting depth of JSON or MessagePack arrays, in levels."""
 
 NUMBERS: Mapping[str, float] = {
     "nan": math.nan,
@@ -85,7 +86,8 @@ class BadMessage:
 
 
 type_of = functools.cache(inspect.type_info)
-"""The description of a record, cached because msgspec builds it at each call."""
+"""Function that returns the description of a type, cached because msgspec builds a description at each
+call."""
 
 
 def bad_messages(examples: Iterable[Example], *, meant: Meant | None = None) -> Iterator[BadMessage]:
@@ -253,7 +255,7 @@ def _spoil_leaf(kind: inspect.Type, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _beyond(kind: inspect.IntType | inspect.FloatType) -> Iterator[tuple[str, Any]]:
-    """Yield the nearest values beyond the declared bounds of a number."""
+    """Yield values just beyond the declared bounds of a number."""
     if kind.ge is not None:
         yield "below", kind.ge - 1
     if kind.gt is not None:
@@ -279,7 +281,8 @@ def _alternative(types: tuple[inspect.Type, ...], value: Any) -> inspect.Type:
 
 
 def spoil_ride(ride: Ride, meant: Meant) -> Iterator[tuple[Path, str, bytes]]:
-    """Yield bad bytes of an attached record: with each bad value in each place, cut off, and noise."""
+    """Yield bad bytes of an attached record: with each bad value in each place, cut off, too deep or too
+    large, and noise."""
     write = json_bytes if ride.is_text else msgspec.msgpack.encode
     builtins = msgspec.to_builtins(ride.record, builtin_types=() if ride.is_text else (bytes,))
     whole = write(builtins)
@@ -294,7 +297,8 @@ def spoil_ride(ride: Ride, meant: Meant) -> Iterator[tuple[Path, str, bytes]]:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Write JSON with each number that is not finite as a number too large for a float."""
+    """Write JSON with each infinity as a number too large for a float, and NaN as ``NaN``, which is not
+    JSON."""
     return json.dumps(value, default=msgspec.to_builtins).replace("Infinity", "1e999").encode()
 
 

@@ -27,7 +27,7 @@ SUCCESSIVE = "successive losses"
 ROUND_OTHERWISE = "members with other numerics"
 FROM_DISK = "pieces of joining servers from their disks"
 EVENTS = (FAILOVERS, CATCH_UPS, SUCCESSIVE)
-"""Counts of the events of bundles with several copies."""
+"""Names of the counts of events of bundles with several copies."""
 
 
 def numerics_of(server: str) -> dict[str, str]:

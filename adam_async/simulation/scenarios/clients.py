@@ -85,7 +85,7 @@ def _draw_fault(dice: RandomStream, kind: str, clients: list[str]) -> Fault:
     at_s = dice.between(0.5, STRIKE_S)
     if kind != "stall":
         return draw_fault(dice, kind, at_s=at_s, controllers=[*CONTROLLERS], users=clients)
-    lasts_s = dice.choose([0.5, 2.0, 6.0])  # the last fault ends the membership
+    lasts_s = dice.choose([0.5, 2.0, 6.0])  # 6 s end a membership
     return Fault(at_s=round(at_s, 3), kind=kind, targets=(dice.choose(clients),), lasts_s=lasts_s)
 
 
@@ -137,7 +137,7 @@ class _Run(ControllerRun):
         return addresses[:1] if how == "one" else addresses
 
     async def run(self) -> None:
-        """Strike clients and links, heal, and check that every client gets answers."""
+        """Strike controllers, clients and links, heal, and check that users get answers and members join."""
         self.start({client.name: client.run for client in self.clients})
         strikes = strikes_of(self.world, self.group, asyncio.Event(), patience_s=PATIENCE_S)
         own = {**strikes, "stall": strikes["freeze"]}

@@ -37,7 +37,8 @@ COSTS_A_DISK = ("wipe", "rot")
 def draw_fault(
     dice: RandomStream, kind: str, *, at_s: float, controllers: list[str], users: list[str]
 ) -> Fault:
-    """Draw a fault of one kind; half of the faults affect the leader."""
+    """Draw a fault of one kind. A fault without targets affects the leader, or with `restart-all` all
+    controllers."""
     targets: tuple[str, ...] = () if dice.chance(0.5) else (dice.choose(controllers),)
     lasts_s, amount = dice.between(0.2, 2.0), 0.0
     match kind:

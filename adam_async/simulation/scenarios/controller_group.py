@@ -166,7 +166,7 @@ class ControllerGroup:
             self.refused.add(node.name)
 
     def disk_is_bad(self, name: str) -> bool:
-        """Return whether the disk of a controller fails."""
+        """Return whether the disk of a controller fails or is full."""
         node = self.world.node(name)
         return node.disk_conditions.fail > 0 or node.disk_model.used_bytes >= node.disk_model.capacity_bytes
 
@@ -239,7 +239,8 @@ class ControllerGroup:
         return sorted(chosen)
 
     def check_equal(self) -> str:
-        """Return a difference between the controllers; empty if all have applied the same entries."""
+        """Return a difference between the controllers; empty if all have committed the same entries and are
+        voters."""
         commits = {name: core.commit for name, core in self.cores.items()}
         if len(set(commits.values())) > 1 or len(commits) < len(self.addresses):
             return f"not all have applied the same: {commits}"
@@ -253,7 +254,7 @@ class ControllerGroup:
         return [core.me for core in self.cores.values()]
 
     def check_end(self) -> None:
-        """Check that all answers agree. Raises Violation."""
+        """Check that all answers agree and a controller has led. Raises Violation."""
         self.histories.check()
         self._ledger.counts["lost nodes"] = self.maps.lost
         self._ledger.counts["entries"] = self.commits.last

@@ -33,7 +33,7 @@ CHAOS_S = 51.0
 
 CALM_S = 5.0
 """Minimum time for which a core must keep its leader and answer, in seconds. Without an answer in this time
-the check goes on until the next one."""
+the check goes on until the next answer."""
 
 CORE_ANSWERS = 5
 """Number of answers that show that a core works."""
@@ -42,8 +42,8 @@ SETTLED_S = 20.0
 """Time limit until all controllers are equal after the repair, in seconds."""
 
 OUTSIDE = ("as it is", "silent", "deaf", "mute", "frozen", "down")
-"""States of a controller outside of the core: deaf receives nothing, mute sends nothing, silent does
-neither."""
+"""States of a controller outside of the core. Deaf: receives nothing from the core; mute: sends nothing to
+the core; silent: neither; as it is: neither, like the other clients."""
 
 
 def draw_plan(dice: RandomStream) -> Plan:
@@ -155,7 +155,8 @@ class _Run(ControllerRun):
         node.set_clock(rate=1.0)
 
     def _cut_off(self, core: list[str], outside: list[str], user: str) -> None:
-        """Leave the machines outside the core unchanged, or break them for good."""
+        """Heal the wires within the core; cut off, freeze or crash the controllers outside of the core for
+        good."""
         network, inside = self.world.network, [*core, user]
         for number, one in enumerate(inside):
             for other in inside[:number]:

@@ -58,7 +58,7 @@ class Targets:
         return not self.over.is_set()
 
     async def until(self, happened: Callable[[], bool]) -> bool:
-        """Wait for a condition until the end of the time of faults.
+        """Wait for a condition, at most for `patience_s` and until the end of the time of faults.
 
         Returns whether the condition was reached.
         """

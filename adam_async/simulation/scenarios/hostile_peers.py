@@ -2,8 +2,8 @@
 
 A *hostile peer* proves a role that may talk to its target, and sends messages that differ from valid ones in
 one place (`bad_fields.py`). The seed draws their order and number. The peer sends them one after the other,
-many at once, or without waiting for answers. Other peers read no answers, keep silent sockets open, or set
-records of other roles.
+many at once, or without waiting for answers. Other peers read no answers, keep silent sockets open, or try to
+set records of other roles.
 
 After each hostile peer the target still runs and answers a valid question within `PROBE_S`. No handler fails,
 and no target accepts a message that is never valid.
@@ -115,10 +115,10 @@ STOLEN = 6
 """Number of records that one hostile peer tries to set."""
 
 MOST_PUSHES = 20
-"""Number of pushes that a hostile peer tries to make in the sessions of other workers."""
+"""Maximum number of pushes that a hostile peer makes in the sessions of workers or clients."""
 
 HELD_S = 0.3
-"""Seconds between two writes to a socket without a handshake."""
+"""Pause between two writes to a socket without a handshake, in seconds."""
 
 AT_ONCE = 24
 """Number of bad messages in progress together in a burst."""
@@ -143,7 +143,7 @@ class HostilePeers:
         """Carry out a fault, then ask its target a valid question.
 
         Raises:
-            Missed: The peer sent nothing.
+            Missed: The peer sent nothing, or opened too few sockets.
             Violation: The target failed.
         """
         hostile, target = fault.targets
@@ -186,7 +186,7 @@ class HostilePeers:
         """Ask a role a valid question, as a driver would: dial, prove the role, ask.
 
         Raises:
-            Violation: No answer came within `PROBE_S`.
+            Violation: The role has ended, or no answer came within `PROBE_S`.
         """
         node = self._world.nodes[PROBER]
         task = self._world.loop.spawn(self._ask(node, target), f"probe-{target}", node.host.context.copy())
@@ -279,7 +279,7 @@ class _Peer:
         return [numbered(bad, number) for number, bad in enumerate(found[: self._amount], 1)]
 
     async def _open_session(self) -> int:
-        """Return a session of numbered questions, which only the leader can open."""
+        """Return a session of numbered questions, which only the leader can open; 1 if none opened."""
         if self._dice.chance(LEADER_SHARE):
             self._target = self._peers.leader or self._target
         link = await self._dial()

@@ -47,7 +47,7 @@ GIVEN_BACK_S = 12.0
 each."""
 
 CHECK_S = 0.5
-"""Seconds between two checks of values and the map."""
+"""Interval between two checks of values, memory and the map, in seconds."""
 
 
 def draw_plan(dice: RandomStream) -> Plan:
@@ -124,7 +124,7 @@ class _Run:
             self.check()
 
     def check(self) -> None:
-        """Check that no role has ended, values are finite and the map is small.
+        """Check that no role has ended, values are finite, and memory and the map are small.
 
         Raises:
             Violation: A condition is false.

@@ -131,7 +131,7 @@ class Member:
             self.ledger.operations += 1
 
     async def _linger(self, node: Node, incarnation: int) -> None:
-        """Keep a link open as a hanging process would, which keeps the next incarnation from joining."""
+        """Keep a link open as a hanging process would; this link keeps the next incarnation from joining."""
         client = MapClient(
             network=network_of(node),
             controllers=",".join(self.controllers),

@@ -23,7 +23,7 @@ LOOK_S = 0.05
 """Interval between two checks of the primaries, in seconds."""
 
 SINCE_1970_S = 1.8e9
-"""Wall-clock time at the begin of a run, in seconds since 1970."""
+"""Wall-clock time at the beginning of a run, in seconds since 1970."""
 
 SEGMENT_BYTES = (4 << 10, 32 << 10, 64 << 20)
 """Sizes of a segment file to draw from, in bytes; the small ones make compaction frequent."""

@@ -188,8 +188,8 @@ class PowerFaults:
     def _may_rot(self, node: Node, path: Path, sector: int) -> bool:
         """Decide whether a sector of a server's disk rots.
 
-        The start of a folder's only file stays whole: without any start a server refuses the folder, until an
-        operator moves it away.
+        The start of a folder's only file stays whole: a server refuses a folder in which no file has a valid
+        start, until an operator moves the folder away.
         """
         if path.suffix != SUFFIX or not self._dice.chance(ROTTEN):
             return False
@@ -275,7 +275,7 @@ class PowerFaults:
         await self._trouble(fault, nodes, slow_s=fault.amount)
 
     async def _full_disks(self, world: World, fault: Fault) -> None:
-        """Fill all disks; pushes go on, and rounds of writing go on once the disks have room."""
+        """Fill all disks; rounds of writing go on once the disks have room."""
         nodes = [world.node(name) for name in SERVERS]
         await self._trouble(fault, nodes, slow_s=0.0)
 

@@ -1,7 +1,7 @@
 """Clients that push to a store whose shards have several copies, with the shipped `StoreLink`.
 
-Each client is a machine of its own. It pushes to one array of the store at a time, often several pushes at
-once, pulls, and ends its step. Every push adds 1 to a column of its own in each row of its array
+Each client is a machine of its own. In each step the client makes one or several pushes at once, each to one
+array, ends the step and pulls. Every push adds 1 to a column of its own in each row of its array
 (`checkers.store_pushes`); a row is a shard of 256 bytes. A client whose store fails opens the next one.
 """
 
@@ -65,7 +65,7 @@ OPEN_AGAIN_S = 0.2
 """Pause between the failure of a store and the next attempt to open it, in seconds."""
 
 LEAVE_S = 30.0
-"""Time limit of the last steps of all clients after their last pushes, in seconds."""
+"""Time limit for all clients to open the store, and then for their last steps, in seconds."""
 
 
 def draw_store(dice: RandomStream) -> dict[str, Setting]:
@@ -234,7 +234,7 @@ class PushClients:
         factors = Factors(np.full((1, COLUMNS), LARGE, np.float32), np.full((1, rows), LARGE, np.float32))
         with self.pending.noted(name):
             outcome = await link.push({array: factors})
-        # A repeated push is answered as a duplicate, also if it was refused.
+        # A repetition is answered as a duplicate if the server has forgotten the refusal.
         self._ledger.counts["refused pushes"] += bool(outcome.refused)
 
     async def _pull(self, name: str, link: StoreLink, array: str) -> None:

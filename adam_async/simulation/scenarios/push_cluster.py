@@ -1,6 +1,7 @@
-"""Simulated servers of stores whose shards have several copies, and observations of them from outside.
+"""Simulated servers of stores whose shards have several copies, and observations of these servers.
 
-Three controllers with a disk each and four parameter servers; `bundle_watch` observes their bundles.
+The cluster has three controllers with a disk each and four parameter servers; `bundle_watch` observes their
+bundles.
 """
 
 import asyncio

@@ -43,7 +43,7 @@ class RawWire(asyncio.Protocol):
         self.transport.pause_reading()
 
     async def until(self, count: int) -> bytes:
-        """Wait for this many bytes or the end; return and drop the received bytes."""
+        """Wait for this many bytes or the end; return and drop at most this many bytes."""
         while len(self.received) < count and not self.over:
             self.news.clear()
             await self.news.wait()

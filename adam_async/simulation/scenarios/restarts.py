@@ -2,8 +2,9 @@
 
 A restart of all controllers is the hardest case for votes and terms that are not on disk: a node that lost
 its vote votes again. In each round the machines crash in the middle of their work, and unsynced writes are
-lost or torn; some crash again during the restart, or one restarts late. Then a client must get answers (I15),
-and the map must have all acknowledged writes (I6). Checkers follow every event, as in `controllers`.
+lost or torn; in some rounds all crash again during the restart, and the controllers restart one after the
+other. Then a client must get answers (I15), and the map must have all acknowledged writes (I6). Checkers
+follow every event, as in `controllers`.
 """
 
 import asyncio
@@ -21,17 +22,17 @@ ROUNDS = 8
 """Number of restarts of all controllers in one run."""
 
 ROUND_S = 3.5
-"""Minimum interval between two restarts, in seconds."""
+"""Mean interval between two planned restarts, in seconds."""
 
 LEAST_OPERATIONS = 200
-"""Number of answered questions of a run."""
+"""Minimum number of answered questions of a run."""
 
 ANSWERS = 3
 """Number of answers, to all clients together, after which a group counts as working."""
 
 
 def draw_plan(dice: RandomStream) -> Plan:
-    """Draw a group, its clients and its restarts; some restarts are interrupted by further ones."""
+    """Draw a group, its clients and its restarts; further crashes interrupt some restarts."""
     users = 2 + dice.below(2)
     settings: dict[str, Setting] = {
         **draw_settings(dice, sessions=users),

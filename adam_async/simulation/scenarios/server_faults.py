@@ -1,8 +1,8 @@
 """Faults of servers whose shards have several copies, one after the other, and of their links.
 
-A fault of a server waits until every bundle has another member in sync that is well, so these faults alone
-never take all copies. A killed server is down for a while; meanwhile the next fault may strike. Two kinds
-strike in the few milliseconds in which a bundle depends on its rules:
+A fault of a server waits until each of its bundles has another member in sync that is well, so these faults
+alone never take all copies. A killed server is down for a while; meanwhile the next fault may strike. Two
+kinds strike in the few milliseconds in which a bundle depends on the rules of its replication:
 
     split         a primary is lost while a member holds an entry that the next primary lacks
     successors    a primary is lost after an entry that the others do not know to be committed, and then its

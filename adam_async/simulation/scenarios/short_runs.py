@@ -187,7 +187,7 @@ class ShortRuns:
         await membership.create_store(run.id, store_of(run, read_training(run), arrays), arrays)
 
     async def _stop(self, membership: Membership, run: str, *, after_s: float) -> None:
-        """Stop a run within an epoch, and end it when no group is leased any more.
+        """Stop a run within an epoch, and end the run when no group is leased any more.
 
         Raises:
             Violation: A drained epoch leased a group.
@@ -209,7 +209,8 @@ class ShortRuns:
                 await update_program(membership, lambda record: _finished(record, run))
 
     def _leased(self, cluster: ClusterMap) -> int | None:
-        """Return the number of groups that the ledger leader has leased in a drained epoch; else None."""
+        """Return the number of groups that the ledger leader has leased in all, once its epoch is drained;
+        else None."""
         for name in cluster.ledger_leaders[:1]:
             server = self.ledger_leaders.get(name)
             counts = server.state.statistics() if server is not None else None
@@ -218,7 +219,7 @@ class ShortRuns:
         return None
 
     def _end_epoch(self, run: ProgramRecord, result: Mapping[str, Any]) -> None:
-        """Check that a finished epoch counted every image once, and count its trained groups."""
+        """Check that a finished epoch counted or skipped every image once, and count its trained groups."""
         if (run.id, run.epoch) in self.ended:
             return  # checked before, but the start of the next epoch failed
         self.ended[run.id, run.epoch] = None
@@ -321,7 +322,8 @@ class ShortRuns:
     async def _be_refused(
         self, link: Link, code: str, question: Body, *, unless: "asyncio.Future[Any] | None" = None
     ) -> None:
-        """Send a question that must be refused with this code, unless the answer to `unless` came before."""
+        """Send a question that must be refused, with this code or because the run is over or has no leases
+        here, unless the answer to `unless` came before."""
         try:
             answer = await link.call(pack(question), timeout_s=2.0)
         except RemoteError as error:

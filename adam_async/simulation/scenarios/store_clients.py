@@ -1,9 +1,9 @@
 """Clients of stores beside a training run, which push, pull, tick, leave, and delete and create stores.
 
 Each client runs on its own machine. The client's program opens the store of all clients, which the first one
-creates, and works on it until the store is full or a draw ends the work; the program then deletes the store,
-and all clients open the next one. A program that fails opens the store again. One more machine reads the
-store, and never delays the others.
+creates, and works on it until the store is full or a draw ends the work. The program then leaves the store,
+or deletes it, after which all clients open the next one. A program that fails opens the store again. One more
+machine reads the store, and never delays the others.
 
 Every push adds 1 to its own column (`checkers.store_pushes`). One array is float64 and one float32, so each
 push has messages of two families. The seed draws the consistency.
@@ -47,7 +47,7 @@ NAME = "counts"
 CONSISTENCIES = ("asp", "ssp:2", "bsp")
 
 COLUMNS = 80
-"""Number of pushes to a store before its clients delete it."""
+"""Maximum number of pushes to a store, after which its clients delete it."""
 
 HEIGHTS: Mapping[str, int] = {"wide": 4, "narrow": 2}
 """Rows of each array."""
@@ -295,7 +295,7 @@ class StoreClients:
         return self._slack is not None and store is not None and not store.epoch
 
     def _unfinished(self) -> str:
-        """Return the clients that may continue."""
+        """Return a text about the clients that still work; empty if none does."""
         left = [name for name in sorted(self._working) if not self.waits_for_others(name)]
         return f"{', '.join(left)} went on" if left else ""
 

@@ -3,15 +3,15 @@
 Clients of a store beside the run are lost, too (`store_clients.py`).
 
 Every role runs on its own machine: three controllers with a disk each, parameter servers, two data servers,
-two replicas, a driver. In more than half of the seeds three or four servers keep two or three copies of
-each shard, and are lost one after the other (`server_faults.py`); in the others two servers keep one copy,
-and faults only delay them. In a third of the seeds the driver is lost, too; the next driver takes the run
-over or replaces it. The invariants: the run ends in time; a driver takes over the run that waits for it;
-every epoch counts every image once; the model learns; each acknowledged push is in the shards (I1), and no
-push counts twice (I2). Checkpoints are exact in bsp, and complete in asp and ssp. The copies of a bundle have
-one log and equal values (`checkers.bundles`); after the last fault the pending pushes of clients end, and all
-copies return. Gradients cross the network, so a seed has the same replay hash on machines whose BLAS gives
-the same bits.
+two replicas, a driver. In almost half of the seeds three or four servers keep two or three copies of each
+shard, and are lost one after the other (`server_faults.py`); in the others two servers keep one copy, and
+faults only delay them. In a third of the seeds the driver is lost, too; the next driver takes the run over or
+replaces it. The invariants: the run ends in time; a driver takes over the run that waits for it; every epoch
+counts every image once; the model learns; each acknowledged push is in the shards (I1), and no push counts
+twice (I2). Checkpoints are exact in bsp, and complete in every mode. The copies of a bundle have one log and
+equal values (`checkers.bundles`); after the last fault the pending pushes of clients end, and all copies
+return. Gradients cross the network, so a seed has the same replay hash on machines whose BLAS gives the same
+bits.
 """
 
 import asyncio
@@ -80,21 +80,21 @@ SERVER_S = 3.0
 """Maximum duration of a fault of a server with copies, in seconds: several strike within a run."""
 
 LOSSES = ("server-kill", "server-crash", "server-split", "server-successors")
-"""Faults that cost the memory of a server; each seed with copies has one."""
+"""Faults that cost the memory of a server; each seed with copies has at least one."""
 
 DRIVER_LOST, DRIVER_REPLACED = 0.35, 0.3
-"""Share of the seeds that lose the driver and, of the drivers that may replace their run, share of those that
-do."""
+"""Share of the seeds that lose the driver, and share of the lost drivers that replace their run, if they
+may."""
 
 BRIEF_S = 1.2
-"""Maximum freeze of a role with the only copy of its state, in seconds: its links survive it."""
+"""Maximum freeze of a role with the only copy of its state, in seconds: its links survive such a freeze."""
 
 SETTLE_S = 2.0
 """Time after the end of the run until servers have done all requests, in seconds."""
 
 LEAST_OPERATIONS = 100
-"""Number of acknowledged pushes of a run that counts. Drawn options can make pushes rare: a whole run with
-large groups or a partitioned model has about 300, and fewer if it pushes every second group."""
+"""Minimum number of acknowledged pushes of a run that counts. Drawn options can make pushes rare: a whole run
+with large groups or a partitioned model has about 300, and fewer if it pushes every second group."""
 
 
 def draw_plan(dice: RandomStream) -> Plan:

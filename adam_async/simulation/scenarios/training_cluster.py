@@ -1,8 +1,8 @@
 """A simulated training cluster, with each role on its own machine, and observations of it from outside.
 
-Three controllers with a disk each, two to four parameter servers, two data servers, two replicas, a driver.
-The roles learn the digits of the package, which are read once in a process; no run depends on the time of the
-read.
+The cluster has three controllers with a disk each, two to four parameter servers, two data servers, two or
+three workers and a driver. The roles learn the digits of the package, which are read once in a process; no
+run depends on the time of the read.
 """
 
 import asyncio

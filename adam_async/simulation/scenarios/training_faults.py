@@ -41,7 +41,7 @@ CONTROLLER_KINDS = ("controller-kill", "controller-crash", "controller-freeze")
 """Kinds of faults of a controller; half of them affect the leader."""
 
 CLIENT_KINDS = ("client-kill", "client-crash", "client-freeze", "client-cut", "client-reset")
-"""Kinds of faults of a client of stores, or of its link to a parameter server."""
+"""Kinds of faults of a client of stores, or of its links to servers and controllers."""
 
 SERVER_KINDS = (
     "server-kill",
@@ -117,7 +117,8 @@ class TrainingFaults:
             await KINDS[kind](world, msgspec.structs.replace(fault, kind=kind, targets=(name,)))
 
     async def _client(self, world: World, fault: Fault) -> None:
-        """Apply a fault to a client of stores once it runs, or to its link to a server once it exists."""
+        """Apply a fault to a client of stores once the client runs, or reset its link to a server once the
+        link exists."""
         kind, (client,) = fault.kind.removeprefix("client-"), fault.targets
         servers = [*self._cluster.setup.servers]
         world.dice.fork(str(fault)).shuffle(servers)

@@ -202,7 +202,7 @@ class TransportClients:
             _check(question, await call)
 
     async def _ask_and_listen(self, link: Link, question: Message) -> None:
-        """Ask with a callback, and with a callback for the release of the question's arrays."""
+        """Ask with a callback for the answer, and one for the release of the question's arrays."""
         answer: asyncio.Future[Message | TransportError] = asyncio.get_running_loop().create_future()
 
         fails = (

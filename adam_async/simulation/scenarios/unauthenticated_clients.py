@@ -47,7 +47,7 @@ STRIKE_S, SETTLED_S, TURNED_S = 20.0, 20.0, 12.0
 """Times in seconds: latest start of a fault, time limit of the recovery, and longest stay of a bad client."""
 
 FLOOD = LINKS.max_unauthenticated + 4
-"""Number of simultaneous connections of a flood; each connects again as soon as it closes."""
+"""Number of simultaneous connections of a flood; another one replaces each that closes."""
 
 FLOODED_S, JOIN_S = 0.3, 2.0
 """Duration of a flood before a member joins, and time limit until the member has joined, in seconds."""

@@ -1,6 +1,6 @@
 """Pure: makes valid examples of every message from the facts of a running cluster.
 
-    facts = Facts(run=state.run, generation=state.generation, shards=(3, 4), sizes=(640, 128), session=7)
+    facts = Facts(run=state.store, generation=state.generation, shards=(3, 4), sizes=(640, 128), session=7)
     examples = valid_messages(facts)
 
 Unknown facts keep their defaults: the message is then well formed, and its receiver refuses its meaning.
@@ -89,7 +89,7 @@ class Facts:
     core_term: int = 1
     """Term of the consensus of the controllers."""
     core_index: int = 1
-    """Index of the last entry of their log."""
+    """Index of the last entry of the controllers' log."""
     sender_identity: str = "controller-2/2"
     receiver_identity: str = "controller-1/1"
     version: int = 1

@@ -61,7 +61,7 @@ class WireFaults:
         await self._cut_while(fault, cut, pairs, reset=fault.amount % 2 > 0)
 
     async def _isolate(self, world: World, fault: Fault) -> None:
-        """Cut all wires of a controller; with `amount` 2, those to other controllers."""
+        """Cut all wires of a controller; with `amount` 2, only those to other controllers."""
         node = await self._targets.target(fault)
         others = self._addresses if fault.amount == 2 else world.nodes
         pairs = [pair for name in others if name != node.name for pair in both(node.name, name)]
