@@ -1,7 +1,7 @@
 """Faults of primaries: injected one after the other, each with its times.
 
-The next fault waits until all copies are in sync again, because the promise of a store covers the loss of one
-server at a time.
+The next fault waits until all copies are in sync again, because a store with two copies survives the loss of
+only one server at a time.
 """
 
 import asyncio

@@ -28,7 +28,7 @@ class FaultObservation(msgspec.Struct, kw_only=True):
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """Acknowledged against applied pushes, over all counters or over all shards of the runs."""
+    """Comparison of acknowledged with applied pushes, over all counters or over all shards of the runs."""
 
     acknowledged: int
     """Acknowledged pushes; in training each counts once for each of its shards."""

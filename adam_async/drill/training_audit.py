@@ -1,4 +1,5 @@
-"""Pure: the audit of a training run: acknowledged against applied pushes, by shard and by replica.
+"""Pure: the audit of a training run, which compares acknowledged with applied pushes, by shard and by
+replica.
 
 Workers and servers count independently. A worker numbers its pushes to each shard from 1, and its data server
 ends an epoch after the acknowledgement of every push, so the last numbers count the acknowledged pushes. A

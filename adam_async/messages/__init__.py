@@ -1,7 +1,7 @@
 """Pure: all messages of the system, one frozen class each, and the roles that may send each message.
 
 The fields of a message travel as msgpack. The tensors of a message (`transport.Message.tensors`) are separate
-and bypass msgpack. `pack` makes the link's message from a class, and `unpack` validates a received one.
+and bypass msgpack. `pack` makes the link's message from an object, and `unpack` validates a received message.
 Decoders ignore unknown keys, so a newer peer may send more; a mistyped key, or a missing key without a
 default, is a `RemoteProtocolError` that names the key. Most messages of a run or store have its id; a role
 without that run or store refuses these messages.

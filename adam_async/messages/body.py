@@ -28,7 +28,7 @@ _AS_THEY_ARE = (bytes,)
 
 
 def pack(body: Body, tensors: Sequence[NDArray[Any]] = ()) -> Message:
-    """Return the link's message for a message and its tensors."""
+    """Return a body and its tensors as a message of a link."""
     return Message(
         type=type(body).__name__,
         meta=msgspec.to_builtins(body, builtin_types=_AS_THEY_ARE),

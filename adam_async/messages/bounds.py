@@ -14,7 +14,7 @@ from typing import Annotated
 from msgspec import Meta
 
 MOST_IN_A_META = 8192
-"""Maximum number of elements of one field; in a frame's meta of 16 KiB, two bytes for each."""
+"""Maximum number of elements of one field: half the number of bytes of a frame's meta (16 KiB)."""
 
 # --- numbers -----------------------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ GroupNumber = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 """Number of a group in its epoch."""
 
 Attempt = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-"""Number of leases of a group."""
+"""Number of earlier leases of a group."""
 
 Staleness = Annotated[int, Meta(ge=0, le=(1 << 20) - 1)]
 """Number of other steps that were applied during the computation of a step."""
@@ -96,7 +96,7 @@ ReplicaText = Annotated[str, Meta(pattern=r"^[0-9]{1,6}$", max_length=6)]
 """Number of a replica, as text."""
 
 RunId = Annotated[str, Meta(max_length=160)]
-"""Name of a run: the name of its driver and a number."""
+"""Name of a run: the name and incarnation of its driver, and a number."""
 
 StoreId = Annotated[str, Meta(max_length=160)]
 """Identity of a store; the store of a run has the run's name."""
@@ -135,7 +135,8 @@ Names = Annotated[tuple[Name, ...], Meta(max_length=64)]
 # decoding blocks the loop and the peer chooses the length.
 
 MOST_VALUE_BYTES = 64 << 10
-"""Maximum size of one record of the cluster map, in bytes of JSON text; it decodes in some milliseconds."""
+"""Maximum size of one record of the cluster map, in bytes of JSON text; such a record decodes in some
+milliseconds."""
 
 MOST_MAP_BYTES = 8 << 20
 """Maximum size of the cluster map, in bytes of JSON text; controllers refuse a record that would exceed

@@ -110,7 +110,7 @@ class Introduced(Body, frozen=True, kw_only=True):
 
     identity: Name
     members: Names
-    """Known identities of the sender's group; empty without a group."""
+    """Identities of the members of the sender's group; empty without a group."""
 
 
 class Agree(Body, frozen=True, kw_only=True):

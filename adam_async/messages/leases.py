@@ -76,8 +76,9 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 class Groups(Body, frozen=True, kw_only=True):
     """Leased groups.
 
-    Tensors, unless the message has no groups: images (n, C, H, W) with the requested rows, or none, group by
-    group and each group within one tensor; and the labels of all groups (n,).
+    Tensors, unless the message has no groups: first the images (n, C, H, W) with the requested rows, group by
+    group, each group within one tensor; then the labels of all groups (n,). A request for no rows gets labels
+    only.
     """
 
     leases: Annotated[tuple[Lease, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()

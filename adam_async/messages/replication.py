@@ -1,8 +1,8 @@
 """Pure: parameter servers among themselves: the log of a bundle, from its primary to the other members.
 
 Most messages belong to the bundle of `store` and `home`, to a `generation` of it, and to a *session*: the
-primary numbers its sessions with the other members, and begins another one with each new link. The contents
-of entries and pieces travel as tensors.
+primary numbers its sessions with the other members, and begins a session with each new link. The contents of
+entries and pieces travel as tensors.
 """
 
 from adam_async.messages.body import Body, Rows

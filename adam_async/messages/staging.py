@@ -26,7 +26,7 @@ class ManifestPart(Body, frozen=True, kw_only=True):
     digest: Name
     """Digest of all files: with equal digests, equal numbers name equal files."""
     yours: Count = 0
-    """Number of the sender's files that belong to the requesting server."""
+    """Number of files on the sender whose owner is the requesting server."""
 
 
 class ReadFile(Body, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ Files, in reading order:
 
     report.py       schema and builder: totals, epochs, traffic, staleness, waits, events, nodes
     defaults.py     reasons, in words, for the values of the open options
-    baseline.py     the same kernels on as many threads, without roles and messages
+    baseline.py     the same kernels on the same number of threads, without roles and messages
     sgemm.py        rate of the machine's matrix products (BLAS), in operations per second
 
     compare.py      reports side by side, a row for each quantity

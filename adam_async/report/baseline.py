@@ -1,4 +1,4 @@
-"""The baseline: the rate of a run's kernels on as many threads, without roles and messages.
+"""The baseline: the rate of a run's kernels on the run's number of threads, without roles and messages.
 
 Each thread of a compute pool trains its own weights (in a run in place, all threads share one set) on groups
 of real training images, in slices of about 50 ms, between which a cancellation takes effect. The rate is
@@ -41,8 +41,8 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     before: float
     after: float
     sgemm: float
-    """Operations per second of single-precision matrix products on as many threads, measured in the same
-    minutes."""
+    """Operations per second of single-precision matrix products on as many threads: mean of a measurement
+    before training and one after it."""
 
     @property
     def images_per_s(self) -> float:

@@ -44,7 +44,7 @@ PRODUCTS = 32
 """Number of matrix products per thread in the check of concurrent products."""
 
 KERNELS_S = 0.3
-"""Seconds for which each set of kernels trains, after a warm-up."""
+"""Duration of the measurement of each set of kernels, in seconds, after a warm-up."""
 
 DRAWN_IMAGES = 256
 RATE = 1e-4

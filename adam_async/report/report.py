@@ -103,7 +103,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BaselineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The bare kernel loop on the same threads, and matrix products of the machine's BLAS."""
+    """The bare kernel loop on the same number of threads, and matrix products of the machine's BLAS."""
 
     images_per_s: float
     efficiency: float

@@ -61,7 +61,7 @@ async def strike_all(
         own: Kinds that only the scenario has, in addition to `KINDS`.
 
     Raises:
-        Violation: A fault has an unknown kind, or a target that never ran.
+        Violation: A fault has an unknown kind or an unknown target.
     """
     kinds = {**KINDS, **(own or {})}
     locks: dict[str, asyncio.Lock] = {}

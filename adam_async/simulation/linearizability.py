@@ -21,8 +21,8 @@ Theory of operation
 -------------------
 Keys are independent, so each key has a search of its own. The search follows Wing and Gong: it places
 operations one after the other, each only if no unplaced operation has to precede it, and goes back if it can
-place none. As Lowe proposed, it visits no set of placed operations twice with the same state. Versions leave
-few choices:
+place none. As Lowe proposed, the search visits no set of placed operations twice with the same state.
+Versions leave few choices:
 
 - A key has each version only once, so the search places every operation that saw a version while the key has
   it. An operation that fits and changes nothing is placed at once, because it blocks no other one.

@@ -10,9 +10,9 @@ the speed of the machine has no influence.
 By default steps run first in, first out, as asyncio documents. With `shuffled` the next step is drawn from
 all ready steps, which is stricter than asyncio: code that fails only then relies on an undocumented order.
 
-Several hosts share the loop. Each step belongs to one host (see `Host`) and reads that host's clock. Steps of
-the world, such as arriving bytes and finished disk operations, belong to no host. Steps of the world run at
-their time, before the timers of hosts that are due at the same time.
+Several hosts share the loop. Each step of code belongs to one host (see `Host`) and reads that host's clock.
+Steps of the world, such as arriving bytes and finished disk operations, belong to no host. Steps of the world
+run at their time, before the timers of hosts that are due at the same time.
 
 The replay hash covers every step with its time, host and label. Labels are names. Tasks and futures hash by
 their number, so sets of them have the same order in every run. Garbage is collected at the same steps.

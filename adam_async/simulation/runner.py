@@ -106,7 +106,7 @@ def _play(scenario: Scenario, case: Case) -> Played:
     ledger = Ledger(lambda: worlds[0].now)
 
     async def main(world: World) -> None:
-        """Run the scenario, and check that it did all that the case asks for."""
+        """Run the scenario, and check that it did all faults of the plan."""
         worlds.append(world)
         await scenario.run(world, plan, ledger)
         absent = not_done(case, ledger)

@@ -32,7 +32,7 @@ Range = tuple[int, int]
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """First part of a file to read: its format."""
+    """Header of a file, which is read first: its format."""
 
     schema: str
 

@@ -70,7 +70,8 @@ class Copy(Protocol):
 
     @property
     def state_position(self) -> int | None:
-        """Position of the last applied entry; None while an entry is in work, or while pieces are missing."""
+        """Position of the last applied entry; None during the application of an entry, or while pieces are
+        missing."""
         ...
 
     @property

@@ -42,8 +42,8 @@ SETTLED_S = 20.0
 """Time limit until all controllers are equal after the repair, in seconds."""
 
 OUTSIDE = ("as it is", "silent", "deaf", "mute", "frozen", "down")
-"""States of a controller outside of the core. Deaf: receives nothing from the core; mute: sends nothing to
-the core; silent: neither; as it is: neither, like the other clients."""
+"""States of a controller outside of the core: deaf receives nothing from the core, mute sends nothing to the
+core, silent and "as it is" do neither. With "as it is" the other clients are cut off, too."""
 
 
 def draw_plan(dice: RandomStream) -> Plan:

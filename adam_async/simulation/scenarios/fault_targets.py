@@ -31,7 +31,7 @@ class Targets:
         patience_s: Longest extension of a fault without an effect, in seconds.
 
     Attributes:
-        locks: Lock of each machine, held by the fault at it.
+        locks: Lock of each machine, held by the fault that affects the machine.
         dice: Random stream for choices that a plan leaves open.
     """
 

@@ -432,7 +432,7 @@ class _Peer:
         return [(f"nodes/{self._node.name}", change(own, role=other)), *found]
 
     async def claim_other_roles(self) -> bool:
-        """Claim a role other than that of the keys."""
+        """Claim other roles than the role of the keys."""
         keys = _keys_of(self._as)
         for role in ROLES:
             if role != self._as and RULES.may_talk(role, self._role):

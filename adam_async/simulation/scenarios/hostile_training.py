@@ -33,7 +33,8 @@ BEGUN_S, STRIKE_S = 0.5, 8.0
 """Earliest and latest start of a hostile peer, in seconds."""
 
 SETTINGS = ("resumed", "late_s", "profiled")
-"""Settings of `training` with fixed values here: no role joins, leaves or restarts."""
+"""Settings of `training` that stay off here: no run is resumed, no worker joins late, no role records a
+profile."""
 
 MOST_MAP_BYTES = 1 << 20
 """Maximum size of the cluster map despite hostile peers, in bytes of JSON text."""

@@ -2,11 +2,11 @@
 
 There are three controllers, four servers with a folder each, and three clients. The clients open the store by
 its name again whenever it fails. A seed draws when a push is acknowledged: with one copy in memory
-(`single`), with several (`replicated`), or on disks (`durable`). All servers lose their power or are killed
-at once, several times, sometimes with the controllers; single servers end, too, and disks are full, slow,
-fail or rot. A crash loses unsynced writes or tears them. Bits rot only on the disk of one server, while other
-copies of its shards are whole. In half of the plans with copies one array is cold: clients seldom push to it
-after the start, so servers that join again take its piece from their disks.
+(`single`), with several (`replicated`), or on disks (`durable`). All servers together lose their power or are
+killed, once or several times, sometimes with the controllers; single servers end, too, and disks are full,
+slow, fail or rot. A crash loses unsynced writes or tears them. Bits rot only on the disk of one server, while
+other copies of its shards are whole. In half of the plans with copies one array is cold: clients seldom push
+to it after the start, so servers that join again take its piece from their disks.
 
 The invariants: the disks give back states that servers gave to them, none older than at the last start
 (`checkers.saved_states`). The store comes back with each push once or never (`checkers.saved_pushes`). In

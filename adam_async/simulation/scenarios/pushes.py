@@ -1,13 +1,13 @@
 """Clients push to a store with two or three copies of each shard while its servers are lost and return.
 
-Three controllers, four parameter servers and three pushers each have a machine of their own. The faults
-strike one after the other: a server is killed, crashes, freezes, becomes slow, has a wrong clock or is cut
-off, a link is cut, narrow or reset, the leading controller or a client is killed. At least one member in sync
-of each bundle stays well. The invariants: each acknowledged push is applied once, each other one once or
-never (I1, I2); the copies of a bundle have one log, one primary in each generation and equal values
-(`checkers.bundles`); after the last fault all pending pushes end, all bundles have all copies again, and
-these are equal. In a few seeds all servers lose their power at once: then the store fails, the map has the
-reason, and the clients go on with a new store.
+Three controllers, four parameter servers and three pushers each have a machine of their own. The faults of
+servers strike one after the other: a server is killed, crashes, freezes, becomes slow, has a wrong clock or
+is cut off, or a link is cut, narrow or reset. The leading controller or a client is killed, too. At least one
+member in sync of each bundle stays well. The invariants: each acknowledged push is applied once, each other
+one once or never (I1, I2); the copies of a bundle have one log, one primary in each generation and equal
+values (`checkers.bundles`); after the last fault all pending pushes end, all bundles have all copies again,
+and these are equal. In a few seeds all servers lose their power at once: then the store fails, the map has
+the reason, and the clients go on with a new store.
 """
 
 import asyncio

@@ -322,8 +322,8 @@ class ShortRuns:
     async def _be_refused(
         self, link: Link, code: str, question: Body, *, unless: "asyncio.Future[Any] | None" = None
     ) -> None:
-        """Send a question that must be refused, with this code or because the run is over or has no leases
-        here, unless the answer to `unless` came before."""
+        """Send a question that must be refused: with this code, or because the run is over or has no leases
+        here. An answer is right only if the answer to `unless` came before."""
         try:
             answer = await link.call(pack(question), timeout_s=2.0)
         except RemoteError as error:

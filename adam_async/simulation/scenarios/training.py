@@ -7,11 +7,11 @@ two replicas, a driver. In almost half of the seeds three or four servers keep t
 shard, and are lost one after the other (`server_faults.py`); in the others two servers keep one copy, and
 faults only delay them. In a third of the seeds the driver is lost, too; the next driver takes the run over or
 replaces it. The invariants: the run ends in time; a driver takes over the run that waits for it; every epoch
-counts every image once; the model learns; each acknowledged push is in the shards (I1), and no push counts
-twice (I2). Checkpoints are exact in bsp, and complete in every mode. The copies of a bundle have one log and
-equal values (`checkers.bundles`); after the last fault the pending pushes of clients end, and all copies
-return. Gradients cross the network, so a seed has the same replay hash on machines whose BLAS gives the same
-bits.
+counts or skips every image once; the model learns; each acknowledged push is in the shards (I1), and no push
+counts twice (I2). Checkpoints are exact in bsp, and complete in every mode. The copies of a bundle have one
+log and equal values (`checkers.bundles`); after the last fault the pending pushes of clients end, and all
+copies return. Gradients cross the network, so a seed has the same replay hash on machines whose BLAS gives
+the same bits.
 """
 
 import asyncio

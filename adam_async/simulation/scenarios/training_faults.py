@@ -97,7 +97,7 @@ class TrainingFaults:
         self._cluster = cluster
         self._ledger = ledger
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Lock of each controller, held by the fault at it."""
+        """Lock of each controller, held by the fault that affects the controller."""
 
     async def _controller(self, world: World, fault: Fault) -> None:
         """Kill, crash or freeze a controller: the target of the fault or, without one, the next leader."""

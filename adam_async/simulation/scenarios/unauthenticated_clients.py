@@ -1,11 +1,11 @@
 """Unauthenticated clients connect to a server, members break rules of the wire, and valid clients continue.
 
-One machine serves three clients: calls with small and large arrays, some with buffers for the answer,
-messages without an answer, and some invalid calls. At the same time two more machines connect without the
-token, or prove it and break a rule (`hostile.py`), or send questions and never read; and faults cut and reset
-the links of the clients. The invariants: each answer belongs to its question. An unauthenticated client is
-refused for the right reason, and a peer that breaks a rule loses its link for that rule. No valid client
-loses a link for a rule. After the faults every client gets answers.
+One machine serves three clients, which make calls with small and large arrays, some with buffers for the
+answer, send messages without an answer, and make some invalid calls. At the same time two more machines
+connect without the token, or prove it and break a rule (`hostile.py`), or send questions and never read; and
+faults cut and reset the links of the clients. The invariants: each answer belongs to its question. An
+unauthenticated client is refused for the right reason, and a peer that breaks a rule loses its link for that
+rule. No valid client loses a link for a rule. After the faults every client gets answers.
 """
 
 import asyncio
