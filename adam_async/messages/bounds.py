@@ -43,7 +43,7 @@ GroupNumber = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 """Number of a group in its epoch."""
 
 Attempt = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-"""Number of earlier leases of a group."""
+"""Number of a lease among the leases of its group, from 1."""
 
 Staleness = Annotated[int, Meta(ge=0, le=(1 << 20) - 1)]
 """Number of other steps that were applied during the computation of a step."""
