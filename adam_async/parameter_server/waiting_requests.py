@@ -34,7 +34,7 @@ GIVEN_UP_TOGETHER = 64
 """Maximum number of requests that are given up, or looked at for statistics, in one round of the loop."""
 
 MOST_STALE = 1024
-"""Number of answered requests that the heaps may hold beside the waiting ones."""
+"""Number by which the answered requests in the heaps may exceed the waiting ones."""
 
 EpochEvent = PushArrived | TickArrived
 

@@ -106,7 +106,7 @@ class Call(Future[_T]):
         self._task: asyncio.Task[None] | None = None
 
     def wait(self) -> _T:
-        """Return the result. After an interrupt, cancel the coroutine, and wait for its end up to `CLOSE_S`."""
+        """Return the result. After an interrupt, cancel the coroutine, and wait up to `CLOSE_S` for it."""
         try:
             return self.result()
         except BaseException:
