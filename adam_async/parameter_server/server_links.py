@@ -153,7 +153,7 @@ class ServerLinks:
         self._is_over = False
 
     async def run(self) -> None:
-        """Tick until cancelled, which ends all links."""
+        """Tick until cancelled, which ends the links that this server dialled."""
         try:
             while True:
                 await asyncio.sleep(BEAT_S)

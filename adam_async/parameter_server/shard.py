@@ -49,7 +49,7 @@ class ShardTables:
     last_number: dict[Session, int] = field(default_factory=dict)
     """Dedup table: number of the last push applied or refused, per session."""
     ordered: dict[Session, int] = field(default_factory=dict)
-    """Number of the last push ordered, per session. Only the primary has this table, and a new primary starts
+    """Number of the last push ordered, per session. Only the primary uses this table; a new primary starts
     with a copy of `last_number`."""
     clocks: dict[Replica, int] = field(default_factory=dict)
     """Clock table: the step that each live replica has finished, on this shard."""

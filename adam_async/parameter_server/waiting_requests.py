@@ -25,7 +25,7 @@ MOST_WAITING = 4096
 """Maximum number of pushes and ticks that wait for an epoch; the server refuses more, and clients retry."""
 
 MOST_OF_LINK = 1 << 13
-"""Maximum number of pulls and readings of one link that wait for clocks: enough for 32 GiB of values."""
+"""Maximum number of pulls and readings of one link that wait for clocks: 16 GiB in pulls of 2 MiB."""
 
 MOST_PULLS = 1 << 17
 """Maximum number of pulls and readings of all links that wait for clocks."""

@@ -1,4 +1,4 @@
-"""Pure: the arrays that a caller gives a store: their specifications, gradients and factors, checked.
+"""Pure: checks of the arrays that a caller gives a store: specifications, gradients and factors.
 
 Letters: K rows of a batch, I inputs, R outputs.
 """

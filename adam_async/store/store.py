@@ -179,9 +179,9 @@ class ParameterStore:
     ) -> Values:
         """Pull values of all arrays, or of some.
 
-        The values contain all earlier pushes of this client; with bsp, those of its ended steps. With clocks
-        the pull waits for the slowest client, by the rule of the consistency. Each shard has one version;
-        different shards may be from different moments.
+        The values contain all earlier pushes of this client; with bsp, those of its ended steps. With clocks,
+        and unless this client is a reader, the pull waits for the slowest client, by the rule of the
+        consistency. Each shard has one version; different shards may be from different moments.
 
         Args:
             names: Arrays to pull; None for all.

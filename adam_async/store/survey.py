@@ -102,7 +102,7 @@ async def join(network: Network, controllers: str, role: str, waits: Waits) -> A
 
     Args:
         controllers: Addresses of controllers, joined by commas.
-        role: ``reader`` to read; ``client`` to delete stores too, ``driver`` also stores of other clients.
+        role: ``reader`` to read; ``client`` also to delete stores whose creator has left, ``driver`` all.
 
     Raises:
         RoleUnreachable: No controller answered within `start_s`.

@@ -34,7 +34,7 @@ class LocalCopy:
     pieces: list[int] = field(default_factory=list)
     """Position of each piece of the state that this member has; it gets the pieces in their order."""
     proposed: BundleRecord | None = None
-    """Proposed record, which the map may have already; it replaces `record`. None without a proposal."""
+    """Proposed successor of `record`, which the map may have already; None without a proposal."""
     effects: list[Effect] = field(default_factory=list)
 
     @property
