@@ -132,7 +132,7 @@ class BundleConnection:
             self._moved.set()  # ends a pause: the primary may answer again
 
     async def _dial(self) -> Link | None:
-        """Return a link to the primary; None if there is none yet, or the dial failed or ended early."""
+        """Return a link to the primary; None without a primary, or if the dial failed or ended early."""
         channel = self.channel
         self._moved.clear()
         if self.primary is None:

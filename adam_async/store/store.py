@@ -92,8 +92,8 @@ class ParameterStore:
             where: ``local`` for servers in this loop, or addresses of controllers, ``tcp://host:port``,
                 joined by commas.
             arrays: Names to arrays with their first values, or to `ArraySpec` for zeros; None joins an
-                existing store. Joining compares names, shapes, types, rules and consistency, but neither
-                values nor rates.
+                existing store, or restores it from the disks of servers. Joining compares names, shapes,
+                types, rules and consistency, but neither values nor rates.
             name: Name of the store in its cluster.
             create: ``auto`` creates the store if it is absent, ``new`` refuses one that exists, and ``never``
                 only joins.
