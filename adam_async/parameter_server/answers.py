@@ -110,7 +110,7 @@ class Answers:
         if not effect.clock:
             return pack(*read_states(effect.shards, rule))
         copies = [snapshot.take(shard) if snapshot is not None else None for shard in effect.shards]
-        self._on_taken()  # this answer may have waited for room, so no other event goes on with the sum
+        self._on_taken()  # after a wait for room no other event would continue a waiting sum
         whole = [copy for copy in copies if copy is not None]
         if snapshot is None or snapshot.clock != effect.clock or len(whole) < len(copies):
             return pack(ShardStates(arrays=(), passed=effect.clock))

@@ -2,9 +2,9 @@
 
 A batch is applied block by block, and per block one push after the other in order (AD-42, AD-43). So a block
 stays in the cache, and the result is that of sequential application, bit for bit. Products of factors are
-formed first, and then applied as deltas are. There are two exceptions. With plain SGD, factors of few images
-are stacked, and one larger GEMM forms the sum of their products. Factors of many images are applied push by
-push, because their activations fill the cache.
+formed first, and then applied as deltas are. With plain SGD, factors of few images are instead stacked, and
+one larger GEMM forms the sum of their products; factors in other batches are applied push by push. With any
+rule, factors of many images are applied push by push, because their activations fill the cache.
 
 The work is cut into pieces of bounded size, so that an event loop may run between two of them. The cuts
 depend on the batch alone, and no bit of the result depends on the times at which the pieces run.
@@ -14,7 +14,7 @@ once to their sum. Deltas are added one after the other; factors are placed side
 The bits of a sum depend only on its contributions and their order.
 
 Only finite gradients reach the values. A delta is scanned before it is added. Factors are scanned instead of
-their product if K * max|x| * max|e| is far from overflow; otherwise the product is formed and scanned first.
+their product if their norms prove that it cannot overflow; otherwise the product is formed and scanned first.
 
 Letters: K images, I inputs (one row), R rows of the shard.
 """
@@ -55,7 +55,7 @@ PIECE_WORK = 1 << 20
 shard for values that are not finite exceeds it."""
 
 PRODUCTS_PER_VALUE = 64
-"""Number of products of factors that take as long as applying one gradient to a value."""
+"""Number of multiplications in a product of factors that take as long as applying a gradient to a value."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +93,7 @@ class Applier:
     """Applies pushes under one rule. An applier owns its scratch memory, so each writer needs its own.
 
     Args:
-        shards: The shards of the server; they size the scratch memory.
+        shards: The shards to which it applies pushes; they size the scratch memory.
         join: Whether batches of factor pushes may be joined into one product under plain SGD.
         batches: Kernels of the rule; NumPy's by default.
     """
@@ -265,7 +265,7 @@ class Applier:
         if len(good) == 1:
             yield from self._one_pieces(shard, good[0])
         elif self._plain and any(isinstance(gradient, Factors) for gradient in good):
-            # One subtraction behind each product costs less than keeping several products.
+            # One subtraction after each product costs less than keeping several products.
             for gradient in good:
                 yield from self._one_pieces(shard, gradient)
         elif good:
@@ -428,7 +428,7 @@ class Applier:
         rate = gradient.rate
         bound = gradient.bound * max(abs(rate), 1.0)
         if self._plain and bound <= self._limit:
-            # The rate goes into the smaller factor, so that the product is the step itself.
+            # The errors are multiplied by the rate, so that the product is the step itself.
             if rate != 1.0:
                 errors = gradient.errors_RK
                 room = self._room("errors", *errors.shape)

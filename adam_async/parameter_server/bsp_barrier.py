@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 In bsp a push is not applied when it arrives. It is the *contribution* of its replica to the sum of its clock,
-and stays pending. When every live replica has contributed to a clock or ticked past it, the clock is
+and stays pending. When every live replica has contributed to a clock or ended it with a tick, the clock is
 *reached*: its contributions become *due*, ordered by replica, and are applied as one sum. Sums are applied in
 the order of their clocks, and only when due, so the values of a shard are those of one clock after the other,
 however pushes, ticks and losses of replicas interleave.
@@ -134,7 +134,7 @@ class PendingBytes:
             self._bytes[replica] += nbytes
 
     def refused(self, queued: Any) -> None:
-        """Take note of the contributions of a push that came too late for their sums."""
+        """Take note of the contributions of a push that their shards refused."""
         if queued.problems:
             self._settled(queued, sum([problem.index in queued.accepted for problem in queued.problems]))
 

@@ -3,19 +3,19 @@
 Theory of operation
 -------------------
 A primary puts everything that changes a shard into *entries* of one log: batches of pushes, contributions,
-ticks, reports of steps, live replicas, epochs. `Bundle` takes committed entries in the order of the log, so
-every server that takes the same entries has the same values, versions, numbers and clocks
-(`docs/decisions/0030-replication.md`). The entries have everything that the bits of the values depend on:
-which pushes join, which of their places count, and which gradients are finite. Rates that depend on the
+ticks, reports of steps, live replicas, epochs, forgotten sessions. `Bundle` takes committed entries in the
+order of the log, so every server that takes the same entries has the same values, versions, numbers and
+clocks (`docs/decisions/0030-replication.md`). The entries have everything that the bits of the values depend
+on: which pushes join, which of their places count, and which gradients are finite. Rates that depend on the
 staleness are a function of the versions, which are a function of the log.
 
-A batch of gradients takes several rounds of the loop, so the bundle hands it to the shell as *work*, with
+A batch of gradients may take several rounds of the loop, so the bundle hands it to the shell as *work*, with
 `take_work`, and the shell reports it with `applied` or `sum_applied`. Entries behind a batch wait for it: a
 clock must not count a push that is not in the values. In bsp contributions, ticks and clocks do not touch
 values, so they need not wait for the sums in progress; the sums that they complete wait behind those in
 progress.
 
-A bundle never waits, answers, reads a clock or touches a value, and does not read gradients.
+A bundle never waits, answers, reads the time or touches a value, and does not read gradients.
 """
 
 from collections import Counter, deque
@@ -87,7 +87,7 @@ class Bundle:
         self.snapshot: ClockSnapshot | None = None
         """Shards at the clock of a reader, in bsp; None if no reader reads them."""
         self._ready: deque[Entry | ApplySum] = deque()
-        """Committed entries and complete sums that wait; the first one is work for the shell."""
+        """Committed entries and complete sums that wait; without work in progress, the first one is work."""
         self._summed_weight = summed_weight
         self._scales = scale_by_staleness
         self._groups: dict[tuple[int, ...], ShardGroup] = {}
@@ -130,7 +130,7 @@ class Bundle:
         return group
 
     def _touched(self) -> Iterable[Shard]:
-        """Return the shards that an entry of all shards touches."""
+        """Return the shards that an entry for all shards touches."""
         shards = self.shards.values()
         return [shard for shard in shards if shard.spec.id not in self.absent] if self.absent else shards
 
@@ -299,7 +299,7 @@ class Bundle:
             if not shard.pending.contribute(push.clock, Contribution(replica, queued, place, session)):
                 queued.problems.append(Problem(place, REFUSED))
                 self._refuse(shard, push, push.numbers[place])
-        # A refused gradient still ticks below: the other replicas do not wait for it.
+        # A refused gradient still advances the clock below: the other replicas do not wait for it.
         for place, shard in zip(queued.refused, queued.refused_shards(), strict=True):
             self._refuse(shard, push, push.numbers[place])
         self.replicas.advance(shards, replica, push.incarnation, push.clock)
@@ -445,7 +445,7 @@ def _is_work(entry: Entry | ApplySum) -> bool:
 
 
 def _count_together(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> bool:
-    """Count applied pushes of a group with shared tables. Returns False if its tables or outcomes differ."""
+    """Count applied pushes of a group with shared tables. Returns False if tables or numbers differ."""
     tables = shards.own_tables() if isinstance(shards, ShardGroup) else None
     if tables is None:
         return False

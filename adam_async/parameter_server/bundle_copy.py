@@ -314,13 +314,13 @@ class BundleCopy:
                 return
             parts = whole
         is_entry = isinstance(message, Copy)
-        # Messages of a primary follow one another; answers to this one do not wait.
+        # Messages of a primary keep their order; answers to this server as the primary do not wait.
         is_ordered = is_entry or isinstance(message, Begin | Committed | PieceCopy)
         take = partial(self._take_later, sender, message, parts)
         if self._appends is None or not is_ordered or not (self._appends or is_entry):
             self._take(sender, message, parts)
         elif isinstance(message, Copy):
-            decode_entry(parts, self._shards.bundle, self._table)  # an invalid one would stop a recovery
+            decode_entry(parts, self._shards.bundle, self._table)  # an invalid entry would stop a recovery
             self._appends.append(message.position, message.origin, parts, take, None)
         else:
             self._appends.add(take)
@@ -493,7 +493,7 @@ class BundleCopy:
         while self._asked and not self._core.wants_piece(self._asked[0]):
             self._asked.popleft()  # its member has left, or its session has ended
         is_between = bundle.idle and not self._applying
-        # While a piece is to be copied, entries wait: with more and more of them the shards are never idle.
+        # While a piece is to be copied, entries wait: the shards would never be idle in a steady stream.
         saves = self._saver is not None and self._saver.has_request and self._core.is_whole
         copies = self._asked or saves
         may_apply = is_between or (self._core.is_primary and not copies and not self._is_catching_up)
@@ -514,7 +514,7 @@ class BundleCopy:
         absent: Set[ShardId] = frozenset()
         if self._is_catching_up:
             if not self._core.applies_to(0, logged.position):
-                self._applying -= 1  # it is in all pieces already
+                self._applying -= 1  # all pieces have the entry, or will arrive with it
                 self._core.applied(self._core.log.applied + 1)
                 return
             absent = {
@@ -534,7 +534,7 @@ class BundleCopy:
         if self._host.observe is not None:
             self._host.observe(self, logged, content.parts)
         if self._appends is not None and self._saver is not None:
-            self._saver.entered(content.entry)  # a complete round drops the entry on the disk
+            self._saver.entered(content.entry)  # after a complete round the disk drops the entry
         self._shards.committed(without_shards(content.entry, absent) if absent else content.entry)
 
     def _begin_log_anew(self) -> None:

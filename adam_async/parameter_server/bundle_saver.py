@@ -2,7 +2,7 @@
 
 A server marks the pieces that an entry changes. The disk asks for one piece at a time, and the bundle gives
 a copy of it at the next moment between two entries, on the loop: at most one piece, which is about 1 MiB, in
-an iteration of the loop. No entry waits for the disk.
+an iteration of the loop. No entry waits for these writes.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class BundleSaver:
         The entry with these updates has ended, so a requested piece may be copied.
         """
         for piece in self._mark_pieces(shards, updates):
-            self._changed_at[piece] = self.entry  # a later one may be in work, which does no harm
+            self._changed_at[piece] = self.entry  # perhaps that of a later entry, which does no harm
 
     def _mark_pieces(self, shards: Iterable[ShardId], updates: int) -> set[int]:
         self._changes += 1

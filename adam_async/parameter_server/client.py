@@ -1,11 +1,11 @@
-"""The client of the parameter servers: push, pull and tick, each applied exactly once.
+"""The client of the parameter servers: pulls, ticks, and pushes that are applied exactly once.
 
 A `ParameterClient` keeps a `BundleConnection` to each bundle, by its home (`connection.py`). Requests leave
 at once, many may be open, and answers are handled as they arrive. The owner passes each cluster map to
 `map_changed`, because the primary of a bundle may move.
 
-Requests never wait; `admit` waits while a bundle has `MAX_UNACKNOWLEDGED` unanswered pushes. The limit bounds
-the memory of push buffers.
+Requests never wait; `admit` waits while a bundle has as many unanswered pushes as its limit,
+`MAX_UNACKNOWLEDGED` at most. The limit bounds the memory of push buffers.
 """
 
 import asyncio
@@ -136,7 +136,7 @@ class _Question:
 
 
 class ParameterClient:
-    """Pushes and pulls of one worker, or the pulls of a driver, over all bundles of a store.
+    """Requests of one worker, driver, or client of a store, over all bundles of the store.
 
     Args:
         homes: Homes of the bundles with the shards that the client pushes or pulls.
@@ -319,7 +319,7 @@ class ParameterClient:
         on_behind: OnBehind | None = None,
         is_wanted: Callable[[], bool] | None = None,
     ) -> None:
-        """Ask for values; they contain everything pushed to this bundle before. Never waits.
+        """Ask for values with all earlier pushes of this client; in bsp, those up to `clock`. Never waits.
 
         Args:
             home: Home of the bundle of the shards.
@@ -349,7 +349,7 @@ class ParameterClient:
         question.ask()
 
     def tick(self, home: str, shards: Sequence[ShardId], clock: int, *, epoch: int = 0) -> None:
-        """Report to a bundle that step `clock` ended without a push for these shards. Never waits.
+        """Report to a bundle that this client has ended step `clock` on these shards. Never waits.
 
         Args:
             epoch: In ssp and bsp the epoch of the step, if known.
@@ -424,7 +424,7 @@ class ParameterClient:
                 async with asyncio.timeout(self._waits.patience_s):
                     await connection.wait_progress()
             except TimeoutError:
-                # While the bundle lacks copies `run` ends the wait, and after that the patience begins anew.
+                # While the bundle lacks copies, `run` bounds the wait; after that the patience begins anew.
                 if not lacked_copies and not connection.lacks_copies:
                     text = f"answers of {connection}{connection.refusal}"
                     raise ShardUnavailable(text, self._waits.patience_s) from None

@@ -7,8 +7,8 @@ names a clock that no shard has passed, and reads the shards as they reach it. I
 due on a shard that has not been read, the server copies the shard first, and the reader gets the copy.
 
 The copies have bounded memory. If another copy has no room, the sum waits until the reader has taken some
-copies. The snapshot ends if the reader takes none before a deadline, or its link closes. A sum of many shards
-is split, so that a round of the loop makes few copies.
+copies. The snapshot ends if the reader takes no shard before a deadline, or its link closes. A sum of many
+shards is split, so that a round of the loop makes few copies.
 """
 
 from collections.abc import Iterable
@@ -57,7 +57,7 @@ class ClockSnapshot:
         return not self._left
 
     def room_for(self, due: ApplySum) -> int:
-        """Return the number of first shards of a sum that may be changed now."""
+        """Return the number of leading shards of a sum that may be changed now."""
         if due.clock <= self.clock:
             return len(due.shards)
         new = 0
@@ -101,7 +101,7 @@ class ClockSnapshot:
     def asked(self, until: float) -> None:
         """Keep the copies until a time.
 
-        A reader that takes no shard cannot extend the time by asking again.
+        While there are copies, a reader that takes no shard cannot extend the time by asking again.
         """
         if self._has_taken or not self._copies:
             self.until, self._has_taken = until, False

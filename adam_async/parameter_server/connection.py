@@ -7,9 +7,9 @@ repeats all open requests, in order, under the same numbers (`session.py`).
 If the primary moves, the link is dropped, and the next one leads to the new primary. All copies of the bundle
 have the applied push numbers: a push that the old primary has acknowledged stays acknowledged, and an open
 one is applied once. A refusal by a server that does not serve the bundle (`NOT_SERVING`) leaves the request
-open: the connection pauses until the primary moves, and asks again. Without progress for `patience_s` the
-connection fails, and the error names the bundle and its primary. While the bundle lacks copies for its
-pushes, a run waits for `copies_s`.
+open: the connection pauses, at most until the primary moves, and asks again. Without progress for
+`patience_s` the connection fails, and the error names the bundle and its primary. While the bundle lacks
+copies for its pushes, a run waits for `copies_s`.
 """
 
 import asyncio
@@ -132,7 +132,7 @@ class BundleConnection:
             self._moved.set()  # ends a pause: the primary may answer again
 
     async def _dial(self) -> Link | None:
-        """Return a link to the primary; None if there is none yet, or the dial failed or ended early."""
+        """Return a link to the primary; None without a primary, or if the dial failed or ended early."""
         channel = self.channel
         self._moved.clear()
         if self.primary is None:
@@ -244,7 +244,7 @@ class BundleConnection:
         self._trouble.set()
 
     async def wait_progress(self) -> None:
-        """Wait for the next answer. Cancelling it loses nothing."""
+        """Wait for an answer, a new primary, or a change of `lacks_copies`. Cancelling it loses nothing."""
         self._progress.clear()
         await self._progress.wait()
 

@@ -75,7 +75,7 @@ class EntryReplay:
         """Return a bundle with the shards of a piece.
 
         Raises:
-            DataError: The disk has no such piece, or the piece has no shards.
+            DataError: The disk has no such piece, or in bsp the piece has no shards.
         """
         for part in self._parts:
             if piece in part.pieces:

@@ -44,7 +44,7 @@ class StepsArrived:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TickArrived:
-    """A replica ended a step without pushing some shards."""
+    """A replica ended a step on some shards."""
 
     request: Request
     tick: Tick
@@ -84,7 +84,7 @@ class Applied(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumApplied:
-    """The shell applied a sum to some of its shards; `finite` has, shard by shard, whether it was applied."""
+    """The shell has done some shards of a sum; `finite` tells for each whether the sum was applied."""
 
     sum: "ApplySum"
     finite: Sequence[bool]
@@ -133,7 +133,7 @@ class QueuedPush(msgspec.Struct, eq=False):
     """Shard of each place of the push; None for a shard of another server."""
     gradients: PushGradients
     accepted: Sequence[int]
-    """Places of the push whose number was the next one of the session; `problems` has the other places."""
+    """Places whose number was the next one and whose gradient is finite; `problems` has the other places."""
     problems: list[Problem]
     refused: Sequence[int] = ()
     """Places whose number was the next one and whose gradient is not finite; `problems` has them, too."""
@@ -182,7 +182,7 @@ class Contribute(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForgetSessions:
-    """Forget the pushes of sessions whose generations were never live, to make room for others."""
+    """Forget the pushes of sessions without a live generation, to make room for others."""
 
     sessions: Sequence[Session]
 
@@ -317,7 +317,7 @@ Entry = Apply | Contribute | QueuedTick | ReplicasChanged | EpochBegan | StepsAr
 def moves_clocks(entry: Entry) -> bool:
     """Return whether an applied entry may move the clock of values.
 
-    A push of a client in ssp has no clock.
+    A push of a client in asp has no clock.
     """
     return not isinstance(entry, Apply) or any(queued.push.clock for queued in entry.pushes)
 

@@ -1,7 +1,7 @@
 """Pure: the gradients of a push, in the two forms of the paper, with bounds on their size.
 
 A *delta* is the summed gradient of a shard, flat (AD-30). *Factors* are the activations and error gradients
-of K images, and the server multiplies them (AD-32): gradient = errors^T x.
+of K images, and the server multiplies them (AD-32): gradient = errors x^T.
 
 Letters: K images, I inputs (one row), R rows of the shard.
 """

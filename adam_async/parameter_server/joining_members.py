@@ -79,7 +79,7 @@ class JoiningMembers:
         self._silent.update(members)
 
     def members_changed(self, members: Set[Member], now: float) -> Set[Member]:
-        """Follow the members of the bundle. Pause and return the members struck out for their silence."""
+        """Follow the members. Return those struck out for silence; pause those silent twice in `STEADY_S`."""
         nodes = {node for node, _ in members}
         self._incarnations.update(members)
         left = self._silent - members

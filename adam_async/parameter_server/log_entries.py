@@ -151,7 +151,7 @@ def _of_shards(details: PushDetails, bundle: Bundle) -> PushDetails:
     """Return the details of a push with only those places whose shards a bundle has."""
     numbers = details.push.shards
     if any(place >= len(numbers) for place in (*details.accepted, *details.refused)):
-        return details  # it is refused for that
+        return details  # `queued_push` refuses such a place
     accepted, refused = (
         tuple(
             [place for place in places if place >= len(numbers) or ShardId(numbers[place]) in bundle.shards]

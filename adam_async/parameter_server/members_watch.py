@@ -19,7 +19,7 @@ TAKE_OVER_S = 1.3
 """Silence of the primary after which the first member in sync takes over, in seconds."""
 
 RANK_S = 0.2
-"""Additional silence after which a later member takes over, for each member in sync before it, in seconds."""
+"""Additional silence after which a later member takes over, for each secondary before it, in seconds."""
 
 INVITE_S = 5.0
 """Time for which a bundle lacks a member before its primary invites a new server, in seconds."""
@@ -149,8 +149,8 @@ class MembersWatch:
             self._lacks_since = now
         elif now - self._lacks_since > RETURN_S:
             barred = self._joining.barred(now, self._host.links.answers)
-            # A server that was lost returns at once. Another one is invited after a while, because it would
-            # keep the place of the lost one, or at once if pushes wait for it.
+            # A server that was lost returns at once. Another one would take the place of the lost one, so it
+            # is invited after a while, or at once if pushes wait for it.
             takes_all = now - self._lacks_since > INVITE_S or len(record.in_sync) < self._facts.min_in_sync
 
             def may_join(server: Member) -> bool:

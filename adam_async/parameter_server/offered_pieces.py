@@ -135,7 +135,7 @@ class OfferedPieces:
         self._offers = {member: offer for member, offer in self._offers.items() if member in members}
 
     def is_unchanged(self, asked: CopyPiece, position: int) -> bool:
-        """Return whether no entry has changed the arrays of a piece that its member has offered.
+        """Return whether no entry has changed the arrays of an offered piece since the offered position.
 
         Args:
             asked: The piece, its member and the session.

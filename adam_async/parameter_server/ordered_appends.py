@@ -11,7 +11,7 @@ from transport import RemoteProtocolError
 
 MOST_BYTES = 512 << 20
 """Maximum size of another server's entries that wait for the disk, in bytes: twice `LOG_BYTES`, at which a
-primary strikes out a member that acknowledges none."""
+primary strikes out a member that acknowledges no entries."""
 
 
 class _Step:

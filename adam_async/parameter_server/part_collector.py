@@ -43,7 +43,7 @@ class PartCollector:
         """Add a part to those before it; return all of them with the last one.
 
         Raises:
-            RemoteProtocolError: No correct member sends it.
+            RemoteProtocolError: No correct member sends this part.
         """
         parts = self._parts.pop((sender, type(message)), [])
         if message.part == 0:

@@ -16,8 +16,8 @@ MAX_BATCH = 32
 """Maximum number of pushes of a batch, so that the first of them is not acknowledged too late."""
 
 SHARD_VALUES = 1 << 21
-"""Maximum number of values of a shard times the number of pushes of a batch, which one round of the loop
-applies: eight pushes to the largest shard, of 2^18 values."""
+"""Maximum number of values of the largest shard of a batch times the number of its pushes: eight pushes to a
+shard of 2^18 values, the default size with float32."""
 
 BATCH_VALUES = 1 << 22
 """Maximum number of values that a push asks for times the number of pushes of a batch: one round of the loop
@@ -128,6 +128,6 @@ def most_joined(head: QueuedPush) -> int:
     else:
         sizes = [len(shard.values) for shard in head.shards if shard is not None]
         largest, size = max(sizes, default=1), sum(sizes)
-    # One round of the loop applies each shard at once: the largest one bounds the batch.
+    # The largest shard bounds the batch.
     most = min(MAX_BATCH, SHARD_VALUES // largest)
     return min(most, BATCH_VALUES // size) if head.push.pull and size else most

@@ -45,7 +45,7 @@ MOST_STEPS = 1 << 40
 end."""
 
 MOST_AHEAD = 4
-"""Number of clocks by which a push in bsp may be ahead of the slowest replica. A correct one is 1 ahead."""
+"""Number of clocks by which a push in bsp may be ahead of the slowest replica. A correct push is 1 ahead."""
 
 
 Question = Push | Tick | ReportSteps | Pull | ReadShards
@@ -151,7 +151,7 @@ class QuestionChecks:
     def _push(self, push: Push) -> str:
         if not len(push.shards) == len(push.numbers) == len(push.versions) == len(push.own_applied):
             return "shards, numbers, versions and own_applied differ in length"
-        # One test lets a correct push pass; the calls name the first of the faults.
+        # One test lets a correct push of one shard pass; the calls name the first of the faults.
         if (
             len(push.shards) > 1
             or push.epoch > self._most_epoch

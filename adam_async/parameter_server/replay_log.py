@@ -47,7 +47,7 @@ class ReplicaGeneration:
 
 
 class OrderLog:
-    """The log of one server."""
+    """The log of one bundle on one server."""
 
     def __init__(self, shards: Sequence[int]) -> None:
         self._replica_generations: dict[ReplicaGeneration, int] = {}

@@ -76,7 +76,7 @@ class ReplicaClocks:
                 each.note_early(replica, incarnation, clock)
 
     def _counts(self, replica: Replica, incarnation: int) -> bool:
-        """Return whether a generation's clock counts: it is live, or none is and it was the last live one."""
+        """Return whether a generation is live, or the last live one if none is; True before any was live."""
         live = self.live or self._known
         return live.get(replica) == incarnation or not live
 
@@ -90,7 +90,7 @@ class ReplicaClocks:
         self.ended.begin(live)
         forgotten = {self.ended.end(*pair) for pair in ended} - {*live.values()}
         if not live:
-            # The tables stay: the next replica to join starts at the clocks of the last ones.
+            # The tables stay: the next replica to join starts at the slowest clock of the last ones.
             return forgotten
         # A new generation starts at the slowest clock of the others; the clock of its predecessor is void.
         reborn = {replica for replica, number in live.items() if self._known.get(replica, number) != number}

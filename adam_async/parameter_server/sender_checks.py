@@ -43,7 +43,7 @@ class SenderChecks:
         self._members: Mapping[tuple[Replica, int], frozenset[Peer]] = {}
 
     def replica_generations_changed(self, members: Mapping[tuple[Replica, int], frozenset[Peer]]) -> None:
-        """Set the workers of each live replica generation; forget sessions of other generations."""
+        """Set the workers of each live replica generation; forget sessions of replaced generations."""
         self._members = members
         live = dict(members.keys())
         for session, (_, replica) in list(self._of.items()):

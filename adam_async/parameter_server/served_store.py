@@ -1,12 +1,12 @@
 """One bundle of a store on one server: its questions, its batches and its answers.
 
-All code that touches shard values runs on the event loop's thread: the server is the single writer of its
-shards, and reads between batches need no lock. A round of the loop does a bounded amount of work, counted and
-not timed, and a large batch takes several rounds, so a heartbeat waits for milliseconds, however long the
-queue is. Batches (AD-42) form from the pushes that arrive during this work.
+All code here that touches shard values runs on the event loop's thread. Except in a run in place, the server
+is the single writer of its shards, and reads between batches need no lock. A round of the loop does a bounded
+amount of work, counted and not timed, and a large batch takes several rounds, so a heartbeat waits for
+milliseconds, however long the queue is. Batches (AD-42) form from the pushes that arrive during this work.
 
-The shards of one rule and one type are a *family*; each has an applier, and a question names shards of one
-family only.
+The shards of one rule and one type are a *family*. Each family has an applier, and a question names shards of
+one family only.
 """
 
 import logging
@@ -90,8 +90,8 @@ DETAILS_BYTES = 1 << 20
 class ServedStore:
     """The shards of one bundle of a store on one server, from its placement to its end.
 
-    With one copy the server is the primary. With several the primary starts to replicate once it has all
-    values, and the other members begin with empty shards (`bundle_copy.py`).
+    Without a log (one copy, no durable pushes) the server is the primary. With a log the primary starts the
+    log once it has all values, and the other members begin with empty shards (`bundle_copy.py`).
 
     Args:
         store: The store.
@@ -131,8 +131,8 @@ class ServedStore:
         self._record = record
         self._cluster: ClusterMap | None = None
         self.is_primary = not store.has_log
-        """Whether this server orders pushes and answers. The first primary of several copies begins once it
-        has all values."""
+        """Whether this server orders pushes and answers. With a log the first primary begins once it has all
+        values."""
         if record.primary != host.me or (store.has_log and not self._missing):
             self._missing.clear()
             self._start_copy()
@@ -191,7 +191,7 @@ class ServedStore:
     # --- copies --------------------------------------------------------------------------------
 
     def _start_copy(self) -> None:
-        """Begin to replicate: this server has one copy of several."""
+        """Begin this copy of a bundle with a log: the store has several copies, or durable pushes."""
         store, host = self.store, self._host
         facts = BundleFacts(
             store=store.id, home=self.home, pieces=len(self._pieces), min_in_sync=store.min_in_sync_in_force
@@ -211,7 +211,7 @@ class ServedStore:
 
     @property
     def copy(self) -> BundleCopy | None:
-        """This server's copy of several; None with one copy, or before the primary has all values."""
+        """Copy of a bundle with a log; None without a log, or before the primary has all values."""
         return self._copy
 
     @property
@@ -547,7 +547,7 @@ class ServedStore:
         if over:
             self._work = None
         if isinstance(batch, ApplySum):
-            # Each shard of a sum is done at once, and pulls may read it before the others are done.
+            # A shard of a sum is reported once it is done, so pulls may read it before the others are done.
             sums = [finite for (finite,) in work.finite[before:]]
             if sums:
                 self._perform(state.handle(SumApplied(batch, sums, before)))

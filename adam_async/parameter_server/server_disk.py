@@ -118,7 +118,7 @@ class ServerDisk:
         await store.remove()
 
     def superseded(self, cluster: ClusterMap) -> list[StoreDisk]:
-        """Return the saved stores that another one, whole on the disks, has replaced."""
+        """Return the saved stores that a later store, whole on the disks, has replaced."""
         found = []
         for name, record in cluster.stores.items():
             mine = self._stores.get(record.id)

@@ -48,7 +48,7 @@ BEAT_S = 0.1
 """Interval of the heartbeats, in seconds."""
 
 LATE_S = 0.3
-"""Interval between two ticks that shows a stall of this process, in seconds."""
+"""Delay of a tick, beyond `BEAT_S`, above which this process has stalled, in seconds."""
 
 DIAL_S = 1.0
 """Maximum time of one attempt to dial another server, in seconds."""
@@ -63,7 +63,7 @@ MOST_ANSWERS = 1 << 16
 """Maximum number of answers that wait for a primary that does not read; beyond it the link ends."""
 
 MOST_BEGUN = 1 << 12
-"""Maximum number of bundles that a link notes; a link with so many counts as one with all."""
+"""Maximum number of bundles that a link notes; a link with so many counts as having begun all."""
 
 _ONCE = RetrySchedule(attempts=1)
 """Schedule of a single attempt, because each failed dial counts for `GONE_DIALS`."""
@@ -114,7 +114,7 @@ class ServerLinks:
     """The links of one server.
 
     Args:
-        endpoint: The server.
+        endpoint: Endpoint of the server.
         pieces: Endpoint of the links for pieces; None: pieces travel on the links for entries.
         spawn: Starts a task of the server, by name.
         now: Returns the time of the loop's clock, in seconds.
@@ -153,7 +153,7 @@ class ServerLinks:
         self._is_over = False
 
     async def run(self) -> None:
-        """Tick until cancelled, which ends all links."""
+        """Tick until cancelled, which ends the links that this server dialled."""
         try:
             while True:
                 await asyncio.sleep(BEAT_S)
@@ -204,7 +204,7 @@ class ServerLinks:
         return peer
 
     def silent_s(self, member: Member) -> float:
-        """Return the time since the last beat of a server, in seconds; infinite if it is gone."""
+        """Return the seconds since the last beat of a server; infinite if it is gone, 0 if it is unknown."""
         peer = self._peers.get(member)
         if peer is None:
             return 0.0
@@ -221,7 +221,7 @@ class ServerLinks:
             self._peers[member].heard = self._now()
 
     def answers(self, member: Member) -> bool:
-        """Return whether a server has completed a handshake for beats since the last `dial_again`."""
+        """Return whether the link for beats to a server is up; `dial_again` drops it."""
         peer = self._peers.get(member)
         return peer is not None and peer.beats.link is not None
 
@@ -235,7 +235,7 @@ class ServerLinks:
                 peer.failed_dials += 1
                 await peer.beats.pause()
                 continue
-            if link.peer.incarnation != peer.member[1]:  # the address is that of the next incarnation
+            if link.peer.incarnation != peer.member[1]:  # another incarnation has the address
                 peer.failed_dials += 1
                 peer.beats.drop()
                 await peer.beats.pause()
@@ -349,8 +349,8 @@ class ServerLinks:
     def begin_again(self, member: Member, bundle: tuple[str, str]) -> None:
         """End the link of a primary that has begun a session of a bundle, which this server now takes up.
 
-        No copy here has taken the begin, or an earlier one, because the message came before the map. The
-        primary begins again on its next link.
+        The new copy has not taken the `Begin`: the message came before the map, or an earlier copy took it.
+        The primary begins again on its next link.
         """
         outgoing = self._into.get(member)
         if outgoing is not None and (bundle in outgoing.begun or len(outgoing.begun) == MOST_BEGUN):
@@ -367,7 +367,7 @@ class ServerLinks:
             self._peers[member].heard = self._now()
 
     def send(self, to: Member, body: Body, tensors: Sequence[Any] = (), *, as_primary: bool) -> None:
-        """Send a message on the link that the primary of its bundle dialled; without a link it is lost."""
+        """Send a message to another member; without a link it is lost. A piece may have a link of its own."""
         outgoing = (self._out if as_primary else self._into).get(to)
         if outgoing is None:
             return

@@ -1,10 +1,10 @@
 """The parameter-server role: the bundles of stores that the controllers place on this server.
 
-The server takes up a bundle when the bundle's record in the cluster map names the server as a member. It
-drops the bundle when the store leaves the map, or when it is no member any more. The client or the driver
-loads the values of a new store into the primaries, and each primary then reports that it serves the store. A
-server that joins later gets the values from the primary. `ServedStore` has the shards of a bundle and answers
-questions; the bundles of a server take turns in rounds of the loop.
+The server takes up a bundle when the bundle's record in the cluster map names the server as a member. The
+server drops the bundle when the store leaves the map, or when the server is no member any more. The client or
+the driver loads the values of a new store into the primaries, and each primary then reports that it serves
+the store. A server that joins later gets the values from the primary. `ServedStore` has the shards of a
+bundle and answers questions; the bundles of a server take turns in rounds of the loop.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ NO_MEMORY = "it has no memory for them"
 """Reason of a server that could not allocate its shards."""
 
 TURN_WORK = 1 << 20
-"""Work after which a round of the loop ends, see `PIECE_WORK`: four gradients for the largest shard."""
+"""Work after which a round of the loop ends, see `PIECE_WORK`: four gradients of a shard of 2^18 values."""
 
 STORE_TYPES = (Push, Pull, Tick, ReportSteps, ReadShards, LoadShards, GetRecord)
 """Types of the questions about a store; each question names the store."""
@@ -79,11 +79,11 @@ class ParameterServer(Role):
         available_bytes: Returns the memory that shards could use, in bytes; None: it is not reported, and not
             checked.
         numerics: Facts that the last bits of its results depend on; see `cluster_map.NUMERICS`.
-        observe: Follows the entries of bundles with several copies.
+        observe: Follows the entries of bundles with a log.
         copies: Path to the other servers; None: they share the listener of the clients.
         disk: Disk of the states of its stores, which is open; None: they are in memory only.
 
-    Cancelling the block ends it between two batches; queued pushes are dropped unacknowledged.
+    Cancelling the block ends the server between two rounds of work; queued pushes are not acknowledged.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class ParameterServer(Role):
         self.served[store.id, home] = served
         for member in record.members:
             self._links.begin_again(member, (store.id, home))
-        if served.complete:  # none of its shards is here
+        if served.complete:  # the bundle has no shards
             self._loaded.set()
         return served
 

@@ -72,7 +72,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
 
 @dataclass(slots=True)
 class PushCounts:
-    """Outcomes of the client's pushes, counted per shard."""
+    """Outcomes of the client's pushes, counted per shard; `resent` counts exchanges."""
 
     acknowledged: int = 0
     duplicates: int = 0
@@ -154,7 +154,7 @@ class Session:
         return self.open_pushes < self.limit
 
     def opened(self, exchange: Exchange) -> None:
-        """Add an exchange that was sent for the first time."""
+        """Add an exchange, before its first sending."""
         self.open[exchange] = None
         self.open_pushes += exchange.is_push
 

@@ -49,7 +49,7 @@ class ShardTables:
     last_number: dict[Session, int] = field(default_factory=dict)
     """Dedup table: number of the last push applied or refused, per session."""
     ordered: dict[Session, int] = field(default_factory=dict)
-    """Number of the last push ordered, per session. Only the primary has this table, and a new primary starts
+    """Number of the last push ordered, per session. Only the primary uses this table; a new primary starts
     with a copy of `last_number`."""
     clocks: dict[Replica, int] = field(default_factory=dict)
     """Clock table: the step that each live replica has finished, on this shard."""
@@ -138,7 +138,7 @@ class ShardTables:
 
 @dataclass(slots=True, eq=False)
 class FamilyMemory:
-    """Memory of the shards of one rule and type of a server, one after the other."""
+    """Memory of the shards of one rule and type of a bundle, one after the other."""
 
     values: NDArray[Any]
     state: Mapping[str, NDArray[Any]]
@@ -153,7 +153,7 @@ class Shard:
 
     spec: ShardSpec
     values: NDArray[Any]
-    """Flat view of the tensor's buffer."""
+    """The values, flat: a view of the memory of several shards, or of a tensor."""
     rule_state: dict[str, NDArray[Any]]
     """The rule's arrays: as long as `values`, or of length 1 for per-shard counts."""
     tables: ShardTables = field(default_factory=ShardTables)
@@ -174,7 +174,7 @@ class Shard:
 
     @property
     def version(self) -> Version:
-        """Number of pushes applied to the shard."""
+        """Number of pushes, or in bsp of sums, applied to the shard."""
         return self.tables.version
 
     @version.setter

@@ -1,10 +1,11 @@
 """Pure: the state of a bundle in pieces, for a server that joins.
 
-Piece 0 has the state that belongs to no shard: replica generations and the epoch. Each other piece has a few
-adjacent shards, of about `PIECE_BYTES` together: their values, rule state, tables and pending contributions.
-The pushes of these contributions are in the piece, too, cut to its shards. All members cut the shards into
-the same pieces. A piece is a copy, taken between two entries, so it is the state at one position of the log.
-If pending pushes make a piece too large for a member, the primary copies it after the next complete sum.
+Piece 0 has the state that belongs to no shard: replica generations and the epoch. Each other piece has one
+shard, or several of `PIECE_BYTES` together at most: their values, rule state, tables and pending
+contributions. The pushes of these contributions are in the piece, too, cut to its shards. All members cut the
+shards into the same pieces. A piece is a copy, taken between two entries, so it is the state at one position
+of the log. If pending pushes make a piece too large for a member, the primary copies it after the next
+complete sum.
 
 The first tensor of a piece is its details (msgpack); then come the values of each shard and its rule's
 arrays, in the order of their names, and then the tensors of the pushes.
@@ -47,7 +48,7 @@ from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError
 
 PART_BYTES = 8 << 20
-"""Size of a part of a piece above which its next tensor begins another part, in bytes."""
+"""Maximum size of a part of a piece in bytes, unless a single tensor is larger."""
 
 PART_TENSORS = 256
 """Maximum number of tensors of a part of a piece."""

@@ -10,15 +10,15 @@ Pushes and pulls wait in one queue, in the order of their arrival. For each shar
 with the number that it expects. `take_batch` takes the push that has waited longest, and those behind it for
 the same shards (opportunistic batching, AD-42); pushes for other shards do not split a batch
 (`push_queue.py`). The batch becomes an entry of the log, the bundle applies it, and then the front
-acknowledges its pushes. In bsp an ordered push does not queue: it becomes an entry at once, a *pending
-contribution*, and is acknowledged when the entry is committed. The sum of a step queues once it is complete
-(`bsp_barrier.py`).
+acknowledges its pushes. In bsp an ordered push of gradients does not queue: it becomes an entry at once, a
+*pending contribution*, and is acknowledged when the entry is committed. The sum of a step queues once it is
+complete (`bsp_barrier.py`).
 
-With one copy an entry is committed at once. With several, `Propose` hands the entry to the shell, and
-`committed` takes it back; up to `MOST_IN_FLIGHT` batches may be between the two calls.
+Without other copies and durable pushes an entry is committed at once. Otherwise `Propose` hands it to the
+shell, and `committed` takes it back; up to `MOST_IN_FLIGHT` batches may be between the two calls.
 
-No request passes a pull in the queue, so a pull contains all earlier pushes of its client, and a duplicate of
-a queued push is not acknowledged before that push is applied. A tick waits in the queue too, so that no clock
+No request passes a pull in the queue, so a pull contains all earlier queued pushes, and a duplicate of a
+queued push is not acknowledged before that push is applied. A tick waits in the queue too, so that no clock
 counts a push that is not applied. A batch that is an entry but not yet applied counts as queued: the server
 sends no values of a shard to which a batch is applied in part.
 
@@ -31,7 +31,7 @@ session wait behind them. Clocks of a replica that is not in the map are kept un
 The staleness of a push on a shard is the number of pushes applied since the oldest version that its groups
 read, minus the client's own pushes that local steps had already applied to the copy that the groups read.
 
-The front never waits, sends, reads a clock or touches a value, and does not read gradients. Deadlines are
+The front never waits, sends, reads the time or touches a value, and does not read gradients. Deadlines are
 absolute seconds on the caller's clock.
 """
 
@@ -120,7 +120,7 @@ class ServerState:
             names contribute to sums.
 
     Attributes:
-        alone: Whether the log has no other copy, so that an entry is committed at once.
+        alone: Whether entries need neither other copies nor a disk, so that they are committed at once.
     """
 
     def __init__(
@@ -437,7 +437,7 @@ class ServerState:
             if shard is not None and shard.ordered.get(session, 0) < last:
                 text = f"push {last} on shard {number} has not arrived, and a tick behind it cannot count"
                 return [Refuse(event.request, "gap", text)]
-        # In bsp pushes do not queue, so no queued push of the session can be in front of the tick.
+        # In bsp gradients do not queue, so none of the session can be in front of the tick.
         if self.idle or self.synchronous:
             return self._enter_tick(QueuedTick(event.request, tick))
         self._queue.add(QueuedTick(event.request, tick))
@@ -557,7 +557,7 @@ class ServerState:
         return Refuse(request, "wrong-run", f"this is store {here}, not {there}")
 
     def forget(self, sessions: Sequence[Session]) -> list[Effect]:
-        """Forget the pushes of sessions whose generations were never live, to make room for others."""
+        """Forget the pushes of sessions without a live generation, to make room for others."""
         return self._enter(ForgetSessions(sessions))
 
     # --- inspection --------------------------------------------------------------------------

@@ -19,7 +19,7 @@ PIECE_SHARDS = 1 << 11
 """Number of shards whose counts one round of the loop adds up."""
 
 Histogram = dict[str, int]
-"""Number of pushes by their staleness, as text."""
+"""Number of pushes by staleness; the keys are the staleness as text."""
 
 
 class ServerStatistics(CommonStatistics, kw_only=True, rename={"pending_contributions": "held"}):

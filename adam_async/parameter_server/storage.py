@@ -40,7 +40,7 @@ def own_shards(specs: Sequence[ShardSpec], rules: Sequence[Rule]) -> list[Shard]
     """Allocate shards, zeroed, each with a new state of its rule; in the order of `specs`.
 
     Args:
-        specs: The shards of one server.
+        specs: The shards of one bundle, or some of them.
         rules: The rules of the store.
     """
     shards: dict[int, Shard] = {}

@@ -48,10 +48,10 @@ from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table
 
 PREFIX, REMOVED = "store-", "removed-"
-"""Prefix of the names of the folders of stores, and of folders that are being removed."""
+"""Prefixes of the names of the folders of stores, and of folders that are being removed."""
 
 FIRST_S = 0.02
-"""Pause between two checks whether a store with durable pushes was written once, in seconds."""
+"""Maximum pause between two checks whether a store with durable pushes was written once, in seconds."""
 
 FLUSH_END_S = 5.0
 """Maximum time for the last write of a store that leaves its server, in seconds."""
@@ -262,7 +262,7 @@ class StoreDisk:
         is_durable = self._catalogue.record.durable
         pause_s = min(self._ports.settings.flush_s / 4, FIRST_S if is_durable else math.inf)
         rounds: dict[str, int] = {}
-        """Number of rounds at the time when all pieces of a bundle were taken, by its home."""
+        """Number of rounds, also the one in progress, when all pieces of a bundle were taken, by its home."""
         while True:
             await self._joined.wait()
             await asyncio.sleep(pause_s)

@@ -44,11 +44,11 @@ class StoreHost:
         spawn: Starts a task of the server, by name.
         drain_soon: Called with the `ServedStore` if it has work for a later round of the loop.
         rearm: Called if a request waits until a new deadline.
-        loaded: Called once all shards have values.
+        loaded: Called once all shards have values, or the server becomes the primary of the bundle.
         left: Called with the `ServedStore` if the server is no member of the bundle any more.
         declines: Called with the `ServedStore` if the server cannot hold its copy and has to leave the
             joining members.
-        copy_host: Services for bundles with several copies.
+        copy_host: Services for bundles with a log.
         disk: The store on the disk of the server; None without one.
     """
 

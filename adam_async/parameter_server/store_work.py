@@ -27,7 +27,7 @@ def begin_work(
     """Begin a batch or a sum.
 
     Args:
-        applier_of: Applier of the family of a shard.
+        applier_of: Returns the applier of the family of a shard.
         begin: Time of the begin, on the timeline's clock.
     """
     if isinstance(batch, ApplySum):

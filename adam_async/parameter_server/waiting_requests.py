@@ -25,7 +25,7 @@ MOST_WAITING = 4096
 """Maximum number of pushes and ticks that wait for an epoch; the server refuses more, and clients retry."""
 
 MOST_OF_LINK = 1 << 13
-"""Maximum number of pulls and readings of one link that wait for clocks: enough for 32 GiB of values."""
+"""Maximum number of pulls and readings of one link that wait for clocks: 16 GiB in pulls of 2 MiB."""
 
 MOST_PULLS = 1 << 17
 """Maximum number of pulls and readings of all links that wait for clocks."""
@@ -34,7 +34,7 @@ GIVEN_UP_TOGETHER = 64
 """Maximum number of requests that are given up, or looked at for statistics, in one round of the loop."""
 
 MOST_STALE = 1024
-"""Number of answered requests that the heaps may hold beside the waiting ones."""
+"""Number by which the answered requests in the heaps may exceed the waiting ones."""
 
 EpochEvent = PushArrived | TickArrived
 

@@ -1,4 +1,4 @@
-"""Pure: the arrays that a caller gives a store: their specifications, gradients and factors, checked.
+"""Pure: checks of the arrays that a caller gives a store: specifications, gradients and factors.
 
 Letters: K rows of a batch, I inputs, R outputs.
 """
@@ -136,7 +136,7 @@ def flat_factors(record: ArrayRecord, factors: Factors) -> tuple[NDArray[Any], N
 
 def is_surely_finite(flat: NDArray[Any]) -> bool:
     """Return whether the sum of squares is finite: a fast check, true for all finite values of usual size."""
-    # `vdot`, because `dot` warns of an overflow, and to silence it takes longer than a small array.
+    # `vdot`, because `dot` warns of an overflow, and silencing it takes longer than a small product.
     return isfinite(np.vdot(flat, flat))
 
 

@@ -53,7 +53,7 @@ class Joining:
 
     Args:
         wish: The arguments of the store's caller.
-        endpoint: The client.
+        endpoint: Endpoint of the client.
         membership: Membership of the client; the caller runs it.
         entropy: Returns a number of random bytes.
     """
@@ -76,7 +76,7 @@ class Joining:
         self._saved = SavedShards(endpoint, waits=wish.waits)
         self._found: FoundStore | None = None
         """Store on the disks of the servers, which this client creates again because it has no arrays of its
-        own; None if it does not."""
+        own; None without such a store."""
 
     async def join(self) -> tuple[StoreRecord, tuple[ArrayRecord, ...]]:
         """Return the open store and its arrays.
@@ -213,7 +213,7 @@ class Joining:
                 await membership.create_store(name, record, arrays)
                 return membership.map.stores[name]
             except RunFailed as refusal:
-                # Two creators may have replaced each other's lists of arrays: one attempt succeeds.
+                # Two creators may have replaced each other's lists of arrays: both try again.
                 try:
                     cluster = await membership.wait_for(is_there, f"store {name!r}", CREATE_PAUSE_S)
                 except DeadlineExceeded:
@@ -228,9 +228,9 @@ class Joining:
     ) -> StoreRecord | None:
         """Wait until the store is open; its creator loads its values.
 
-        Returns None if the creator or a server was lost before that, and the opening must begin again: this
-        client has arrays to create the store again, or another client has done so. A second client must not
-        load the same store, because it would mix its values with those of the first.
+        Returns None if the creator or a server was lost before that, and this client can create the store
+        again: then its opening begins anew. A second client must not load the same store, because it would
+        mix its values with those of the first.
         """
         wish, membership = self._wish, self._membership
         key = (wish.name, store.id)
@@ -342,7 +342,7 @@ class Joining:
         return True
 
     async def take_place(self, store: StoreRecord) -> SessionIdentity:
-        """Get a place among the clients of the store; a reader needs none."""
+        """Return the session of this client; unless it is a reader, get a place among the store's clients."""
         incarnation, replica = self._endpoint.identity.incarnation, -1
         membership, node = self._membership, self._node
         if not self._wish.reader:

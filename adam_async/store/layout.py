@@ -25,7 +25,7 @@ MESSAGE_SHARDS = 512
 """Maximum number of shards of one message, whose numbers and versions must fit into a frame's meta."""
 
 PLANS_KEPT = 64
-"""Number of sets of names whose plans are cached."""
+"""Maximum number of sets of names whose plans are cached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class ShardMessage:
     index: slice | NDArray[np.intp]
     """Index of the shards in an array with an entry for each shard of the store."""
     names: tuple[str, ...]
-    """Array of each shard."""
+    """Name of each shard's array."""
     whole: bool
     """Whether the message has several arrays, each of one shard."""
 
@@ -93,7 +93,7 @@ class StorePlan:
     answer_ranges: Mapping[str, AnswerRange]
 
     def gather(self, arrays: Mapping[str, Any]) -> list[NDArray[Any]] | None:
-        """Return the values of each message, after one check of all arrays.
+        """Return the values of each message, after a fast check of all arrays.
 
         Returns None if an array is not a plain one, or has another shape or type, or may have a value that is
         not finite.
@@ -129,7 +129,7 @@ class FactorMessage:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Array of each shard."""
+        """Name of each shard's array."""
         return (self.name,) * len(self.shards)
 
 

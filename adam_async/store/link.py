@@ -61,7 +61,7 @@ class StoreLink:
         self._waits = wish.waits
         self._group = group
         self.tasks: list[asyncio.Task[None]] = []
-        """Background tasks, which its owner cancels at the end."""
+        """Background tasks, which the owner of this object cancels at the end."""
         role = "reader" if wish.reader else "client"
         incarnation = int.from_bytes(access.entropy(7), "little")
         self._identity = Identity(role=role, node=f"{role}-{incarnation:014x}", incarnation=incarnation)
@@ -132,7 +132,7 @@ class StoreLink:
             raise self._error.with_traceback(None)
 
     async def _unless_failed(self, future: "asyncio.Future[_T]") -> _T:
-        """Wait for a future. A failure of this client ends the wait with its error. Call `_check` before."""
+        """Wait for a future, or raise the error with which this client fails. Call `_check` before."""
         self._waiting[future] = None
         try:
             return await future
@@ -312,7 +312,7 @@ class StoreLink:
         The answers to a push with a `PullCollector` bring the values, too.
         """
         all_versions, own = self._versions(read)
-        # As numbers, because later answers must not count as read before this call.
+        # Copied, because versions in later answers must not count as read before this call.
         versions = [tuple(all_versions[message.shards.index].tolist()) for message in messages]
         self._open.add(collector)
         send = partial(self._send, messages, versions, own, weight, assign, collector)
@@ -364,7 +364,7 @@ class StoreLink:
         """Send the messages of a push.
 
         Args:
-            versions: Versions of all shards that the gradients were computed from, by index.
+            versions: For each message, the versions of its shards that the gradients were computed from.
             own: Number of this client's pushes that the values had in addition to these versions, by array.
             weight: Weight of the gradients in the mean of a step.
             assign: Whether the values replace the values of the store.
@@ -409,7 +409,7 @@ class StoreLink:
         """Take note of the versions of an answer."""
         seen = self._seen
         if len(versions) == 1 and isinstance(index, slice):
-            # One shard is the usual case of small stores, and numpy's operations would be half its cost.
+            # One shard is the usual case of small stores; numpy would take half of the call's time.
             seen[index.start] = max(versions[0], seen[index.start])
         else:
             seen[index] = np.maximum(seen[index], versions)
@@ -443,7 +443,7 @@ class StoreLink:
         """End the steps on all shards up to the clock of this client.
 
         On each shard a late client begins at the slowest clock of the other clients there. Its own clock is
-        the highest of these clocks. Otherwise the first pull of this client would wait for its own steps.
+        the highest of these clocks. Without these ticks its first pull would wait for its own steps.
         """
         if self.clock:
             for message in self.layout.everything:
@@ -583,7 +583,7 @@ class StoreLink:
             raise
 
     async def leave(self) -> None:
-        """Wait up to `LEAVE_S` for open pushes, and leave the cluster, so that no client waits for it."""
+        """Wait up to `LEAVE_S` for open pushes, and leave the cluster; then no client waits for this one."""
         try:
             async with asyncio.timeout(LEAVE_S):
                 if self._open and self._error is None:

@@ -1,8 +1,8 @@
 """The servers of stores in the caller's loop: one controller and one parameter server, over local links.
 
 `ParameterStore.open("local",...)` uses the servers of the running loop: the first open store starts them, and
-the end of the last store ends them with all their stores. A folder has servers of its own, which keep the
-stores there.
+the end of the last store ends them with all their stores. Each folder (`dir`) has servers of its own, which
+keep their stores there.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ class ServerAccess:
 
 
 class _LocalServers:
-    """The servers of one loop, while at least one store is open.
+    """The servers of one loop and one folder, while at least one store uses them.
 
     Args:
-        folder: Folder in which they keep their stores; None: in memory only.
+        folder: Folder in which the servers keep their stores; None: in memory only.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -74,7 +74,7 @@ class _LocalServers:
             await asyncio.shield(task)
 
     async def _run(self, access: "asyncio.Future[ServerAccess]") -> None:
-        """Run a controller and a server until no store uses them; `access` gets their address or error."""
+        """Run a controller and a server until no store uses them; `access` gets the access or an error."""
         unused = self._unused
         network, buffers, waits = LocalNetwork(rules=role_table()), BufferPool(), Waits()
         try:
@@ -106,7 +106,7 @@ async def local_servers(folder: Path | None = None) -> AsyncIterator[ServerAcces
     """Use the servers of the running loop; the first user starts them, and the last user ends them.
 
     Args:
-        folder: Folder in which they keep their stores; None: in memory only.
+        folder: Folder in which the servers keep their stores; None: in memory only.
     """
     of_loop = _OF_LOOP.setdefault(asyncio.get_running_loop(), {})
     servers = of_loop.setdefault(folder, _LocalServers(folder))

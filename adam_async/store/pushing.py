@@ -105,7 +105,7 @@ class PushMessages:
                 sent = activations.nbytes * len(outgoing or ()) + errors.nbytes
                 if outgoing is not None and sent <= record.nbytes:
                     found += outgoing
-                else:  # the product has fewer bytes, or no server has a whole row of it
+                else:  # the product has fewer bytes, or shards cut its rows
                     with np.errstate(over="ignore", invalid="ignore"):  # the server refuses the shard
                         flat[name] = (errors @ activations.T).reshape(-1)
                 continue

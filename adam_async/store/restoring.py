@@ -1,6 +1,6 @@
 """A store that comes back from the disks of its servers: found by its name, and loaded into a new store.
 
-All its servers were lost, so the controllers create it again, with another id. Its values and the state of
+All its servers were lost, so a client creates it again, with another id. Its values and the state of
 its rules come from the disks; versions and clocks begin at 0, and each client begins with a new session.
 """
 
@@ -39,7 +39,7 @@ class SavedValues:
         self.by_names: dict[tuple[str, ...], dict[int, list[NDArray[Any]]]] = {}
 
     def put(self, shards: Sequence[int], arrays: Sequence[str], tensors: Sequence[NDArray[Any]]) -> None:
-        """Take the shards of a message. Raises RemoteProtocolError: it has another number of tensors."""
+        """Take the shards of a message. Raises RemoteProtocolError: the number of tensors is wrong."""
         each = 1 + len(arrays)
         if len(tensors) != each * len(shards):
             raise RemoteProtocolError(
@@ -136,7 +136,7 @@ async def load_saved(
 
 
 def same_shards(found: FoundStore, store: StoreRecord, arrays: Sequence[ArrayRecord]) -> bool:
-    """Return whether two stores have the same shards, and rules with the same state."""
+    """Return whether two stores have the same arrays, shards and rules, apart from the rates of the rules."""
     mine, theirs = (
         [msgspec.structs.replace(rule, rate=0.0) for rule in rules]
         for rules in (store.rules, found.record.rules)

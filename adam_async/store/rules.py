@@ -3,7 +3,7 @@
     rule = Sgd(rate=0.05, momentum=0.9)
     rules = {"embedding": Adagrad(rate=0.1), "weights": Adam(rate=1e-3)}
 
-The servers apply them (Adam, section 3.5). `adam_async.model.rules` has their arithmetic.
+The servers apply them (Project Adam, section 3.5). `adam_async.model.rules` has their arithmetic.
 """
 
 import math
@@ -109,7 +109,7 @@ def rule_of(record: RuleRecord, rate: float) -> Rule:
 
 
 def rule_text(record: RuleRecord) -> str:
-    """Return a rule in a program's notation, without its rate: ``Sgd(momentum=0.9)``."""
+    """Return a rule as a Python expression, without its rate and defaults: ``Sgd(momentum=0.9)``."""
     rule = RULES[record.rule]
     constants = [
         f"{field.name}={value!r}"

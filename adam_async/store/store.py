@@ -92,8 +92,8 @@ class ParameterStore:
             where: ``local`` for servers in this loop, or addresses of controllers, ``tcp://host:port``,
                 joined by commas.
             arrays: Names to arrays with their first values, or to `ArraySpec` for zeros; None joins an
-                existing store. Joining compares names, shapes, types, rules and consistency, but neither
-                values nor rates.
+                existing store, or restores it from the disks of servers. Joining compares names, shapes,
+                types, rules and consistency, but neither values nor rates.
             name: Name of the store in its cluster.
             create: ``auto`` creates the store if it is absent, ``new`` refuses one that exists, and ``never``
                 only joins.
@@ -154,7 +154,7 @@ class ParameterStore:
 
     @property
     def clock(self) -> int:
-        """Number of steps that this client has ended with `tick`; 0 in a store without clocks."""
+        """Number of steps that this client has ended; a late client begins at the clock of the others."""
         return self._link.clock
 
     @property
@@ -179,9 +179,9 @@ class ParameterStore:
     ) -> Values:
         """Pull values of all arrays, or of some.
 
-        The values contain all earlier pushes of this client. With clocks the pull waits for the slowest
-        client, by the rule of the consistency. Each shard has one version; different shards may be from
-        different moments.
+        The values contain all earlier pushes of this client; with bsp, those of its ended steps. With clocks,
+        and unless this client is a reader, the pull waits for the slowest client, by the rule of the
+        consistency. Each shard has one version; different shards may be from different moments.
 
         Args:
             names: Arrays to pull; None for all.
@@ -224,6 +224,7 @@ class ParameterStore:
         Raises:
             StoreError: A name, shape, type or value does not fit, and nothing was applied; the store is
                 closed; or this client is a reader.
+            DeadlineExceeded: Fewer than `replicas` clients joined for the first step within `prepare_s`.
             ShardUnavailable: A server did not answer within `patience_s`.
         """
         return await self._link.push(gradients, read=read, rate=rate, weight=weight)
@@ -307,7 +308,7 @@ class ParameterStore:
 
     @property
     def closed(self) -> bool:
-        """Whether the store was closed."""
+        """Whether this client has ended: it was closed, or has failed."""
         return self._link.closed
 
     def __repr__(self) -> str:
@@ -322,8 +323,8 @@ class Opening:
     """A store before its opening: `async with` or `await` opens it.
 
     Raises:
-        ConfigError: The address is invalid, a local store wants several servers or copies, or the token has
-            keys of another role.
+        ConfigError: The address is invalid, a local store wants several servers or copies, another store has
+            a `dir`, or the token has keys of another role.
 
     `async with` and `await` raise:
         StoreError: The store differs from the arguments, is absent or present against `create`, or failed,

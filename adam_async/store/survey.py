@@ -24,7 +24,7 @@ from adam_async.store.wish import consistency_of
 from transport import Identity, Network, RemoteProtocolError, TransportError
 
 Histogram = dict[str, Count]
-"""Number of pushes by their staleness, as text."""
+"""Number of pushes by staleness; the keys are the staleness as text."""
 
 
 class StoreSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     """Node of the client; empty if the client has left."""
     place: str
-    """Number of the client in the clocks, or ``others`` for clients that left long ago."""
+    """Number of the client in the clocks, or ``others`` for clients that a server counts together."""
     clock: int | None
     """Number of steps of the client, the lowest that a server reported; None if no server reported it."""
     staleness: Histogram
@@ -102,7 +102,7 @@ async def join(network: Network, controllers: str, role: str, waits: Waits) -> A
 
     Args:
         controllers: Addresses of controllers, joined by commas.
-        role: ``reader`` to read; ``client`` to delete stores too, ``driver`` also stores of other clients.
+        role: ``reader`` to read; ``client`` also to delete stores whose creator has left, ``driver`` all.
 
     Raises:
         RoleUnreachable: No controller answered within `start_s`.
@@ -134,7 +134,7 @@ class Survey:
         """Return one store with its arrays and clients.
 
         Args:
-            on_silence: Called with a sentence for each server that did not report its counts.
+            on_silence: Called with a sentence for each bundle or primary whose counts are missing.
 
         Raises:
             StoreError: The cluster has no store of this name.
@@ -149,7 +149,7 @@ class Survey:
                 on_silence(f"bundle {home} has no primary now, so its counts are missing")
                 continue
             if primary in asked:
-                continue  # it reported the counts of all its bundles
+                continue  # one report has the counts of all its bundles
             asked.add(primary)
             try:
                 reports.append(await self._counts(primary.address, store.id))

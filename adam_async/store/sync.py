@@ -9,12 +9,12 @@
 
 The store and its thread are here, the cluster and its thread in `cluster/sync.py`.
 
-All open stores of a process share one thread with an event loop, so stores at ``local`` share their servers.
+All open stores of a process share one thread with an event loop, so stores at ``local`` share servers, too.
 The first store starts the thread, and the end of the last store ends it. Several threads may call methods.
 
 Ctrl-C cancels the interrupted call; a sent push continues, and `settled` waits for it. The thread is a
-daemon, so an open store does not keep its process alive. A forked child process has no such thread, so its
-calls raise StoreError.
+daemon, so an open store does not keep its process alive. A forked child process has no such thread: there,
+calls on stores that were opened before the fork raise StoreError.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ class StoreThread:
 class Call(Future[_T]):
     """A coroutine on the thread, and the future of its outcome.
 
-    A future of `asyncio.run_coroutine_threadsafe` is done as soon as it is cancelled; this one is done when
+    A future of `asyncio.run_coroutine_threadsafe` is done as soon as it is cancelled; a `Call` is done when
     the coroutine has ended.
     """
 
@@ -106,7 +106,7 @@ class Call(Future[_T]):
         self._task: asyncio.Task[None] | None = None
 
     def wait(self) -> _T:
-        """Return the result. An interrupt of the wait cancels the coroutine, and waits until it has ended."""
+        """Return the result. After an interrupt, cancel the coroutine, and wait up to `CLOSE_S` for it."""
         try:
             return self.result()
         except BaseException:
@@ -259,7 +259,7 @@ class ParameterStore:
 
     @property
     def clock(self) -> int:
-        """Number of steps that this client has ended; 0 in a store without clocks."""
+        """Clock of this client, in steps. See `store.ParameterStore.clock`."""
         return self._store.clock
 
     @property
@@ -279,7 +279,7 @@ class ParameterStore:
 
     @property
     def closed(self) -> bool:
-        """Whether the store was closed."""
+        """Whether this client has ended: it was closed, or has failed."""
         return self._closed or self._store.closed
 
     # --- work ----------------------------------------------------------------------------------
@@ -393,7 +393,8 @@ async def _opened(opening: face.Opening) -> face.ParameterStore:
 def _abandon(thread: StoreThread, opening: face.Opening) -> None:
     """Close a store that was not closed, at its garbage collection or the end of the program.
 
-    A garbage collection may begin within any call, so this function takes no lock and does not wait.
+    A garbage collection may begin within any call, so this function neither takes the lock of `_SHARED` nor
+    waits.
     """
     if thread.forked:
         return

@@ -1,4 +1,4 @@
-"""Pure: the checked arguments of `ParameterStore.open`, and the consistencies by their texts."""
+"""Pure: the checked arguments of `ParameterStore.open`, and consistencies from and to their texts."""
 
 from typing import Literal
 
@@ -18,7 +18,7 @@ CREATE_WORDS = ("auto", "new", "never")
 
 
 class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The arguments of `ParameterStore.open` beside the address and the token.
+    """The arguments of `ParameterStore.open` except the address, the folder and the token.
 
     Raises:
         ConfigError: An argument is invalid; the message has its name and value.
@@ -36,7 +36,7 @@ class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     replicas: int
     """Number of clients that the first step waits for; 0 if not given."""
     copies: int | None = None
-    """Number of copies; None for `DEFAULT_COPIES` if the cluster has several controllers, else 1."""
+    """Number of copies; None: 1 with one controller, else `DEFAULT_COPIES`, or all live servers if fewer."""
     min_in_sync: int = 0
     """Number of copies that must have a push before it is applied; 0 if not given."""
     servers: int

@@ -11,8 +11,8 @@ no clock: the shell decides that a member is silent. Only the cluster map decide
 The begin of a session with a newer record waits until the member has that record.
 
 *Commit and apply.* The primary numbers entries and sends them to all members. An entry is committed once all
-members in sync hold it. While a change of the record is on its way, the members in sync before and after it
-count: the map may have the change already. Each member applies committed entries in order.
+members in sync, at least `min_in_sync`, hold it. During a change of the record, the members in sync before
+and after it count: the map may have the change already. Each member applies committed entries in order.
 
 *Why a later primary has all committed entries.* It was in sync before it became primary, so each earlier
 commit waited for it. A member drops an uncommitted entry only for another entry of the present primary at the
@@ -33,8 +33,8 @@ entries only as far as the primary has, so a piece is never older than the entri
 piece it skips the entries up to the piece's position, and all entries while it lacks the piece: see
 `applies_to`. So the effect of an entry on a piece must depend on the entry and that piece alone.
 
-*Dropping entries.* Members drop the entries that all members have applied, also the joining ones. So the log
-of each member in sync begins at or before the applied position of every other one.
+*Dropping entries.* Members drop the entries that all members have applied, also the joining ones with a
+session. So the log of each member in sync begins at or before the applied position of every other one.
 
 *The shell* carries out `take_effects` after each call, reports each record of the map, calls `report` once in
 an iteration of its loop, and applies entries in the order of `Apply`, in as many rounds as it likes. It

@@ -32,9 +32,9 @@ class LocalCopy:
     """The newest record that this member has seen in the cluster map."""
     log: Log = field(default_factory=Log)
     pieces: list[int] = field(default_factory=list)
-    """Positions of the pieces of the state that this member has: the first ones, in their order."""
+    """Position of each piece of the state that this member has; it gets the pieces in their order."""
     proposed: BundleRecord | None = None
-    """Proposed record, which the map may have already; it replaces `record`. None without a proposal."""
+    """Proposed successor of `record`, which the map may have already; None without a proposal."""
     effects: list[Effect] = field(default_factory=list)
 
     @property

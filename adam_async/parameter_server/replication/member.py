@@ -95,7 +95,7 @@ class BundleMember:
         return max(self.log.applied, self._copy.pieces[piece])
 
     def waits_for(self) -> tuple[Member, ...]:
-        """Return the members that must still hold the last entry; none on a secondary."""
+        """Return the members without the last entry that its commit waits for; none on a secondary."""
         return self._primary.waits_for() if self._primary is not None else ()
 
     def why_not_committing(self) -> str:
@@ -237,7 +237,7 @@ class BundleMember:
             content: Whole content of a `Copy` or `PieceCopy`, of `nbytes` bytes.
 
         Raises:
-            Violation: No correct member sends it. The state is unchanged.
+            Violation: No correct member sends this message. The state is unchanged.
         """
         record = self._copy.record
         if isinstance(message, Superseded):
@@ -284,7 +284,7 @@ class BundleMember:
             self._secondary.received(message, content)
 
     def _begin_waiting(self) -> None:
-        """Repeat the sessions that waited for this record; drop an invalid one."""
+        """Take the `Begin` messages that waited for a newer record; drop an invalid one."""
         waiting, self._waiting = self._waiting, {}
         for sender, begin in waiting.items():
             try:

@@ -50,7 +50,7 @@ class Primary:
         self._copy = copy
         self._generation = copy.record.generation
         self._tail = copy.log.last
-        """Position of the last entry of earlier generations, which this primary commits before it orders
+        """Position of the last entry of earlier generations, which this primary applies before it orders
         others."""
         self._serves = False
         self._links = set(links)
@@ -74,7 +74,7 @@ class Primary:
     # --- entries -----------------------------------------------------------------------------
 
     def propose(self, content: Any, nbytes: int) -> int:
-        """Append an entry and send it to all members; return its position."""
+        """Append an entry, send it to the members with a begun session, and return its position."""
         assert self.is_ordering, "this member orders no entries now"
         entry = self._copy.log.append(self._generation, content, nbytes)
         for member, peer in self._peers.items():
@@ -116,13 +116,13 @@ class Primary:
         return max(applied, self._copy.log.start)
 
     def _watermarks(self, member: Member, peer: _Peer) -> tuple[int, int]:
-        # A piece has this member's applied position, which a joining member must not exceed. Entries may pass
-        # a piece, whose link may be another one.
+        # A piece has this member's applied position, which a joining member must not exceed. Entries may
+        # arrive before an earlier piece, which may travel on another link.
         log = self._copy.log
         committed = log.committed if member in self._counted() else log.applied
         if peer.piece_at is not None:
             committed = min(committed, peer.piece_at)
-        # A member that joins again after a conflict in the map has all pieces.
+        # After a conflict in the map a member may join again, with all pieces: its watermark stays.
         committed = max(committed, peer.reported[0])
         return committed, min(self._applied_by_all(), committed)
 
@@ -207,7 +207,7 @@ class Primary:
         """Take an answer of a member.
 
         Raises:
-            Violation: No correct member sends it. The state is unchanged.
+            Violation: No correct member sends this answer. The state is unchanged.
         """
         if message.session > self._sessions.get(sender, 0):
             raise Violation("session", f"{message.session} of {sender} has not begun")
@@ -231,7 +231,7 @@ class Primary:
     def _is_present(self, peer: _Peer, message: Begun | Held) -> bool:
         """Return whether an answer is of the present session.
 
-        An answer of an earlier one may concern a dropped copy.
+        An answer of an earlier session may concern a dropped copy.
         """
         return message.session == peer.session
 
@@ -267,7 +267,7 @@ class Primary:
         """Send a piece once the member holds all entries in it. The entries may come on another link.
 
         Args:
-            position: Position of the last entry in it.
+            position: Position of the last entry in the piece.
         """
         if not self.wants_piece(asked):
             return
@@ -375,7 +375,7 @@ class Primary:
     # --- questions ---------------------------------------------------------------------------
 
     def waits_for(self) -> tuple[Member, ...]:
-        """Return the members that must still hold the last entry, in the order of their names."""
+        """Return the members without the last entry that its commit waits for, in order of their names."""
         last = self._copy.log.last
         return tuple(sorted(member for member in self._counted() if self._peers[member].held < last))
 

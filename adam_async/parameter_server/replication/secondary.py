@@ -18,7 +18,7 @@ class Secondary:
         self._session = 0
         """The newest session that the primary has begun in this generation."""
         self._is_open = False
-        """Whether messages of that session are expected."""
+        """Whether messages of the newest session are expected."""
         self._equal = copy.log.committed
         """Position up to which the log surely equals the log of the primary."""
         self._watermark = 0
@@ -52,7 +52,7 @@ class Secondary:
         if begin.session <= self._session:
             return  # of an earlier link
         if not self._may_begin(begin):
-            # A primary with an older record may have sent this before it struck this member out.
+            # A primary with an older record may have sent this `Begin` before it struck this member out.
             if begin.version == copy.record.changed:
                 raise Violation("begin", f"anew is {begin.anew}, with {copy.record}")
             return
@@ -88,7 +88,7 @@ class Secondary:
         """Take a message of the primary.
 
         Raises:
-            Violation: It does not follow the messages so far. The state is unchanged.
+            Violation: The message contradicts the earlier ones. The state is unchanged.
         """
         if message.session > self._session:
             raise Violation("session", f"{message.session} has not begun, after {self._session}")
