@@ -44,7 +44,8 @@ class Node:
             limit without batching, and 1 with batching, because a batch forms only while tags wait.
 
     Raises:
-        GraphError: A name is empty, or a number is below 1.
+        GraphError: The name is empty, a number is below 1, ports are one string, or `fn` is a coroutine
+            function.
     """
 
     name: str
@@ -118,8 +119,8 @@ class Graph:
         outputs: Ports reported to the outside when they get their value.
 
     Raises:
-        GraphError: A name is used twice, a port has no writer, an input has no reader, or nodes wait for each
-            other in a cycle. The message names the node or port.
+        GraphError: There is no node, a name is used twice, a port has no writer, an input has no reader, or
+            nodes wait for each other in a cycle. The message names the node or port.
     """
 
     nodes: tuple[Node, ...]
@@ -182,7 +183,8 @@ class Graph:
         """Check that each port that is read is written, and each input is read.
 
         Raises:
-            GraphError: A port that is read has no writer, or an input has no reader; the message names it.
+            GraphError: A port that is read has no writer, an input has no reader, or an output is listed
+                twice; the message names the port.
         """
         ports = set(self.ports)
         for node in self.nodes:
@@ -215,7 +217,7 @@ class Graph:
 
 
 def _one_cycle(stuck: list[Node]) -> list[str]:
-    """Follow writers backwards among nodes that wait for each other, and return the first cycle."""
+    """Follow writers backwards from the first stuck node, and return the names of the cycle found."""
     writer = {port: node for node in stuck for port in node.outputs}
     node = stuck[0]
     path: list[str] = []
