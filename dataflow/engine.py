@@ -110,9 +110,10 @@ class Engine:
     """Runs one graph for many tags at once. An asynchronous context manager.
 
     Leaving the block abandons all live tags, waits until no thread runs a call of them, and raises the error
-    that stopped the engine, such as a `NodeFailed` or the error of a callback. Call `drain` first to finish all
-    admitted tags. Cancelling does not shorten the wait for threads, because the caller may reuse the contexts
-    afterwards. If a job takes longer than `EngineSettings.close_timeout_s`, the exit raises WaitTimedOut.
+    that stopped the engine, such as a `NodeFailed` or the error of a callback. Call `drain` first to finish
+    all admitted tags. Cancelling does not shorten the wait for threads, because the caller may reuse the
+    contexts afterwards. If a job takes longer than `EngineSettings.close_timeout_s`, the exit raises
+    WaitTimedOut.
 
     Args:
         pool: Pool of the heavy nodes. The pool must stay open as long as the engine.

@@ -31,7 +31,7 @@ class DataflowError(Exception):
 
 
 class GraphError(DataflowError):
-    """The description of a graph is wrong; the message has the cause, and the node or port if there is one."""
+    """The description of a graph is wrong; the message has the cause, and often the node or port."""
 
 
 class TokenError(DataflowError):

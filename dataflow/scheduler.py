@@ -19,7 +19,8 @@ A tag moves through these states:
 *early*: tokens arrived before the tag was admitted. The scheduler keeps at most `early_limit` such tokens.
 *live*: the tag has a slot (of `in_flight`) and a context. *abandoned, still running*: a call of the tag has
 not been reported back, and cannot be stopped. The slot is free at once for another tag; the context is not,
-because a thread may write to it. `SettledTags` keeps *finished* and *abandoned* tags; the scheduler drops and counts their tokens.
+because a thread may write to it. `SettledTags` keeps *finished* and *abandoned* tags; the scheduler drops and
+counts their tokens.
 
 A tag has finished when all its nodes have fired, not when all outputs have their values, because a node that
 only sends is part of the work.
@@ -30,9 +31,9 @@ its end and the end of its calls; admission never exceeds `in_flight`; a gated n
 calls.
 
 A *gated* node (`jobs` is set) keeps its ready firings in a queue. While a gated node has fewer than `jobs`
-running calls, the next call takes up to `batch` ready firings. Batches therefore grow when calls are slow, and an
-idle node starts at once. Firings that become ready between two `take_effects` join one batch, because only
-`take_effects` opens the queues.
+running calls, the next call takes up to `batch` ready firings. Batches therefore grow when calls are slow,
+and an idle node starts at once. Firings that become ready between two `take_effects` join one batch, because
+only `take_effects` opens the queues.
 """
 
 from __future__ import annotations

@@ -30,10 +30,11 @@ MAX_PARAMETERS = (1 << 29) - (1 << 20)
 """Maximum number of parameters in one file: 2 GiB of float32, the limit of ONNX, less 4 MiB for the graph."""
 
 TOLERANCE = 1e-5
-"""Maximum difference between a runtime's scores and the network's, relative to the largest score, or to 1."""
+"""Maximum difference between a runtime's scores and the network's, relative to the largest absolute score, or
+to 1 if that is larger."""
 
 GROUPS = (1, 3)
-"""Numbers of images in the passes of the check; two numbers show that the file takes any number of images."""
+"""Numbers of images in the passes of the check; two numbers find a file with a fixed number of images."""
 
 IMAGES, SCORES, NAMES = "images", "scores", "class_names"
 """Names of the input, of the output, and of the metadata with the names of the classes."""
@@ -93,7 +94,7 @@ def check_onnx(data: bytes, model: Model) -> float | None:
         The largest difference, in units of the scores; None if onnxruntime is not installed.
 
     Raises:
-        ModelError: A score differs by more than `TOLERANCE`.
+        ModelError: A score differs by more than `TOLERANCE`, or the scores have another shape.
     """
     try:
         runtime = import_module("onnxruntime")
