@@ -81,7 +81,7 @@ class ParameterSpec:
     """One tensor of a layer.
 
     `kind` distinguishes a layer's tensors: ``"weight"``, ``"bias"`` or another word. `bound` is the
-    half-width of the uniform start values. A `frozen` tensor keeps its initial values and has no gradient.
+    half-width of the uniform start values. A `frozen` tensor keeps its values and has no gradient.
 
     A cut tensor has the name of the whole tensor and the `shape` of its part, the rows from `first_row` on.
     `of_rows` is the number of rows of the whole tensor; 0 if this tensor is whole.
@@ -201,7 +201,7 @@ class Layer(ABC):
     """Whether the layer only moves values, unless ``__init__`` sets `moves`. In a cut network no worker sends
     the output of such a layer: each worker that reads the output computes all of it from the input."""
     SHARES_INPUT: ClassVar[bool] = False
-    """Whether output and error gradient may share the memory of the (only) input."""
+    """Whether output and error gradient may use the memory of the (only) input and of its error gradient."""
     OVERWRITES: ClassVar[bool] = False
     """Whether a layer that shares its input's memory changes the values there."""
     READS_OUTPUT: ClassVar[bool] = False
@@ -394,7 +394,7 @@ class Layer(ABC):
         return None
 
     def failure(self, method: str, error: Exception) -> Exception:
-        """Make an error that names this layer and its method; a `ModelError` stays as it is."""
+        """Make an error that names this layer and its method; a ModelError or MemoryError stays as it is."""
         if isinstance(error, ModelError | MemoryError):
             return error
         failure = LayerFailed(self.name, self.spec.kind, method, error)

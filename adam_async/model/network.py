@@ -94,7 +94,8 @@ class Network:
         layers: Kinds of layers that the spec may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
 
     Raises:
-        SpecError: The spec cannot be built, or `kernels` is ``"numba"`` and not installed.
+        SpecError: The spec cannot be built, `dtype` is another type, or `kernels` is unknown or not
+            installed.
     """
 
     def __init__(

@@ -92,7 +92,8 @@ class ModelSpec:
     """A whole network. After construction every layer's `inputs` are explicit.
 
     Raises:
-        SpecError: Two layers share a name, a layer reads a later one, or the list is empty.
+        SpecError: The input has another form, a name is empty or taken twice, a layer reads an unknown or a
+            later one, or the list is empty.
     """
 
     name: str

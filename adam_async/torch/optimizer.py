@@ -251,8 +251,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
             The loss of `closure`; None without `closure`.
 
         Raises:
-            StoreError: A gradient is missing, sparse, not finite or of another shape, and its push was not sent;
-                or see `ParameterStore.push_pull`. Or an exchange of an earlier step failed.
+            StoreError: A gradient is missing, sparse, not finite or of another shape, and its push was not
+                sent; or see `ParameterStore.push_pull`. Or an exchange of an earlier step failed.
             DeadlineExceeded: A server or the slowest client did not answer in time; see `ParameterStore`.
         """
         loss = None

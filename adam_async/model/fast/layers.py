@@ -204,7 +204,7 @@ class FastSoftmaxCrossEntropy(Compiled, SoftmaxCrossEntropy):
         return [Op.of(program.SOFTMAX, self.input_shapes[0][0], slots.images, *arrays)]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
-        """Subtract one from the right class's share."""
+        """Subtract one from the right class's share, and scale; see `SoftmaxCrossEntropy.backward`."""
         target = slots.input_error
         arrays = (target, slots.scratch["shares"], slots.scratch["targets"], self._factors(slots))
         return [Op.of(program.SOFTMAX_BACK, self.input_shapes[0][0], slots.images, *arrays)]

@@ -1,8 +1,8 @@
 """Pure: kernels of gradient descent in place; they read and write each weight once.
 
-`hyper` is (rate, momentum, weight decay, 1 with Nesterov's momentum, else 0). A gradient is checked before
-its tensor changes; a small gradient is checked value by value. The gradient of a dense layer usually needs no
-such check: none of its values exceeds the number of images times the largest error times the largest input.
+`hyper` is (rate, momentum, weight decay, 1 with Nesterov's momentum, else 0). A gradient is checked value
+by value before its tensor changes. The gradient of a dense layer's weights usually needs no such check: none
+of its values exceeds the number of images times the largest error times the largest input.
 Only if this bound is not a number, or near the end of the number range, the kernel forms the whole gradient
 and checks it.
 """

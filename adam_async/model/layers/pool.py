@@ -9,7 +9,7 @@ receives the gradient of an output. Backward compares operand after operand with
 operand receives the error gradient, all others zero. A value passes whole or not at all, so nothing is
 rounded.
 
-Average pooling: every value of a square receives the same part of its error gradient.
+Average pooling: every value of a square receives the same part of the square's error gradient.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Pure: a square kernel that slides over an image, and the columns of values under it.
 
-Letters: C input channels, K one position in the kernel of all input channels (C * kernel * kernel), N one
-output pixel of one image (height * width * B).
+Letters: C input channels, K positions in the kernel of all input channels (C * kernel * kernel), N output
+pixels of all images (height * width * B).
 
 Convolution and the locally connected layer differ only in the weights of each column. Both read `columns`, of
 shape (C, kernel, kernel, rows, columns, B): the values under the kernel at every output pixel. The batch is

@@ -44,7 +44,7 @@ class LayerPlan:
     recomputed: bool = False
     """Whether every worker computes all rows of the output that it reads, instead of receiving some."""
     whole: str = ""
-    """Reason why the layer is not cut; empty if it is."""
+    """Reason why a vertical plan leaves the layer whole; otherwise empty."""
 
     def block(self, worker: int) -> range:
         """Return the rows (or features) that one worker owns."""
