@@ -9,8 +9,8 @@ therefore fire in the same iteration of the loop as its completion, and a wake-u
 costs one submission. Callbacks and light nodes may call the engine again; that only adds effects to the
 current turn.
 
-The engine itself never waits. Its one task watches for the failure that stops it, so the failure cancels the
-body of the `async with` like a failure in a task group.
+The engine itself never waits. The engine's one task watches for the failure that stops it, so the failure
+cancels the body of the `async with` like a failure in a task group.
 """
 
 from __future__ import annotations
@@ -85,8 +85,7 @@ class EngineSettings:
     Attributes:
         on_failure: Effect of a failing node: "stop" the engine, or "drop" its tag and count it.
         early_limit: Maximum number of tokens kept for tags not admitted yet.
-        keep_epochs: Number of epochs whose settled tags are kept tag by tag; all tags of older epochs count
-            as settled.
+        keep_epochs: Number of epochs kept tag by tag; all tags of older epochs count as settled.
         wait_timeout_s: Default time limit of `admit`, `wait_room`, `wait_finished` and `drain`, in seconds.
         close_timeout_s: Maximum wait for running jobs at the end of the block, in seconds.
     """
@@ -111,9 +110,8 @@ class Engine:
 
     Leaving the block abandons all live tags, waits until no thread runs a call of them, and raises the error
     that stopped the engine, such as a `NodeFailed` or the error of a callback. Call `drain` first to finish
-    all admitted tags. Cancelling does not shorten the wait for threads, because the caller may reuse the
-    contexts afterwards. If a job takes longer than `EngineSettings.close_timeout_s`, the exit raises
-    WaitTimedOut.
+    all admitted tags. Cancelling does not shorten the wait for threads: the caller may reuse the contexts
+    afterwards. If a job takes longer than `EngineSettings.close_timeout_s`, the exit raises WaitTimedOut.
 
     Args:
         pool: Pool of the heavy nodes. The pool must stay open as long as the engine.
@@ -255,8 +253,8 @@ class Engine:
     def abandon(self, tag: Tag) -> bool:
         """Abandon `tag`; return False if it was settled.
 
-        The tag's slot is free at once. Its context is free once no thread runs a call of the tag. Calls that
-        have not started never start. A tag that was not admitted can no longer be admitted.
+        The tag's slot is free at once. The tag's context is free once no thread runs a call of the tag. Calls
+        that have not started never start. A tag that was not admitted can no longer be admitted.
         """
         self._check_running()
         known = self._scheduler.abandon(tag)

@@ -40,12 +40,11 @@ class Node:
             short.
         cost: Label of the node's jobs for the pool; the name by default.
         batch: Maximum number of ready tags per call.
-        jobs: Maximum number of simultaneous calls; later ready tags wait, and form the next batch. None is no
-            limit without batching, and 1 with batching, because a batch forms only while tags wait.
+        jobs: Maximum number of simultaneous calls; later ready tags wait, and form the next batch. None means
+            no limit without batching, and 1 with batching, because a batch forms only while tags wait.
 
     Raises:
-        GraphError: The name is empty, a number is below 1, ports are one string, or `fn` is a coroutine
-            function.
+        GraphError: The name is empty, a number is below 1, or ports or `fn` have the wrong type.
     """
 
     name: str
@@ -183,8 +182,7 @@ class Graph:
         """Check that each port that is read is written, and each input is read.
 
         Raises:
-            GraphError: A port that is read has no writer, an input has no reader, or an output is listed
-                twice; the message names the port.
+            GraphError: A port that is read has no writer, an input no reader, or an output is listed twice.
         """
         ports = set(self.ports)
         for node in self.nodes:

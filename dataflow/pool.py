@@ -412,10 +412,7 @@ class ComputePool:
         return len(jobs)
 
     def call_when_room(self, callback: Callable[[], None]) -> None:
-        """Call back once, on the loop, when jobs have returned and at least one fits again.
-
-        Callbacks run in the order of requests.
-        """
+        """Call back once, on the loop, when a completed job leaves room; earlier requests come first."""
         self._wants_room.append(callback)
 
     def submit(

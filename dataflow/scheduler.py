@@ -17,10 +17,10 @@ A tag moves through these states:
        +--abandon-------------------------------------------------+
 
 *early*: tokens arrived before the tag was admitted. The scheduler keeps at most `early_limit` such tokens.
-*live*: the tag has a slot (of `in_flight`) and a context. *abandoned, still running*: a call of the tag has
-not been reported back, and cannot be stopped. The slot is free at once for another tag; the context is not,
-because a thread may write to it. `SettledTags` keeps *finished* and *abandoned* tags; the scheduler drops and
-counts their tokens.
+*live*: the tag has a slot (of `in_flight`) and a context. *abandoned, still running*: a call of the tag is
+unreported, and cannot be stopped. The slot is free at once for another tag; the context is not, because a
+thread may write to it. `SettledTags` keeps *finished* and *abandoned* tags; the scheduler drops and counts
+their tokens.
 
 A tag has finished when all its nodes have fired, not when all outputs have their values, because a node that
 only sends is part of the work.
@@ -72,8 +72,7 @@ class Scheduler:
         keep_epochs: Number of epochs whose settled tags are kept tag by tag; see `SettledTags`.
 
     Raises:
-        ValueError: `in_flight` or `keep_epochs` is below 1, `early_limit` is negative, or the number of
-            contexts is below `in_flight`.
+        ValueError: A number is below its minimum, or the number of contexts is below `in_flight`.
     """
 
     def __init__(

@@ -26,8 +26,8 @@ class Token(NamedTuple):
 class TraceRecord(NamedTuple):
     """One ended firing, with times in seconds of the pool's clock. A named tuple is cheap to make.
 
-    Light nodes have `queued == started` and the thread "loop". All firings of one batch share `queued`, and
-    the other times unless the function set them.
+    Light nodes have `queued == started` and the thread "loop". The firings of a batch share
+    `queued`, and by default the other times.
     """
 
     node: str

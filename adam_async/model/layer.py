@@ -1,8 +1,8 @@
 """Pure: the interface of a layer.
 
 A layer is one class. A layer has shapes and arithmetic, and neither arrays nor an optimiser or a thread, so
-one object serves any number of contexts at once. Its three steps are separate, so segments, partitions and
-push protocols can combine them:
+one object serves any number of contexts at once. The three steps of a layer are separate, so segments,
+partitions and push protocols can combine them:
 
     forward          computes the output from inputs and weights
     backward         computes the inputs' error gradients from the output's
@@ -309,8 +309,8 @@ class Layer(ABC):
     def cut(self, block: range) -> "Layer":
         """Make a layer of the same name that computes only `block` of the output.
 
-        Its inputs are exactly the ranges that `needs` returns; `input_shapes`, `output_shape`, `parameters`
-        and `multiply_adds` describe the part. A cut layer can be cut again; its rows count from 0.
+        The cut layer reads exactly the ranges that `needs` returns; `input_shapes`, `output_shape`,
+        `parameters` and `multiply_adds` describe the part. A cut layer can be cut again; rows count from 0.
 
         Returns:
             The cut layer; this layer itself if the block is the whole output.
@@ -371,9 +371,9 @@ class Layer(ABC):
     def backward(self, weights: Weights, slots: Slots) -> None:
         """Fill each of ``slots.input_errors`` that is not None from ``slots.error``.
 
-        The method is called only if at least one of them is not None. It may overwrite ``slots.error`` only
-        if `SHARES_INPUT` is true. Weights may differ from those of forward, because other threads update them
-        without a lock, by design.
+        The method is called only if at least one of them is not None. The method may overwrite
+        ``slots.error`` only if `SHARES_INPUT` is true. Weights may differ from those of forward, because
+        other threads update them without a lock, by design.
         """
 
     def delta(self, slots: Slots, kind: str, out: Array) -> None:

@@ -1,9 +1,8 @@
 """Pure: update rules, from a gradient to new values.
 
 A rule is a frozen value with its constants. Its state belongs to the owner of the values (a shard) and is a
-dictionary of arrays. `state_names` names the elementwise arrays, which have one number per value, and are
-cut, copied and saved with the values. `scalar_names` names the arrays of one number per shard, such as Adam's
-count of steps.
+dictionary of arrays. `state_names` names arrays of one number per value, which are cut, copied and saved with
+the values. `scalar_names` names arrays of one number per shard, such as Adam's count of steps.
 
 `apply` works in place, block by block, so a block's values, state, gradient and scratch stay in the first two
 caches through all operations. Blocks are independent, so the result does not depend on their size. The caller
@@ -62,7 +61,7 @@ class Rule(Protocol):
 
         Args:
             values: The values, C-contiguous.
-            state: Their state, from `new_state`.
+            state: State of the values, from `new_state`.
             gradient: Array of the same shape and dtype, C-contiguous; not changed.
             rate: Learning rate of this application.
             scratch: Scratch of the same dtype, from `new_scratch`.

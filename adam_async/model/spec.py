@@ -92,8 +92,7 @@ class ModelSpec:
     """A whole network. After construction every layer's `inputs` are explicit.
 
     Raises:
-        SpecError: The input has another form, a name is empty or taken twice, a layer reads an unknown or a
-            later one, or the list is empty.
+        SpecError: The input, a layer's name or a layer's inputs are invalid, or the list is empty.
     """
 
     name: str

@@ -9,9 +9,9 @@ Names and layouts are the same on both sides: the tensor ``fc1.weight`` of a net
 ``block.fc1``, is a path of nested modules. A layer with the name of an attribute of modules, such as
 ``half``, gets an underscore, ``half_``.
 
-A module has no loss. It takes images as floats from 0 to 1, (N, C, H, W) or (N, features), and returns
-scores, the input of the network's loss layer. `Model.predict` also divides uint8 images by 255, and takes the
-softmax of the scores.
+A module has no loss. The module takes images as floats from 0 to 1, (N, C, H, W) or (N, features), and
+returns scores, the input of the network's loss layer. `Model.predict` also divides uint8 images by 255, and
+takes the softmax of the scores.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -201,9 +201,9 @@ def from_module(
 ) -> Model:
     """Make a model of a module: an `nn.Sequential`, nested to any depth, of layers that this package has.
 
-    These are Linear, Conv2d, MaxPool2d, AvgPool2d, ReLU, Sigmoid, Tanh, Dropout, LocalResponseNorm, Flatten,
-    Identity (the network has no layer for it), and all that `to_module` returns. A layer's name is its path
-    in the module, such as ``"0"`` or ``"features.0"``. A layer is frozen if all its parameters have
+    Known layers are Linear, Conv2d, MaxPool2d, AvgPool2d, ReLU, Sigmoid, Tanh, Dropout, LocalResponseNorm,
+    Flatten, Identity (the network has no layer for it), and all that `to_module` returns. A layer's name is
+    its path in the module, such as ``"0"`` or ``"features.0"``. A layer is frozen if all its parameters have
     ``requires_grad`` False. The call does not change the module.
 
     ``model.save(folder)`` writes the file for ``train --init folder``; `LocalCluster` takes ``init=model``.

@@ -1,9 +1,9 @@
 """Networks as ONNX files for other runtimes. This file needs the extra ``onnx``.
 
 PyTorch's exporter writes the module of `to_module`. An ONNX file computes in float32, even for a network in
-float64, because runtimes lack float64 for some layers. Its one input is ``images``: floats from 0 to 1,
-(N, C, H, W) or (N, features), for any N. Its one output is ``scores``, the input of the network's loss layer.
-If the classes have names, its metadata has them as a JSON list under the key ``class_names``.
+float64, because runtimes lack float64 for some layers. The file's one input is ``images``: floats from 0 to
+1, (N, C, H, W) or (N, features), for any N. The one output is ``scores``, the input of the network's loss
+layer. If the classes have names, the metadata has them as a JSON list under the key ``class_names``.
 """
 
 import json
@@ -30,8 +30,7 @@ MAX_PARAMETERS = (1 << 29) - (1 << 20)
 """Maximum number of parameters in one file: 2 GiB of float32, the limit of ONNX, less 4 MiB for the graph."""
 
 TOLERANCE = 1e-5
-"""Maximum difference between a runtime's scores and the network's, relative to the largest absolute score, or
-to 1 if that is larger."""
+"""Maximum difference of a runtime's scores from the network's, relative to max(1, largest absolute score)."""
 
 GROUPS = (1, 3)
 """Numbers of images in the passes of the check; two numbers find a file with a fixed number of images."""

@@ -20,8 +20,7 @@ gradients and parameters get new memory, so a late answer changes no parameter, 
 gradients of its step. Factors share the memory of the program's batches, so pushes copy them. With a larger
 `max_staleness`, or on a GPU, gradients and values have `Staging` memory. Up to `max_staleness` exchanges stay
 in flight during the next forward and backward passes, and a later `step()` copies values that have arrived
-into the parameters. Only calls such as `step()`, `pull()` and `flush()` change parameters, never a forward or
-backward pass.
+into the parameters. Only methods such as `step()` change parameters, never a forward or backward pass.
 
 The rule's state (momentum, means) is on the servers. With `pull_every` above 1 each `step()` that does not
 wait for a pull takes a local step, ``p -= rate * gradient``, in parameters with the rule `Sgd`, as the
@@ -84,8 +83,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         max_staleness: Maximum number of unanswered pushes when `step()` returns. With 0 `step()` waits
             for the answer to its push, and for the pull if one is due. None: 0, or 1 with `pull_every` above
             1.
-        overlap: Whether gradients are pushed during the backward pass. The program must not change
-            these gradients.
+        overlap: Whether gradients are pushed during the backward pass; the program must not change gradients.
         buffers: ``local``, ``averaged``, ``push`` or ``pull``; see `adam_async.torch.buffers`.
         factors: Whether the gradient of an `nn.Linear` weight is pushed as two factors if these have fewer
             values (see `adam_async.torch.factors`). Such a weight has no `grad`, so gradient clipping does

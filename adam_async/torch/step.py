@@ -55,8 +55,7 @@ PROBED = 2
 """Number of images in the trial pass of `prepare`, 2 because normalisation needs more than one."""
 
 CONSTANTS_SEED = 0
-"""Seed of the trial pass of `prepare`, and, if a function makes the module, of its tensors that are no
-arrays."""
+"""Seed of the trial pass of `prepare`, and of the constants of a module that a function makes."""
 
 SAVED_TYPES = (
     torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
@@ -151,8 +150,8 @@ class TorchStep(TrainStep):
         """Whether a repetition of `step` gives equal bits; False before `prepare`.
 
         `prepare` sees the draws of its trial pass from the streams of PyTorch, Python (`random`) and NumPy
-        (`numpy.random`). It sees no draws of a generator object of the module's own, of other branches of
-        `forward`, or of other sources, such as the clock: do not record a run of a step with such draws.
+        (`numpy.random`). `prepare` sees no draws of a generator object of the module's own, of other branches
+        of `forward`, or of other sources, such as the clock: do not record a run of a step with such draws.
         """
         self._drawn: frozenset[str] = random_streams.ALL
         """Random streams that `step` seeds."""
@@ -219,8 +218,7 @@ class TorchStep(TrainStep):
                 ) from error
             found = drawn() if self._device.type == "cpu" else drawn() | {"PyTorch"}
         for name, value in values.items():
-            # A change through `parameter.data` leaves the version counter as it was.
-            if not np.array_equal(value, kept[name]):
+            if not np.array_equal(value, kept[name]):  # changes by `parameter.data` are not counted
                 raise ConfigError(changed_in_place(name))
         return found
 

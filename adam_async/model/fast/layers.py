@@ -1,6 +1,6 @@
 """Pure: small layers with compiled kernels, and the table of all layers with compiled kernels.
 
-Each is the NumPy layer with other steps: shapes, options, parameters and factors are the same.
+Each compiled layer is the NumPy layer with other steps: shapes, options, parameters and factors are the same.
 """
 
 from collections.abc import Mapping

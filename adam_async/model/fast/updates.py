@@ -151,9 +151,9 @@ def descend_outer(t, like, hyper):
     """Check and apply the gradient of a dense layer's weights (m, n) = errors (m, k) x (n, k)T.
 
     Fields: m n k, values errors x turned, buffer block refused, whole. `block` is memory for n values, and
-    for TILE_ROWS rows of COLUMNS values; `turned` is memory for x, batch first. Both have `apart` as the
-    distance between rows. `whole` is the address of the fields of an `outer`, for a gradient that the bound
-    does not prove finite.
+    for TILE_ROWS rows of COLUMNS values; `turned` is memory for x, batch first. Rows of both arrays have
+    `apart` as their distance. `whole` is the address of the fields of an `outer`, for a gradient that the
+    bound does not prove finite.
     """
     m, n, k = t[1], t[2], t[3]
     if _bounded(t[5], m * k, t[6], n * k, k, like):
