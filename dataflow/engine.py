@@ -9,8 +9,8 @@ therefore fire in the same iteration of the loop as its completion, and a wake-u
 costs one submission. Callbacks and light nodes may call the engine again; that only adds effects to the
 current turn.
 
-The engine itself never waits. Its one task watches for the failure that stops it, so the failure cancels the
-body of the `async with` like a failure in a task group.
+The engine itself never waits. The engine's one task watches for the failure that stops it, so the failure
+cancels the body of the `async with` like a failure in a task group.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class EngineStatistics:
     firings: int
     """Number of completed firings of live tags."""
     dropped_tokens: int
-    """Number of tokens that arrived for settled tags."""
+    """Number of late tokens of settled tags, and of early tokens whose tags were abandoned."""
     live: int
     """Number of live tags."""
     still_running: int
@@ -85,7 +85,7 @@ class EngineSettings:
     Attributes:
         on_failure: Effect of a failing node: "stop" the engine, or "drop" its tag and count it.
         early_limit: Maximum number of tokens kept for tags not admitted yet.
-        keep_epochs: Number of epochs whose tags are kept one by one; tags of older epochs count as settled.
+        keep_epochs: Number of epochs kept tag by tag; all tags of older epochs count as settled.
         wait_timeout_s: Default time limit of `admit`, `wait_room`, `wait_finished` and `drain`, in seconds.
         close_timeout_s: Maximum wait for running jobs at the end of the block, in seconds.
     """
@@ -109,15 +109,15 @@ class Engine:
     """Runs one graph for many tags at once. An asynchronous context manager.
 
     Leaving the block abandons all live tags, waits until no thread runs a call of them, and raises the error
-    that stopped the engine: a `NodeFailed`, or the error of a callback. Call `drain` first to finish all
-    admitted tags. Cancelling does not shorten the wait for threads, because the caller may reuse the contexts
-    afterwards. A job that takes longer than `EngineSettings.close_timeout_s` raises WaitTimedOut.
+    that stopped the engine, such as a `NodeFailed` or the error of a callback. Call `drain` first to finish
+    all admitted tags. Cancelling does not shorten the wait for threads: the caller may reuse the contexts
+    afterwards. If a job takes longer than `EngineSettings.close_timeout_s`, the exit raises WaitTimedOut.
 
     Args:
         pool: Pool of the heavy nodes. The pool must stay open as long as the engine.
         contexts: Training contexts, at least `in_flight`; see `Scheduler`.
         on_output: Callback on the loop, ``on_output(port, tag, value)``, for each value of a graph output.
-        on_room: Callback on the loop, within a turn after which a tag can be admitted. The callback may call
+        on_room: Callback on the loop, in each turn that leaves room for a tag. The callback may call
             `admit_nowait`, which costs less than a task that waits in `admit` for every tag.
         trace: Callback on the loop with the record of every ended firing. None leaves out the measurements.
         settings: Limits of the engine, and the effect of a failure.
@@ -176,8 +176,8 @@ class Engine:
         try:
             await self._task_group.__aexit__(kind, error, trace)
         except BaseExceptionGroup as group:
-            # The refusal of the body follows from the error that stopped the engine, so it is no second
-            # error. Cancelling the watch has cancelled the future.
+            # An EngineClosed of the body follows from the error that stopped the engine, so it is no second
+            # error. If no error stopped the engine, the end of the watch has cancelled the future.
             failed = self._failure.done() and not self._failure.cancelled()
             failure = self._failure.exception() if failed else None
             errors = group if failure is None else group.split(EngineClosed)[1]
@@ -253,8 +253,8 @@ class Engine:
     def abandon(self, tag: Tag) -> bool:
         """Abandon `tag`; return False if it was settled.
 
-        The tag's slot is free at once. Its context is free once no thread runs a call of the tag. Calls that
-        have not started never start. A tag that was not admitted can no longer be admitted.
+        The tag's slot is free at once. The tag's context is free once no thread runs a call of the tag. Calls
+        that have not started never start. A tag that was not admitted can no longer be admitted.
         """
         self._check_running()
         known = self._scheduler.abandon(tag)
@@ -269,7 +269,7 @@ class Engine:
         Raises:
             TagUnknown: The tag was never admitted.
             TagAbandoned: The tag was abandoned during the wait.
-            EngineClosed: The engine is not running.
+            EngineClosed: The engine is not running, or stopped during the wait.
             WaitTimedOut: The wait took longer than `timeout_s`.
         """
         self._check_running()
@@ -283,7 +283,7 @@ class Engine:
         """Wait until no tag is live and no thread runs a call. Cancelling is harmless.
 
         Raises:
-            EngineClosed: The engine is not running.
+            EngineClosed: The engine is not running, or stopped during the wait.
             WaitTimedOut: The wait took longer than `timeout_s`; the message lists the missing inputs per tag.
         """
         self._check_running()
@@ -398,7 +398,7 @@ class Engine:
             self._record(call)
 
     def _submit(self) -> None:
-        """Submit the backlog in one call; the calls without room wait until the pool has some."""
+        """Submit the backlog in one call; calls that the pool does not accept wait until it has room."""
         backlog = self._backlog
         sink = self._sink
         for call in backlog:

@@ -4,9 +4,9 @@ DataflowError
 ├── GraphError             a graph's description is wrong; raised when it is built
 ├── TokenError             a delivery was wrong
 │   ├── UnknownPort            the graph has no such input
-│   ├── DuplicateToken         a second token for one input of a live tag
+│   ├── DuplicateToken         a second token for one input of one tag
 │   └── TooManyEarlyTokens     too many tokens for tags not yet admitted
-├── TagError               a tag was used wrongly, or has another state than assumed
+├── TagError               a tag has another state than the caller assumed
 │   ├── TagInFlight            admitted twice
 │   ├── TagSettled             admitted again after it finished or was abandoned
 │   ├── TagUnknown             waited for, but never admitted
@@ -31,11 +31,11 @@ class DataflowError(Exception):
 
 
 class GraphError(DataflowError):
-    """The description of a graph is wrong; the message names the node or port at fault."""
+    """The description of a graph is wrong; the message has the cause, and often the node or port."""
 
 
 class TokenError(DataflowError):
-    """The graph refused a delivered token."""
+    """The scheduler refused a delivered token."""
 
 
 class UnknownPort(TokenError):
@@ -47,7 +47,7 @@ class UnknownPort(TokenError):
 
 
 class DuplicateToken(TokenError):
-    """A second token arrived at `port` for the live `tag`."""
+    """A second token arrived at `port` for `tag`, which is live or not yet admitted."""
 
     def __init__(self, *, port: str, tag: Tag) -> None:
         super().__init__(
@@ -59,7 +59,7 @@ class DuplicateToken(TokenError):
 
 
 class TooManyEarlyTokens(TokenError):
-    """More than `limit` tokens wait for tags that were never admitted."""
+    """A token came for a `tag` not yet admitted, and `limit` such tokens wait already."""
 
     def __init__(self, *, port: str, tag: Tag, limit: int) -> None:
         super().__init__(
@@ -113,7 +113,7 @@ class TagAbandoned(TagError):
 class NodeFailed(DataflowError):
     """The function of `node` raised; its error is the `__cause__`.
 
-    `tags` has every tag of the failed call, more than one only for a batching node; `tag` is the first.
+    `tags` has the live tags of the failed call, more than one only for a batching node; `tag` is the first.
     """
 
     def __init__(self, *, node: str, tags: Sequence[Tag], cause: BaseException) -> None:

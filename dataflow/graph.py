@@ -40,11 +40,11 @@ class Node:
             short.
         cost: Label of the node's jobs for the pool; the name by default.
         batch: Maximum number of ready tags per call.
-        jobs: Maximum number of simultaneous calls; later ready tags wait, and form the next batch. None is no
-            limit without batching, and 1 with batching, because a batch forms only while tags wait.
+        jobs: Maximum number of simultaneous calls; later ready tags wait, and form the next batch. None means
+            no limit without batching, and 1 with batching, because a batch forms only while tags wait.
 
     Raises:
-        GraphError: A name is empty, or a number is below 1.
+        GraphError: The name is empty, a number is below 1, or ports or `fn` have the wrong type.
     """
 
     name: str
@@ -118,8 +118,8 @@ class Graph:
         outputs: Ports reported to the outside when they get their value.
 
     Raises:
-        GraphError: A name is used twice, a port has no writer, an input has no reader, or nodes wait for each
-            other in a cycle. The message names the node or port.
+        GraphError: There is no node, a name is used twice, a port has no writer, an input has no reader, or
+            nodes wait for each other in a cycle. The message names the node or port.
     """
 
     nodes: tuple[Node, ...]
@@ -182,7 +182,7 @@ class Graph:
         """Check that each port that is read is written, and each input is read.
 
         Raises:
-            GraphError: A port that is read has no writer, or an input has no reader; the message names it.
+            GraphError: A port that is read has no writer, an input no reader, or an output is listed twice.
         """
         ports = set(self.ports)
         for node in self.nodes:
@@ -215,7 +215,7 @@ class Graph:
 
 
 def _one_cycle(stuck: list[Node]) -> list[str]:
-    """Follow writers backwards among nodes that wait for each other, and return the first cycle."""
+    """Follow writers backwards from the first stuck node, and return the names of the cycle found."""
     writer = {port: node for node in stuck for port in node.outputs}
     node = stuck[0]
     path: list[str] = []

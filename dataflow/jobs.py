@@ -15,8 +15,8 @@ Sink = Callable[[list["Job"]], None]
 class Job:
     """One call to make in a compute thread. Subclasses implement the call as `execute`.
 
-    The submitter sets `sink` and `cost`; the pool sets the rest. A job is mutable and belongs to one side at
-    a time: to the thread from its acceptance, and to the loop again from the call of its sink.
+    The submitter sets `sink`, `cost` and `paced`; the pool sets the rest. A job is mutable and belongs to one
+    side at a time: to the thread from its acceptance, and to the loop again from the call of its sink.
 
     Attributes:
         cost: Label of the call, for simulated time and statistics.

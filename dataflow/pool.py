@@ -1,4 +1,4 @@
-"""The compute pool: named threads that run jobs. Only this file of the package uses threads or a clock.
+"""The compute pool: named threads that run jobs. Only this file of the package imports `threading` or `time`.
 
 Jobs enter through one `SimpleQueue` (in C, one lock) and return through one `Mailbox`. The loop alone counts
 accepted and completed jobs, so the limit of the intake needs no lock. Each thread writes its own statistics,
@@ -9,8 +9,8 @@ expect its result. Numerical code must release the interpreter's lock to run in 
 `nogil` do.
 
 A pool may be slowed on purpose: each thread then keeps to a `Pace`. The thread sleeps between the end of a
-job and its report, so results are as late as from a slower core, and has no lock and no next job during the
-sleep.
+job and its report, so results are as late as from a slower core. During the sleep the thread holds no lock
+and takes no job.
 """
 
 from __future__ import annotations
@@ -256,9 +256,9 @@ class ComputePool:
     Args:
         threads: Number of threads.
         name: Prefix of the threads' names: "name/0", "name/1" and so on.
-        contexts: One object per thread, passed to jobs with `with_context`; or a function that each thread
-            calls at its start for its own object, whose memory is then near the thread. With None these jobs
-            get None.
+        contexts: One object per thread, passed to `Job.execute` of the thread's jobs; or a function that
+            each thread calls at its start for its own object, whose memory is then near the thread. With None
+            the jobs get None.
         affinity: CPUs that each thread may run on; None leaves the choice to the system.
         intake: Maximum number of accepted jobs that have not finished.
         close_timeout_s: Maximum wait for accepted jobs at the end of the block, in seconds.
@@ -267,7 +267,7 @@ class ComputePool:
 
     Raises:
         ValueError: A number is below 1, a pace is not within (0, 1], a sequence has another length than the
-            number of threads, or affinity is not supported here.
+            number of threads, or affinity is not supported here or has a CPU that the process may not use.
     """
 
     def __init__(
@@ -343,7 +343,7 @@ class ComputePool:
         return self
 
     def _first_jobs(self, make: Callable[[], Any]) -> list[asyncio.Future[None]]:
-        """Make each thread begin with its context."""
+        """Give each thread a first job, which makes its context; return the futures of these jobs."""
         loop = asyncio.get_running_loop()
         self._accepted += len(self._workers)
         makings = []
@@ -412,7 +412,7 @@ class ComputePool:
         return len(jobs)
 
     def call_when_room(self, callback: Callable[[], None]) -> None:
-        """Call back once, on the loop, after jobs have returned; callbacks run in the order of requests."""
+        """Call back once, on the loop, when a completed job leaves room; earlier requests come first."""
         self._wants_room.append(callback)
 
     def submit(

@@ -4,8 +4,8 @@ Theory of operation
 -------------------
 Every event is one method call: `admit`, `deliver`, `fired`, `failed`, `abandon`. The effects of an event go
 to a list that the engine takes with `take_effects` and carries out in order: calls to execute (the engine
-reports each exactly once through `fired` or `failed`), outputs, and news about tags. Events are methods and
-not records, because several happen per firing, and a record would cost as much as the rest.
+reports each exactly once through `fired` or `failed`), outputs, and notices about tags. Events are methods
+and not records, because several happen per firing, and a record would cost as much as their handling.
 
 A tag moves through these states:
 
@@ -17,9 +17,10 @@ A tag moves through these states:
        +--abandon-------------------------------------------------+
 
 *early*: tokens arrived before the tag was admitted. The scheduler keeps at most `early_limit` such tokens.
-*live*: the tag has a slot (of `in_flight`) and a context. *abandoned, still running*: a thread runs a call,
-which cannot be stopped. The slot is free at once for another tag; the context is not, because the thread may
-write to it. `SettledTags` keeps *finished* and *abandoned* tags; the scheduler drops and counts their tokens.
+*live*: the tag has a slot (of `in_flight`) and a context. *abandoned, still running*: a call of the tag is
+unreported, and cannot be stopped. The slot is free at once for another tag; the context is not, because a
+thread may write to it. `SettledTags` keeps *finished* and *abandoned* tags; the scheduler drops and counts
+their tokens.
 
 A tag has finished when all its nodes have fired, not when all outputs have their values, because a node that
 only sends is part of the work.
@@ -30,9 +31,9 @@ its end and the end of its calls; admission never exceeds `in_flight`; a gated n
 calls.
 
 A *gated* node (`jobs` is set) keeps its ready firings in a queue. While a gated node has fewer than `jobs`
-running calls, the next call takes up to `batch` of them. Batches therefore grow when calls are slow, and an
-idle node starts at once. Firings that become ready between two `take_effects` join one batch, because only
-`take_effects` opens the queues.
+running calls, the next call takes up to `batch` ready firings. Batches therefore grow when calls are slow,
+and an idle node starts at once. Firings that become ready between two `take_effects` join one batch, because
+only `take_effects` opens the queues.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ class Scheduler:
         contexts: One object per live tag, lent at admission; at least `in_flight` of them. More contexts
             allow further admissions while abandoned tags still run. None if tags need no context.
         early_limit: Maximum number of tokens kept for tags that are not admitted yet.
-        keep_epochs: Number of epochs whose tags are kept one by one; see `SettledTags`.
+        keep_epochs: Number of epochs whose settled tags are kept tag by tag; see `SettledTags`.
 
     Raises:
-        ValueError: A number is below 1, or the number of contexts is below `in_flight`.
+        ValueError: A number is below its minimum, or the number of contexts is below `in_flight`.
     """
 
     def __init__(

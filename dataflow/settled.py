@@ -4,9 +4,9 @@ A late token must be recognised as late, and a tag must never run twice. A plain
 without end, so two compressions apply:
 
 - epochs: only the newest `keep_epochs` are kept tag by tag; older epochs count as settled as a whole;
-- numbers: per (epoch, attempt), a run of consecutive numbers is two integers (a watermark), and only numbers
-  out of order go into a set. With tags admitted in order, the set has at most the tags in flight. The answer
-  for a kept epoch is exact.
+- numbers: per (epoch, attempt), one range of consecutive numbers is two integers (a start and a watermark),
+  and only numbers that unsettled ones separate from the range are in a set. The answer for a kept epoch is
+  exact.
 """
 
 from __future__ import annotations
@@ -77,5 +77,5 @@ class SettledTags:
 
     @property
     def num_loose(self) -> int:
-        """Number of settled tags that are kept one by one, not by a watermark."""
+        """Number of settled tags that are kept one by one, outside the ranges."""
         return sum(len(run.others) for run in self._runs.values())

@@ -24,9 +24,10 @@ class Token(NamedTuple):
 
 
 class TraceRecord(NamedTuple):
-    """One ended firing, with times in seconds of the pool's clock. A named tuple: each firing makes one.
+    """One ended firing, with times in seconds of the pool's clock. A named tuple is cheap to make.
 
-    Light nodes have `queued == started` and the thread "loop". All firings of one batch share their times.
+    Light nodes have `queued == started` and the thread "loop". The firings of a batch share
+    `queued`, and by default the other times.
     """
 
     node: str
@@ -180,5 +181,5 @@ class ContextFreed(NamedTuple):
 
 
 Effect = Firing | BatchCall | Output | Finished | Abandoned | ContextFreed
-"""Output of a scheduler to its engine. The engine executes a call and reports its end; the other effects are
-news."""
+"""Output of a scheduler to its engine. The engine executes a call and reports its end; the other effects
+notify the engine and need no report."""

@@ -26,8 +26,8 @@ class Waiters:
 
     Attributes:
         admissions: Callers that wait for a slot, in order of arrival.
-        admitting: Tags of these callers, and of those with a reserved slot.
-        reserved: Slots of callers that are woken and have not run yet.
+        admitting: Tags of the callers in `admissions`, and of callers with a reserved slot.
+        reserved: Number of slots reserved for callers that are woken and have not run yet.
         room: Callers that wait for room.
     """
 
@@ -65,7 +65,7 @@ class Waiters:
         """Wait until `wake_room` is called.
 
         Raises:
-            WaitTimedOut: It was not called in time.
+            WaitTimedOut: `wake_room` was not called in time.
         """
         room = _future()
         self.room.append(room)
@@ -76,7 +76,7 @@ class Waiters:
 
         Raises:
             TagAbandoned: The tag was abandoned during the wait.
-            WaitTimedOut: It did not finish in time.
+            WaitTimedOut: The tag did not finish in time.
         """
         over = _future()
         self._finish.setdefault(tag, []).append(over)
@@ -86,7 +86,7 @@ class Waiters:
         """Wait until the scheduler is idle; return at once if it is.
 
         Raises:
-            WaitTimedOut: It was not idle in time; the error has the name of the wait.
+            WaitTimedOut: The scheduler was not idle in time; the error has the name of the wait.
         """
         if not self._scheduler.idle:
             idle = _future()
@@ -103,7 +103,7 @@ class Waiters:
                 granted.set_result(None)
 
     def wake_room(self) -> None:
-        """Wake all callers that wait for room: the first of them to run may take it."""
+        """Wake all callers that wait for room; the first of them to run may take the room."""
         _wake(self.room)
 
     def settle(self, effect: Finished | Abandoned | ContextFreed) -> None:

@@ -1,7 +1,7 @@
 """Groups in a cut model over a slow link: a later group overtakes an earlier one.
 
-Each worker begins any step with its tensors, of any group, so a late tensor delays its own group and no
-thread. With a file name, the program writes a trace there, for Perfetto and for
+A worker begins each step when its tensors have arrived, for any group, so a late tensor delays its own group
+and no thread. With a file name, the program writes a trace there, for Perfetto and for
 docs/images/draw_overtaking.py.
 
 python examples/09_overtaking.py [FILE.json]
@@ -20,7 +20,7 @@ CABLE = "worker-0~worker-1:4ms+8ms"
 
 
 def overtakings(events: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """Return pairs of groups whose second began later at both workers, and ended earlier at both."""
+    """Return pairs of groups of which the second began later at both workers, and ended earlier at both."""
     begin, end = moments(events, "segment-0"), moments(events, "push")
     groups = sorted({group for _, group in end})
     return [

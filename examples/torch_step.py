@@ -2,7 +2,7 @@
 
     adam-async train --data digits --step torch_step:cnn --step-path examples --replicas 2
 
-It needs the extra torch: pip install "adam-async[torch]".
+The example needs the extra torch: pip install "adam-async[torch]".
 """
 
 from torch import nn

@@ -3,8 +3,8 @@
 All arrays are allocated once, for `group_size` images. A smaller group (the last of an epoch) uses the front
 of the same memory: each array is a view of a flat buffer, made once for each number of images.
 
-An output with several readers has one error gradient per reader; the layer's backward first adds them up. A
-single reader writes straight into the output's error gradient.
+An output with several readers has one error gradient per reader; the network adds them up before the layer's
+backward. A single reader writes straight into the output's error gradient.
 """
 
 import math
@@ -355,7 +355,7 @@ class Context:
             if not topology.wants_error[number] or isinstance(topology.layers[number], Loss):
                 continue
             shape = topology.layers[number].output_shape
-            # The only reader's error gradient may be in the memory of this one, as its output is.
+            # This error gradient may share the memory of the only reader's, as their outputs do.
             if len(readers) == 1 and topology.shares[readers[0][0]]:
                 error = bound.errors[readers[0][0]].reshape(*shape, bound.images)
             elif len(readers) == 1 and (start := topology.layers[readers[0][0]].hosts_at) is not None:

@@ -6,7 +6,7 @@ Along a random direction d, a function f of x with gradient g satisfies
 
 up to terms of order h cubed. In float64 with h = 1e-6 both sides agree to about nine digits; a wrong
 gradient agrees by accident along one random direction with probability zero. Functions with kinks are
-checked at random points, where no kink is within h.
+checked at random points, so a kink within h is unlikely.
 """
 
 from collections.abc import Callable, Sequence

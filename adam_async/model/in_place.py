@@ -89,8 +89,8 @@ class InPlaceStep:
     ) -> list[StepOutcome]:
         """Load groups and train on them, one after the other; see `train`.
 
-        If all layers have compiled kernels, one call without the interpreter's lock trains all neighbouring
-        groups of one size, so no thread waits for the lock between two groups.
+        If `Engine.can_descend_groups` allows it, one call without the interpreter's lock trains all
+        neighbouring groups of one size, so no thread waits for the lock between two groups.
 
         Args:
             weights: See `train`.
@@ -107,7 +107,7 @@ class InPlaceStep:
         outcomes: list[StepOutcome] = []
         for images, alike in groupby(groups, key=lambda group: len(group.labels)):
             together = list(alike)
-            # A group of another size gets to `load`, which refuses it with its name.
+            # A group of an invalid size gets to `load`, which refuses it.
             if 1 <= images <= context.group_size:
                 context.resize(images)
             engine = context.kernel_set.engine

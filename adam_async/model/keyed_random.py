@@ -1,8 +1,8 @@
 """Pure: keyed random values, which depend only on their purpose and keys.
 
 A draw is a function of (seed, purpose, keys, element index), never of earlier draws. The 128-bit key of a
-Philox generator is a hash of purpose and keys (epoch, image or group, layer); the counter is the element's
-index in the uncut tensor, so a slice drawn alone equals the slice of the whole:
+Philox generator is a hash of seed, purpose and keys (epoch, image or group, layer); the counter depends on
+the element's index in the uncut tensor, so a slice drawn alone equals the slice of the whole:
 
     Dice(7).normal("init", keys=("fc1.weight",), start=100, count=50)
     == Dice(7).normal("init", keys=("fc1.weight",), count=150)[100:]
@@ -73,7 +73,7 @@ class Dice:
     ) -> NDArray[Any]:
         """Draw ``count`` values in [0, 1), of float32 (24 random bits) or float64 (53 random bits).
 
-        The float32 value of an element is its float64 value rounded down.
+        The float32 value of an element is its float64 value rounded down to a multiple of 2**-24.
         """
         kind = _float_dtype(dtype)
         kept = 24 if kind == np.float32 else 53

@@ -1,8 +1,8 @@
 """Pure: the interface of a layer.
 
 A layer is one class. A layer has shapes and arithmetic, and neither arrays nor an optimiser or a thread, so
-one object serves any number of contexts at once. Its three steps are separate, so segments, partitions and
-push protocols can combine them:
+one object serves any number of contexts at once. The three steps of a layer are separate, so segments,
+partitions and push protocols can combine them:
 
     forward          computes the output from inputs and weights
     backward         computes the inputs' error gradients from the output's
@@ -81,7 +81,7 @@ class ParameterSpec:
     """One tensor of a layer.
 
     `kind` distinguishes a layer's tensors: ``"weight"``, ``"bias"`` or another word. `bound` is the
-    half-width of the uniform start values. A `frozen` tensor keeps its initial values and has no gradient.
+    half-width of the uniform start values. A `frozen` tensor keeps its values and has no gradient.
 
     A cut tensor has the name of the whole tensor and the `shape` of its part, the rows from `first_row` on.
     `of_rows` is the number of rows of the whole tensor; 0 if this tensor is whole.
@@ -201,7 +201,7 @@ class Layer(ABC):
     """Whether the layer only moves values, unless ``__init__`` sets `moves`. In a cut network no worker sends
     the output of such a layer: each worker that reads the output computes all of it from the input."""
     SHARES_INPUT: ClassVar[bool] = False
-    """Whether output and error gradient may share the memory of the (only) input."""
+    """Whether output and error gradient may use the memory of the (only) input and of its error gradient."""
     OVERWRITES: ClassVar[bool] = False
     """Whether a layer that shares its input's memory changes the values there."""
     READS_OUTPUT: ClassVar[bool] = False
@@ -309,8 +309,8 @@ class Layer(ABC):
     def cut(self, block: range) -> "Layer":
         """Make a layer of the same name that computes only `block` of the output.
 
-        Its inputs are exactly the ranges that `needs` returns; `input_shapes`, `output_shape`, `parameters`
-        and `multiply_adds` describe the part. A cut layer can be cut again; its rows count from 0.
+        The cut layer reads exactly the ranges that `needs` returns; `input_shapes`, `output_shape`,
+        `parameters` and `multiply_adds` describe the part. A cut layer can be cut again; rows count from 0.
 
         Returns:
             The cut layer; this layer itself if the block is the whole output.
@@ -371,9 +371,9 @@ class Layer(ABC):
     def backward(self, weights: Weights, slots: Slots) -> None:
         """Fill each of ``slots.input_errors`` that is not None from ``slots.error``.
 
-        The method is called only if at least one of them is not None. It may overwrite ``slots.error`` only
-        if `SHARES_INPUT` is true. Weights may differ from those of forward, because other threads update them
-        without a lock, by design.
+        The method is called only if at least one of them is not None. The method may overwrite
+        ``slots.error`` only if `SHARES_INPUT` is true. Weights may differ from those of forward, because
+        other threads update them without a lock, by design.
         """
 
     def delta(self, slots: Slots, kind: str, out: Array) -> None:
@@ -394,7 +394,7 @@ class Layer(ABC):
         return None
 
     def failure(self, method: str, error: Exception) -> Exception:
-        """Make an error that names this layer and its method; a `ModelError` stays as it is."""
+        """Make an error that names this layer and its method; a ModelError or MemoryError stays as it is."""
         if isinstance(error, ModelError | MemoryError):
             return error
         failure = LayerFailed(self.name, self.spec.kind, method, error)

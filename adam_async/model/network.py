@@ -94,7 +94,7 @@ class Network:
         layers: Kinds of layers that the spec may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
 
     Raises:
-        SpecError: The spec cannot be built, or `kernels` is ``"numba"`` and not installed.
+        SpecError: The spec cannot be built, `dtype` is another type, or `kernels` cannot be used.
     """
 
     def __init__(
@@ -244,8 +244,8 @@ class Network:
     def operations(self) -> int:
         """Floating-point operations of training on one image, in convolutions and dense layers.
 
-        Each multiply-add counts as two. A layer's multiply-adds take place forward, for the gradients of its
-        trained tensors, and for the error gradients of its inputs; images have no error gradients.
+        Each multiply-add is two operations. A layer's multiply-adds take place forward, for the gradients of
+        its trained tensors, and for the error gradients of its inputs; images have no error gradients.
         """
         topology, passes = self.topology, []
         for number, layer in enumerate(topology.layers):

@@ -14,8 +14,8 @@ from numpy.typing import DTypeLike, NDArray
 from adam_async.model.rules import Rule, Sgd, new_scratch
 
 BLOCK = 32_768
-"""Number of values in a block. Its values, gradient and arrays of state have 128 KiB each in float32, so
-together they stay in a second-level cache of 1 MiB."""
+"""Number of values in a block. Values, gradient and arrays of state of a block have 128 KiB each in float32,
+so together they stay in a second-level cache of 1 MiB."""
 
 
 class Target(Protocol):

@@ -1,12 +1,12 @@
 """Pure: update rules, from a gradient to new values.
 
 A rule is a frozen value with its constants. Its state belongs to the owner of the values (a shard) and is a
-dictionary of arrays. `state_names` are elementwise, one number per value, and are cut, copied and saved with
-the values. `scalar_names` are arrays of one number per shard, such as Adam's count of steps.
+dictionary of arrays. `state_names` names arrays of one number per value, which are cut, copied and saved with
+the values. `scalar_names` names arrays of one number per shard, such as Adam's count of steps.
 
 `apply` works in place, block by block, so a block's values, state, gradient and scratch stay in the first two
 caches through all operations. Blocks are independent, so the result does not depend on their size. The caller
-passes scratch memory; `apply` allocates none. Each application adds weight decay once.
+passes scratch memory; `apply` allocates none. Each application applies weight decay once.
 """
 
 import math
@@ -61,7 +61,7 @@ class Rule(Protocol):
 
         Args:
             values: The values, C-contiguous.
-            state: Their state, from `new_state`.
+            state: State of the values, from `new_state`.
             gradient: Array of the same shape and dtype, C-contiguous; not changed.
             rate: Learning rate of this application.
             scratch: Scratch of the same dtype, from `new_scratch`.
@@ -201,7 +201,7 @@ class Adam:
 
     @property
     def largest_mean(self) -> float:
-        """Maximum of ``|mean| / sqrt(square)`` plus a tenth, for rounding; infinite if no maximum exists."""
+        """Maximum of ``|mean| / sqrt(square)`` times 1.1, for rounding; infinite if no maximum exists."""
         left = 1.0 - self.beta1**2 / self.beta2 if self.beta2 else 0.0
         return 1.1 * (1.0 - self.beta1) / math.sqrt((1.0 - self.beta2) * left) if left > 0.0 else math.inf
 

@@ -92,7 +92,7 @@ class ModelSpec:
     """A whole network. After construction every layer's `inputs` are explicit.
 
     Raises:
-        SpecError: Two layers share a name, a layer reads a later one, or the list is empty.
+        SpecError: The input, a layer's name or a layer's inputs are invalid, or the list is empty.
     """
 
     name: str

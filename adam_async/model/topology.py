@@ -1,7 +1,7 @@
 """Pure: the graph of a network's layers, and the memory that layers share.
 
-Numbers represent layers, in the order of the spec; `INPUT_INDEX` represents the images. A network has one
-topology, which its contexts follow.
+Numbers represent layers, in the order of the spec; `INPUT_INDEX` represents the images. Each set of
+kernels of a network has one topology.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class Topology:
 
         Raises:
             SpecError: A kind or option is unknown, shapes do not fit, no layer reads an output, the loss is
-                not last, or there are more than `MAX_PARAMETERS`.
+                not last, all parameters are frozen, or there are more than `MAX_PARAMETERS`.
         """
         numbers = {INPUT: INPUT_INDEX} | {layer.name: number for number, layer in enumerate(spec.layers)}
         layers: list[Layer] = []
@@ -140,8 +140,8 @@ def _sharing(
 ) -> tuple[bool, ...]:
     """Decide which layers work in their input's memory.
 
-    A layer works there if no other layer reads the input, and no backward reads values that the layer changes
-    there.
+    A layer with `SHARES_INPUT` works there if the input is another layer's, no other layer reads the input,
+    and no backward reads values that the layer changes there.
     """
     shares: list[bool] = []
     read_later: list[bool] = []  # whether backward reads the memory of this layer's output

@@ -1,15 +1,15 @@
 """The buffers of a module, such as the statistics of BatchNorm, and their policies.
 
 - ``local``: each client keeps its own buffers.
-- ``averaged``: all clients push the changes of their buffers, and the store has the mean.
+- ``averaged``: all clients push the changes of their buffers, and the store adds the mean of the changes.
 - ``push``: the store has the buffers of this client.
 - ``pull``: this client takes the buffers of the store.
 
 Buffers in a store are arrays with the rule `Sgd(rate=1)`. A client pushes the values that it last pulled,
 less its current ones, as a gradient. The push therefore adds the client's changes to the array: divided by
 the number of clients for ``averaged`` (in bsp the servers take the mean), and undivided for ``push``. The
-servers apply these pushes exactly once, as all others. Only floating-point buffers that `state_dict` has are
-in a store. Whole numbers, such as `num_batches_tracked`, stay local.
+servers apply these pushes exactly once, as all others. Only buffers of float32 and float64 that `state_dict`
+has are in a store. Others, such as `num_batches_tracked`, stay local.
 
 With several pushes in flight, each has the changes since the push before it. Pulled values replace the values
 that the buffers had at the push before the pull. The module's later changes stay, in the buffers and in the
@@ -39,7 +39,7 @@ RULE = Sgd(rate=1.0)
 
 
 def shared_buffers(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Return the buffers that a store can hold, by name: each buffer's submodule, and its name in it."""
+    """Return the buffers that a store can hold, by name: each with its submodule, and its name there."""
     saved = module.state_dict(keep_vars=True)
     found = {}
     for prefix, part in module.named_modules():
@@ -154,7 +154,7 @@ class Buffers:
 
         Args:
             snapshot: Values of the buffers at this push.
-            last: Values of the buffers at the newest push in flight; None if none is in flight.
+            last: Values of the buffers at the newest push in flight that has buffers; None if there is none.
         """
         if self._policy == "pull":
             return {}
@@ -174,7 +174,7 @@ class Buffers:
         snapshot: Mapping[str, NDArray[Any]],
         later: Iterable[Mapping[str, NDArray[Any]]] = (),
     ) -> None:
-        """Copy pulled values into the buffers, and add the module's changes since the snapshot.
+        """Copy pulled values into the buffers, and, except with ``pull``, keep changes since the snapshot.
 
         Args:
             values: The store's values after the push of the snapshot.

@@ -9,9 +9,9 @@ Names and layouts are the same on both sides: the tensor ``fc1.weight`` of a net
 ``block.fc1``, is a path of nested modules. A layer with the name of an attribute of modules, such as
 ``half``, gets an underscore, ``half_``.
 
-A module has no loss. It takes images as floats from 0 to 1, (N, C, H, W) or (N, features), and returns
-scores, the input of the network's loss layer. `Model.predict` also divides uint8 images by 255, and takes the
-softmax of the scores.
+A module has no loss. The module takes images as floats from 0 to 1, (N, C, H, W) or (N, features), and
+returns scores, the input of the network's loss layer. `Model.predict` also divides uint8 images by 255, and
+takes the softmax of the scores.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ def to_module(model: Model) -> nn.Module:
 
     A chain of layers becomes an `nn.Sequential`, another network a `LayerGraph`. The module is in evaluation
     mode, has the network's dtype, and shares no memory with the model. Parameters of frozen layers have
-    ``requires_grad`` False. If several values in the window of a max pooling are the largest, the module may
+    ``requires_grad`` False. If several values in a window of a max pooling equal the maximum, the module may
     give the gradient to another of these values than the network does.
 
     Returns:
@@ -55,8 +55,8 @@ def to_module(model: Model) -> nn.Module:
         ``model.weights``, apart from layers with the name of an attribute of modules.
 
     Raises:
-        ConfigError: A layer has no equal in PyTorch, two layers have one path, or a weight is missing, not
-            finite, or of the wrong shape.
+        ConfigError: A layer has no equal or no valid path in PyTorch, the loss reads another layer than the
+            last, or a weight is missing, not finite, or of the wrong shape.
     """
     network = model.network
     *layers, loss = network.layers
@@ -179,7 +179,7 @@ def _chain_edges(paths: Iterator[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _tensors(model: Model, paths: Mapping[str, str]) -> dict[str, Any]:
-    """Return copies of a model's weights as tensors, by the paths of their layers."""
+    """Return copies of a model's weights as tensors, by their names in the module."""
     found = {}
     # A module has no loss layer, so it has no parameters of a user's loss.
     for parameter in chain.from_iterable(layer.parameters for layer in model.network.layers[:-1]):
@@ -201,9 +201,9 @@ def from_module(
 ) -> Model:
     """Make a model of a module: an `nn.Sequential`, nested to any depth, of layers that this package has.
 
-    These are Linear, Conv2d, MaxPool2d, AvgPool2d, ReLU, Sigmoid, Tanh, Dropout, LocalResponseNorm, Flatten,
-    Identity (the network has no layer for it), and all that `to_module` returns. A layer's name is its path
-    in the module, such as ``"0"`` or ``"features.0"``. A layer is frozen if all its parameters have
+    Known layers are Linear, Conv2d, MaxPool2d, AvgPool2d, ReLU, Sigmoid, Tanh, Dropout, LocalResponseNorm,
+    Flatten, Identity (the network has no layer for it), and all that `to_module` returns. A layer's name is
+    its path in the module, such as ``"0"`` or ``"features.0"``. A layer is frozen if all its parameters have
     ``requires_grad`` False. The call does not change the module.
 
     ``model.save(folder)`` writes the file for ``train --init folder``; `LocalCluster` takes ``init=model``.
@@ -262,7 +262,7 @@ def _leaves(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]
 
 
 def _check_plain(path: str, module: nn.Module) -> None:
-    """Refuse a module whose instance computes something other than its type."""
+    """Refuse a module with hooks or its own `forward`, which may change what its type computes."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     for attribute in hooks:
         if getattr(module, attribute, None):
@@ -291,8 +291,8 @@ _FIXED: Mapping[type, Mapping[str, object]] = {
     Add: {},
     Concatenate: {},
 }
-"""Known types of modules, with the attributes for which a layer of this package has only one value, and this
-value."""
+"""Known types of modules, each with the attributes for which a layer of this package supports only one value,
+and this value."""
 
 
 def _spec_of(path: str, leaf: nn.Module, sources: tuple[str, ...]) -> LayerSpec:

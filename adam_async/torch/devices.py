@@ -1,10 +1,10 @@
 """Staging memory on the CPU between tensors and a store's arrays, and the copies to and from a GPU.
 
-A `StagingBuffer` has the arrays of one device and type; `StagingBuffers` has the buffers of a module, and
-`Staging` those of one exchange. On CUDA the memory on the CPU is pinned. `upload` copies values to the GPU on
-a stream of its own while the program computes, and `copy_into` copies them into the parameters within the
-GPU. On MPS the copies block. On the CPU both sides of a buffer are the same memory, so the same code runs
-without a GPU.
+A `StagingBuffer` has the arrays of one device and type; `StagingBuffers` has one for each device and type,
+and `Staging` has the memory of one exchange. On CUDA the memory on the CPU is pinned. `upload` copies values
+to the GPU on a stream of its own while the program computes, and `copy_into` copies them into the parameters
+within the GPU. On MPS the copies block. On the CPU both sides of a buffer are the same memory, so the same
+code runs without a GPU.
 """
 
 from collections.abc import Mapping, Sequence

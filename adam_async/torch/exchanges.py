@@ -46,7 +46,7 @@ class Exchange:
             if self.ends_step:
                 await store.tick()
             return
-        # For the arrays of the push alone, the answer to the push has the values: one message each way.
+        # If the pull is for the pushed arrays alone, the push's answer has them: one message each way.
         names = None if tuple(self.gradients) == self.names else self.names
         self.values = await store.push_pull(
             self.gradients, names, out=self.out, read=self.read, rate=self.rate
@@ -61,8 +61,8 @@ class Exchanges:
     Args:
         store: The store.
         on_end: Called with each exchange that has ended, in order, by the thread that calls `settle`.
-        on_failure: Called with each exchange that has failed, or whose wait was interrupted. The store may
-            still read its gradients and fill `Exchange.out`.
+        on_failure: Called with each exchange that has failed, except for a gradient that is not finite, or
+            whose wait was interrupted. The store may still read its gradients and fill `Exchange.out`.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Exchanges:
         """Forget the exchanges of a failed step, and ignore their errors.
 
         Args:
-            wait: Whether to wait for their ends. After an interrupt the store ends them without the caller.
+            wait: Whether to wait for their ends; if not, the store's thread ends them without the caller.
         """
         while self._open:
             if not wait:
@@ -129,7 +129,7 @@ class Exchanges:
 
 
 def check_cadence(push_every: int, pull_every: int, most: int, consistency: str, *, overlap: bool) -> None:
-    """Check how often an optimizer pushes and pulls, and how many exchanges may be open.
+    """Check how often an optimizer pushes and pulls, and how many exchanges may be in flight.
 
     Raises:
         ConfigError: A number is out of range, or does not fit the store's consistency or `overlap`.

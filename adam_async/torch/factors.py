@@ -72,8 +72,8 @@ class LinearGradient:
 def linear_weights(module: nn.Module) -> dict[str, nn.Linear]:
     """Return the layers whose weight gradients have factors, by the names of their weights.
 
-    Each is an `nn.Linear` and no subclass. Its weight takes gradients, is a parameter of this layer only, and
-    has no parametrisation.
+    Each layer is an `nn.Linear` and no subclass. Its weight takes gradients, is a parameter of this layer
+    only, and has no parametrisation.
     """
     owners: dict[int, int] = {}
     for part in module.modules():
@@ -100,7 +100,7 @@ class LinearFactors:
         module: The module, whose layers get hooks.
         names: Names of weights to capture, from `linear_weights`; None: all of them.
         on_captured: Called with a weight's name in the backward pass, after each capture. A capture
-            accumulates no gradient, so PyTorch calls no `register_post_accumulate_grad_hook` for it.
+            accumulates no gradient, so PyTorch calls no hook of `register_post_accumulate_grad_hook` for it.
 
     Raises:
         ConfigError: A name is no weight of `linear_weights`.
@@ -138,9 +138,9 @@ class LinearFactors:
     def take(self) -> dict[str, LinearGradient]:
         """Return the gradients since the last call by the names of their weights, and forget them.
 
-        A weight whose layer was not called is absent; `weight.grad` then is its whole gradient, or None.
-        Otherwise `weight.grad` moves into `LinearGradient.rest`. Activations may be the module's own inputs:
-        change these in place only after the gradients are used.
+        A weight without a capture is absent; `weight.grad` then is its whole gradient, or None. Otherwise
+        `weight.grad` moves into `LinearGradient.rest`. Activations may be the module's own inputs: change
+        these in place only after the gradients are used.
         """
         found = ((name, capture.take()) for name, capture in self._captures.items())
         return {name: gradient for name, gradient in found if gradient is not None}
@@ -181,7 +181,7 @@ class _Capture:
 
     def _before(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         weight = self.layer.weight
-        # Without gradients, and for a weight that was frozen since, the layer runs as usual.
+        # Without gradients, and for a weight frozen after the capture began, the layer runs as usual.
         if self.selected and torch.is_grad_enabled() and weight.requires_grad:
             weight.requires_grad_(False)
             self._paused = True

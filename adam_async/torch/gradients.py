@@ -99,8 +99,7 @@ def collect(
     Args:
         module: The module of the parameters.
         slots: The parameters.
-        captured: Gradients as factors; the function multiplies factors that have no fewer values than the
-            gradient.
+        captured: Gradients as factors; the function makes those dense that are not `LinearGradient.fewer`.
         allow_unused: Whether a parameter may have no gradient.
 
     Raises:

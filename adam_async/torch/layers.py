@@ -1,7 +1,7 @@
 """Modules for built-in layers that `torch.nn` lacks, and for networks that are no chain.
 
-Letters: N images, C channels, H rows, W columns, O filters, P output pixels, K one position in the kernel of
-all input channels.
+Letters: N images, C channels, H rows, W columns, O filters, P output pixels, K values under the kernel in all
+input channels.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ class Concatenate(nn.Module):
 
 
 class LayerGraph(nn.Module):
-    """A graph of layers, which read any earlier layers. The module returns the output of the last layer.
+    """A graph in which each layer may read any earlier ones. The module returns the output of the last layer.
 
     Args:
         children: Names and modules; a module may contain further modules.

@@ -1,8 +1,8 @@
 """A copy of a module, whose parameters have the values of a run. For one thread at a time.
 
 On the CPU the parameters use the memory of the values, which is not copied. On another device they have
-memory of their own. Values then go through staging memory, which is pinned on CUDA; the copy has its own
-stream.
+memory of their own. Values then go through staging memory, which is pinned for CUDA, where these transfers
+have their own stream.
 """
 
 from collections.abc import Collection, Mapping
@@ -53,7 +53,7 @@ class ModuleCopy:
         """PyTorch's version counter of each parameter after `load`, which counts changes in place."""
 
     def load(self, values: Mapping[str, NDArray[Any]]) -> None:
-        """Give the parameters their values, and copy the values of buffers that are present.
+        """Give the parameters their values, and copy those of the buffers that `values` has.
 
         Memory that the parameters share with `values` must not change, but PyTorch has no read-only tensors;
         see `check_unchanged`.

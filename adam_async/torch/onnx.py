@@ -1,9 +1,9 @@
 """Networks as ONNX files for other runtimes. This file needs the extra ``onnx``.
 
 PyTorch's exporter writes the module of `to_module`. An ONNX file computes in float32, even for a network in
-float64, because runtimes lack float64 for some layers. Its one input is ``images``: floats from 0 to 1,
-(N, C, H, W) or (N, features), for any N. Its one output is ``scores``, the input of the network's loss layer.
-If the classes have names, its metadata has them as a JSON list under the key ``class_names``.
+float64, because runtimes lack float64 for some layers. The file's one input is ``images``: floats from 0 to
+1, (N, C, H, W) or (N, features), for any N. The one output is ``scores``, the input of the network's loss
+layer. If the classes have names, the metadata has them as a JSON list under the key ``class_names``.
 """
 
 import json
@@ -30,10 +30,10 @@ MAX_PARAMETERS = (1 << 29) - (1 << 20)
 """Maximum number of parameters in one file: 2 GiB of float32, the limit of ONNX, less 4 MiB for the graph."""
 
 TOLERANCE = 1e-5
-"""Maximum difference between a runtime's scores and the network's, relative to the largest score, or to 1."""
+"""Maximum difference of a runtime's scores from the network's, relative to max(1, largest absolute score)."""
 
 GROUPS = (1, 3)
-"""Numbers of images in the passes of the check; two numbers show that the file takes any number of images."""
+"""Numbers of images in the passes of the check; two numbers find a file with a fixed number of images."""
 
 IMAGES, SCORES, NAMES = "images", "scores", "class_names"
 """Names of the input, of the output, and of the metadata with the names of the classes."""
@@ -93,7 +93,7 @@ def check_onnx(data: bytes, model: Model) -> float | None:
         The largest difference, in units of the scores; None if onnxruntime is not installed.
 
     Raises:
-        ModelError: A score differs by more than `TOLERANCE`.
+        ModelError: A score differs by more than `TOLERANCE`, or the scores have another shape.
     """
     try:
         runtime = import_module("onnxruntime")

@@ -17,16 +17,16 @@ gradients into one push, and a pull follows each `pull_every`-th push.
 In blocking mode (`max_staleness=0`) `step()` waits for its exchange. The store reads gradients from `grad`
 and writes values into the parameters, if these are contiguous memory of the CPU. After a failed exchange
 gradients and parameters get new memory, so a late answer changes no parameter, and a late push has the
-gradients of its step. Factors share the memory of the program's batches, so pushes copy them. In all other
-cases gradients and values have `Staging` memory. Up to `max_staleness` exchanges stay in flight during the
-next forward and backward passes, and a later `step()` copies values that have arrived into the parameters.
-Only `step()`, `pull()` and `flush()` change parameters, never between a forward pass and its backward pass.
+gradients of its step. Factors share the memory of the program's batches, so pushes copy them. With a larger
+`max_staleness`, or on a GPU, gradients and values have `Staging` memory. Up to `max_staleness` exchanges stay
+in flight during the next forward and backward passes, and a later `step()` copies values that have arrived
+into the parameters. Only methods such as `step()` change parameters, never a forward or backward pass.
 
-The rule's state (momentum, means) is on the servers. With `pull_every` above 1 each `step()` takes a local
-step, ``p -= rate * gradient``, in parameters with the rule `Sgd`, as the workers of this package do
-(DistBelief, section 4.1; decision 10). Pulled values replace the local steps, and the optimizer repeats those
-of pushes in flight. A push names the versions from which its gradients were computed, and the number of this
-client's pushes that local steps had put into these values.
+The rule's state (momentum, means) is on the servers. With `pull_every` above 1 each `step()` that does not
+wait for a pull takes a local step, ``p -= rate * gradient``, in parameters with the rule `Sgd`, as the
+workers of this package do (DistBelief, section 4.1; decision 10). Pulled values replace the local steps, and
+the optimizer repeats those of pushes in flight. A push names the versions from which its gradients were
+computed, and the number of this client's pushes that local steps had put into these values.
 
 Only one thread may use an optimizer. The store's thread sends, waits and receives.
 """
@@ -80,10 +80,10 @@ class RemoteOptimizer(torch.optim.Optimizer):
         push_every: Number of calls of `step()` whose gradients one push sums (n_push of Downpour). In bsp the
             push has their mean.
         pull_every: Number of pushes from one pull to the next (n_fetch of Downpour).
-        max_staleness: Number of pushes that may be unanswered when `step()` returns. With 0 `step()` waits
+        max_staleness: Maximum number of unanswered pushes when `step()` returns. With 0 `step()` waits
             for the answer to its push, and for the pull if one is due. None: 0, or 1 with `pull_every` above
             1.
-        overlap: Whether gradients are pushed during the backward pass. The program must not change them.
+        overlap: Whether gradients are pushed during the backward pass; the program must not change gradients.
         buffers: ``local``, ``averaged``, ``push`` or ``pull``; see `adam_async.torch.buffers`.
         factors: Whether the gradient of an `nn.Linear` weight is pushed as two factors if these have fewer
             values (see `adam_async.torch.factors`). Such a weight has no `grad`, so gradient clipping does
@@ -183,8 +183,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """Add a group, such as one of parameters that were frozen; see `torch.optim.Optimizer`.
 
         Raises:
-            ConfigError: A parameter is not of the module, `lr` is no rate or is missing for parameters with
-                several rates, or the group has a constant that belongs to the store's rule.
+            ConfigError: `params` is missing, a parameter is not of the module, `lr` is no rate or is missing
+                for parameters with several rates, or the group has a constant of the store's rule.
         """
         group = dict(param_group)
         if "params" not in group:
@@ -215,7 +215,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 self._overlap.watch(slot)
         self._all_names = tuple([slot.name for slot in self._slots])
         self._by_name = {slot.name: slot for slot in self._slots}
-        # Staging memory has no room for the new parameters.
+        # Present staging memory has no room for the new parameters.
         with torch.no_grad():
             self._exchanges.settle(0)
         self._free.clear()
@@ -246,11 +246,11 @@ class RemoteOptimizer(torch.optim.Optimizer):
             closure: Computes the loss again, and its gradients.
 
         Returns:
-            The loss of `closure`.
+            The loss of `closure`; None without `closure`.
 
         Raises:
-            StoreError: A gradient is missing, sparse, not finite or of another shape, and nothing was pushed;
-                or see `ParameterStore.push_pull`. Or an exchange of an earlier step failed.
+            StoreError: A gradient is missing, sparse, not finite or of another shape, and its push was not
+                sent; or see `ParameterStore.push_pull`. Or an exchange of an earlier step failed.
             DeadlineExceeded: A server or the slowest client did not answer in time; see `ParameterStore`.
         """
         loss = None
@@ -278,7 +278,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         if self._push_every > 1:
             self._sums.add(gradients)
             if self._sums.steps < self._push_every:
-                # No values yet: those of the store lack the gradients in the sums.
+                # Install no values yet: the store's values lack the gradients in the sums.
                 self._take_local_step(gradients, rates)
                 return
             due = self._sums.take(mean=self._is_summed)
@@ -463,8 +463,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """Take the store's values of all parameters, frozen ones too, and of buffers with another policy
         than ``local``.
 
-        Errors are those of `ParameterStore.pull`, and StoreError for a value that is not finite. An error
-        leaves the module as it was.
+        Errors are those of exchanges in flight and of `ParameterStore.pull`, and StoreError for a value that
+        is not finite. An error of the pull leaves the module as it was.
         """
         with torch.no_grad():
             self._exchanges.settle(0)

@@ -37,7 +37,7 @@ class Overlap:
         self._removals: list[Callable[[], None]] = []
 
     def watch(self, slot: Slot) -> None:
-        """Push the gradients of a parameter in each backward pass from now on."""
+        """Collect a parameter's gradient in each later backward pass, unless the parameter is frozen."""
         if slot.parameter.requires_grad:
             handle = slot.parameter.register_post_accumulate_grad_hook(partial(self._ready, slot))
             self._removals.append(handle.remove)
@@ -66,7 +66,7 @@ class Overlap:
         """Return the gradients that are not pushed yet, and begin the next step.
 
         Raises:
-            StoreError: A gradient was changed after its push.
+            StoreError: A gradient was changed or replaced after the call of its hook.
         """
         pushed, self._pushed = self._pushed, {}
         waiting = {slot.name for slot in self._take()}

@@ -4,7 +4,7 @@
         return TorchStep(Net, torch.nn.functional.cross_entropy)
 
 Theory of operation. The arrays of the step are the parameters with gradients. Each compute thread takes a
-copy of the module from a pool, and sets the copy's parameters to the memory of the values, which is not
+copy of the module from a pool. On the CPU the copy's parameters use the memory of the values, which is not
 copied. `prepare` runs the module on two black images before the run, which shows the rows of factors of each
 linear layer (`factors.py`). The run decides by bytes which weights travel as factors. The others get dense
 gradients from autograd.
@@ -55,13 +55,13 @@ PROBED = 2
 """Number of images in the trial pass of `prepare`, 2 because normalisation needs more than one."""
 
 CONSTANTS_SEED = 0
-"""Seed of the tensors of a module that are no arrays, if a function makes the module."""
+"""Seed of the trial pass of `prepare`, and of the constants of a module that a function makes."""
 
 SAVED_TYPES = (
     torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool,
 )  # fmt: skip
-"""Types of buffers that both a model file and NumPy can hold."""
+"""Types of buffers and frozen parameters that both a model file and NumPy can hold."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,15 +143,15 @@ class TorchStep(TrainStep):
         """Rows of factors for each image, by the names of the weights with factors."""
         self.factors: Collection[str] = self._rows
         self.sample = sample if _statistics(self._module) else 0
-        """Number of training images that `derived` takes."""
+        """Maximum number of training images for `derived`; 0 if the module has no running statistics."""
         self.constants = _constants(self._module, trained)
         """See `TrainStep.constants`."""
         self.deterministic = False
         """Whether a repetition of `step` gives equal bits; False before `prepare`.
 
-        `prepare` sees the draws of its two images from the streams of PyTorch, Python (`random`) and NumPy
-        (`numpy.random`). It sees no draws of a generator object of the module's own, of other branches of
-        `forward`, or of other sources, such as the clock: do not record a run of such a step.
+        `prepare` sees the draws of its trial pass from the streams of PyTorch, Python (`random`) and NumPy
+        (`numpy.random`). `prepare` sees no draws of a generator object of the module's own, of other branches
+        of `forward`, or of other sources, such as the clock: do not record a run of a step with such draws.
         """
         self._drawn: frozenset[str] = random_streams.ALL
         """Random streams that `step` seeds."""
@@ -218,7 +218,7 @@ class TorchStep(TrainStep):
                 ) from error
             found = drawn() if self._device.type == "cpu" else drawn() | {"PyTorch"}
         for name, value in values.items():
-            if not np.array_equal(value, kept[name]):  # by `parameter.data`, which has no version
+            if not np.array_equal(value, kept[name]):  # changes by `parameter.data` are not counted
                 raise ConfigError(changed_in_place(name))
         return found
 
@@ -230,7 +230,7 @@ class TorchStep(TrainStep):
 
     def step(self, values: Mapping[str, NDArray[Any]], batch: Batch, out: Gradients) -> StepOutcome:
         """See `TrainStep.step`. If the module draws from a random stream of PyTorch, Python or NumPy, the
-        call seeds this stream, one per process, with the epoch and the number of the group."""
+        call seeds this stream of the process with the epoch and the number of the group."""
         with self._acquired(self._training, self.factors) as copy:
             copy.linear.select(out.factored)
             copy.load(values)
@@ -238,7 +238,7 @@ class TorchStep(TrainStep):
                 random_streams.seed_streams(self._drawn, _random_key(batch))
             loss = self._backward(copy, batch)
             self._fill(copy, out, len(batch))
-            # The gradients are copied without a wait for the loss.
+            # The loss is read last, so the copies of the gradients do not wait for it.
             return StepOutcome(loss.item(), weight=len(batch))
 
     def evaluate(self, values: Mapping[str, NDArray[Any]], batch: Batch) -> Metrics:
@@ -261,7 +261,7 @@ class TorchStep(TrainStep):
     def derived(
         self, values: Mapping[str, NDArray[Any]], batches: Sequence[Batch]
     ) -> Mapping[str, NDArray[Any]]:
-        """Return all other tensors of `state_dict()`: frozen and tied parameters, and buffers.
+        """Return all other tensors of `state_dict()`: frozen ones, second names of tied ones, and buffers.
 
         Running statistics are means over the batches under these values; without batches, those of the
         module.
@@ -413,7 +413,7 @@ def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _statistics(module: nn.Module) -> list[_NormBase]:
-    """Return the layers whose running statistics training changes; others stay in evaluation mode."""
+    """Put a module into training mode, and return the layers whose running statistics then change."""
     module.train()
     return [
         part

@@ -117,7 +117,7 @@ class CompiledBatches:
     def _run(
         self, table: NDArray[np.int64], gradients: Sequence[NDArray[Any]], numbers: Sequence[float]
     ) -> None:
-        # The last row has the start of its gradient and the length, where the gradient ends.
+        # Start and length in the last row add up to the length of a whole gradient.
         size = int(table[-1, 0] + table[-1, 4])
         # `sources` keeps copies alive during the call: the kernel gets only addresses.
         sources = [self._readable(gradient, size) for gradient in gradients]

@@ -1,6 +1,6 @@
 """Pure: the dense layer with compiled kernels.
 
-With one image, each product is of a matrix and a vector. It takes as long as reading the weights, and has a
+With one image, each product is of a matrix and a vector, takes as long as reading the weights, and has a
 kernel of its own. Other products read the weights row by row and multiply each value with a vector of images.
 """
 

@@ -348,7 +348,7 @@ class Descent:
 
     def _update(self, slots: Slots, layer: Compiled, parameter: ParameterSpec) -> list[Op]:
         gradient = self.buffers.gradients[parameter.name]
-        # A view has the address of the tensor's own flag; a momentum of 0 is no address: no buffer.
+        # A view has the address of the tensor's own flag; a momentum of 0 stands for no buffer.
         refused: Array = self._refused[self._names.index(parameter.name) :]
         values = Ref(name=parameter.name, shape=parameter.shape, written=True)
         momentum: Ref | int = 0

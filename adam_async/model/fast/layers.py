@@ -1,6 +1,6 @@
 """Pure: small layers with compiled kernels, and the table of all layers with compiled kernels.
 
-Each is the NumPy layer with other steps: shapes, options, parameters and factors are the same.
+Each compiled layer is the NumPy layer with other steps: shapes, options, parameters and factors are the same.
 """
 
 from collections.abc import Mapping
@@ -204,7 +204,7 @@ class FastSoftmaxCrossEntropy(Compiled, SoftmaxCrossEntropy):
         return [Op.of(program.SOFTMAX, self.input_shapes[0][0], slots.images, *arrays)]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
-        """Subtract one from the right class's share."""
+        """Subtract one from the right class's share, and scale; see `SoftmaxCrossEntropy.backward`."""
         target = slots.input_error
         arrays = (target, slots.scratch["shares"], slots.scratch["targets"], self._factors(slots))
         return [Op.of(program.SOFTMAX_BACK, self.input_shapes[0][0], slots.images, *arrays)]

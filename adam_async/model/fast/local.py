@@ -66,8 +66,8 @@ def local_back(t, like, hyper):
 def local_delta(t, like, hyper):
     """Compute the gradient of the weights.
 
-    Fields: filters rows columns k b, c error filter_lines source runs line, block. Both tables have whole
-    blocks of `DOT_ROWS` entries: the last entry is repeated, and the results of the copies are dropped.
+    Fields: filters rows columns k b, c error filter_lines source runs line, block. `filter_lines` and
+    `runs` have whole blocks of `DOT_ROWS` entries: the last is repeated, and results of copies are dropped.
     """
     filters, rows, columns, k, b = t[1], t[2], t[3], t[4], t[5]
     c, error, lines, source, runs, line, block = t[6], t[7], t[8], t[9], t[10], t[11], t[12]

@@ -3,8 +3,8 @@
 A kernel takes one row of a tape: integers, some of them addresses in bytes. Python does not pass arrays one
 by one, because unpacking an array takes longer than some kernels.
 
-No kernel may assume finite numbers: only the fast-mathematics options for reordering and fusing are on, which
-keep infinities and NaN. The check for these values works on the bits, as integers, which no option affects.
+No kernel may assume finite numbers: only the fast-mathematics options of `REORDER` are on, which keep
+infinities and NaN. The check for these values works on the bits, as integers, which no option affects.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ def kept_name(kernel_name: str, dtype: np.dtype[Any]) -> str:
 
 
 def _kept(compiler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Make a compiler keep its kernels in `CACHE`, without a change of numba's setting for other programs."""
+    """Make a compiler keep its kernels in `CACHE`, without a change of numba's setting for other code."""
 
     def decorate(function: Any) -> Any:
         """Compile a function while numba's cache folder is that of `CACHE`."""

@@ -32,8 +32,8 @@ ONE_TILE_DEPTH = 4096
 and reads longer runs faster."""
 
 PAGED_DEPTH, PAGE_BYTES = 128, 4096
-"""Value in place of `DEPTH` if a is read by columns and its rows are longer than a page, and the bytes of a
-page. Each product then reads another page, and lines a whole number of pages apart evict one another from the
+"""Value in place of `DEPTH` if a is read by columns that are longer than a page, and the bytes of a page.
+Each product then reads another page, and lines a whole number of pages apart evict one another from the
 cache."""
 
 LINE = 64
@@ -132,7 +132,7 @@ def _finish(like, first, rows, n, c, c_row, ending, extra):
 
 @kernel
 def multiply(t, like, hyper):
-    """Compute c (m, n) = a b, and its ending; a has contiguous rows, or with `by_columns` columns.
+    """Compute c (m, n) = a b, and its ending; a has contiguous rows, or columns with `by_columns`.
 
     Fields: m n k, c, a by_columns, b, ending extra.
     """

@@ -259,7 +259,7 @@ def compile_kernels(
 ) -> None:
     """Compile some kernels and the interpreter for one type, or read them from disk.
 
-    Only one process at a time compiles into a folder, so that later processes read the kernels.
+    A process waits while another compiles into the folder, up to the limit of `KernelCache.turn`.
 
     Args:
         codes: Numbers of the kernels.

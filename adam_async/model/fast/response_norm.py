@@ -1,8 +1,8 @@
 """Pure: kernels of local response normalisation. Formulas are those of the NumPy layer.
 
 A kernel processes an image in blocks of pixels, all channels of a block in sequence: values that neighbouring
-channels share stay in the first cache. Powers in quarters, such as the usual 3/4, are square roots, which
-vectors have; other powers call the C library.
+channels share stay in the first cache. Powers in quarters up to 2, such as the usual 3/4, are products and
+square roots, which vectors have; other powers call the C library.
 """
 
 import math

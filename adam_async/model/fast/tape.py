@@ -138,8 +138,8 @@ class Tape:
     Args:
         ops: Steps, in their order.
         dtype: Type of all arrays of numbers.
-        hyper: Array for rules: rate, momentum, weight decay, and 1 with Nesterov's momentum, else 0. It is
-            not copied, so the caller may change its values. None for a tape without a rule.
+        hyper: Array for rules: rate, momentum, weight decay, and 1 with Nesterov's momentum, else 0. The
+            array is not copied, so the caller may change its values. None for a tape without a rule.
     """
 
     def __init__(self, ops: Sequence[Op], dtype: np.dtype[Any], hyper: Array | None = None) -> None:

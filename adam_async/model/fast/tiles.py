@@ -166,7 +166,7 @@ table_pair, table_one, table_rest = (_make_tile(width, "table") for width in (TW
 
 
 DOT_ROWS = HOST.dot_rows
-"""Number of rows of a, and of b, in a block of dot products: 5 with 32 registers, 3 with 16."""
+"""Number of rows of a, and of b, in a block of dot products: 5 with AVX-512, 4 with NEON, 3 with others."""
 
 
 @intrinsic

@@ -1,8 +1,8 @@
 """Pure: kernels of gradient descent in place; they read and write each weight once.
 
-`hyper` is (rate, momentum, weight decay, 1 with Nesterov's momentum, else 0). A gradient is checked before
-its tensor changes; a small gradient is checked value by value. The gradient of a dense layer usually needs no
-such check: none of its values exceeds the number of images times the largest error times the largest input.
+`hyper` is (rate, momentum, weight decay, 1 with Nesterov's momentum, else 0). A gradient is checked value
+by value before its tensor changes. The gradient of a dense layer's weights usually needs no such check: none
+of its values exceeds the number of images times the largest error times the largest input.
 Only if this bound is not a number, or near the end of the number range, the kernel forms the whole gradient
 and checks it.
 """
@@ -151,9 +151,9 @@ def descend_outer(t, like, hyper):
     """Check and apply the gradient of a dense layer's weights (m, n) = errors (m, k) x (n, k)T.
 
     Fields: m n k, values errors x turned, buffer block refused, whole. `block` is memory for n values, and
-    for TILE_ROWS rows of COLUMNS values; `turned` is memory for x, batch first. Both have `apart` as the
-    distance between rows. `whole` is the address of the fields of an `outer`, for a gradient that the bound
-    does not prove finite.
+    for TILE_ROWS rows of COLUMNS values; `turned` is memory for x, batch first. Rows of both arrays have
+    `apart` as their distance. `whole` is the address of the fields of an `outer`, for a gradient that the
+    bound does not prove finite.
     """
     m, n, k = t[1], t[2], t[3]
     if _bounded(t[5], m * k, t[6], n * k, k, like):

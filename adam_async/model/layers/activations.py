@@ -10,7 +10,7 @@ from adam_async.model.layer import Cut, Layer, ScratchSpec, Slots, Weights
 class Relu(Layer):
     """Maximum of x and 0, with derivative 0 at 0.
 
-    Works in the memory of its input if no other layer reads the input.
+    Works in the memory of its input if no other layer and no backward reads the input.
     """
 
     CUT: ClassVar[Cut] = "rows"

@@ -1,6 +1,6 @@
 """Pure: two-dimensional convolution, as one GEMM over the whole group.
 
-Letters: O filters, K one position in the kernel of all input channels, N one output pixel of one image.
+Letters: O filters, K positions in the kernel of all input channels, N output pixels of all images.
 Weights are O,C,KH,KW and bias O, both C-contiguous.
 
     forward     y_ON = weights_OK @ columns_KN + bias_O

@@ -1,4 +1,4 @@
-"""Pure: layers that move values without computing: flatten, add, concatenate."""
+"""Pure: layers that reshape or join their inputs: flatten, add, concatenate."""
 
 import math
 from typing import ClassVar

@@ -1,6 +1,6 @@
 """Pure: a convolution without shared weights: every output pixel has its own filters.
 
-Letters: O filters, P output pixels, K one position in the kernel of all input channels, B batch. Weights
+Letters: O filters, P output pixels, K positions in the kernel of all input channels, B batch. Weights
 are O,rows,columns,C,KH,KW and bias O,rows,columns, both C-contiguous; the first axis is the filters', as in
 every other layer. Each output pixel is a small dense layer, so all steps are stacks of P matrix products:
 

@@ -1,4 +1,4 @@
-"""Pure: losses. Their error gradient is that of the mean over the group's images.
+"""Pure: losses, whose error gradient is that of the mean over the group's images.
 
 Letters: K classes, F features, B batch.
 """

@@ -1,15 +1,15 @@
 """Pure: max and average pooling.
 
-Both kinds process a square one axis after the other: down the columns into intermediate values ("tall"), then
-across the rows. Two passes of ``kernel`` operands do the work of ``kernel * kernel``, and the first pass runs
-over whole rows of memory.
+Both kinds of pooling process a square one axis after the other: down the columns into intermediate values
+("tall"), then across the rows. Two passes of ``kernel`` operands do the work of ``kernel * kernel``, and the
+first pass runs over whole rows of memory.
 
 Max pooling: among equal values the leftmost column is chosen, and in it the topmost row, so exactly one input
 receives the gradient of an output. Backward compares operand after operand with the maximum. The first equal
 operand receives the error gradient, all others zero. A value passes whole or not at all, so nothing is
 rounded.
 
-Average pooling: every value of a square receives the same part of its error gradient.
+Average pooling: every value of a square receives the same part of the square's error gradient.
 """
 
 from collections.abc import Mapping

@@ -1,13 +1,13 @@
 """Pure: a square kernel that slides over an image, and the columns of values under it.
 
-Letters: C input channels, K one position in the kernel of all input channels (C * kernel * kernel), N one
-output pixel of one image (height * width * B).
+Letters: C input channels, K positions in the kernel of all input channels (C * kernel * kernel), N output
+pixels of all images (height * width * B).
 
-Convolution and the locally connected layer differ only in the weights of each column. Both read `columns`, of
-shape (C, kernel, kernel, rows, columns, B): the values under the kernel at every output pixel. The batch is
-the last axis, so copies of columns have runs of ``width * B`` numbers. Backward folds the columns' error
-gradient onto the input pixels in two passes, first over the kernel's rows, then over its columns. The passes
-take ``2 * kernel`` long additions instead of ``kernel * kernel`` short ones.
+Convolution and the locally connected layer differ only in the weights of each column. Both layers read
+`columns`, of shape (C, kernel, kernel, rows, columns, B): the values under the kernel at every output pixel.
+The batch is the last axis, so copies of columns have runs of ``width * B`` numbers. Backward folds the
+columns' error gradient onto the input pixels in two passes, first over the kernel's rows, then over its
+columns. The passes take ``2 * kernel`` long additions instead of ``kernel * kernel`` short ones.
 """
 
 from collections.abc import Mapping

@@ -1,12 +1,12 @@
 """Pure: departures and arrivals, the exchange of a partition's rows with other workers.
 
-Both are layers of a partition's network that do not compute. A *departure* follows a layer with an output
-that other workers read: forward copies their rows out, backward adds up their error gradients. An *arrival*
-joins the rows that a layer reads, from this worker and from others; backward returns the error gradients of
-both to their sources. An arrival without received rows is a slice of one output.
+Departures and arrivals are layers of a partition's network beside those of the model. A *departure* follows a
+layer with an output that other workers read: forward copies their rows out, backward adds up their error
+gradients. An *arrival* joins the rows that a layer reads, from this worker and from others; backward returns
+the error gradients of both to their sources. An arrival without received rows is a slice of one output.
 
 *Wires* are arrays by the number of their crossing, batch axis last; the caller of a step first puts them into
-the slots' views. A wire may be memory of a reader in the same process, which needs no copy.
+the slots' views. A wire may be memory of a reader in the same process, which then needs no copy.
 
 An arrival of flat features *hosts* the features computed on this worker: their layer writes them directly
 into the arrival's array (`Layer.hosts_at`).

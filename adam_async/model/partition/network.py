@@ -175,7 +175,7 @@ class _Builder:
         return len(self._layers) - 1
 
     def _make(self, number: int) -> None:
-        """Add the part of one layer of the whole network: its own block, a departure, and an arrival."""
+        """Add the part of one layer: its block, and the departure and the arrival that the block needs."""
         layout, worker = self._layout, self._worker
         layer = self._whole.layers[number]
         block, need = layout.computes[number][worker], layout.needs[number][worker]
@@ -211,7 +211,7 @@ class _Builder:
             at, have, wants = INPUT_INDEX, self._layout.input_rows[self._worker], False
         elif source in self._made:
             (at, have), wants = self._made[source], self._whole.wants_error[source]
-        else:  # rows that read only padding
+        else:  # the block of `reader` reads only padding
             return self._add(Landing(name, shape, rows, own=None), (), self._whole.wants_error[source])
         if have == rows:
             return at

@@ -10,10 +10,10 @@ features. `Layout` derives everything else, from the loss back to the images:
     pieces     the ranges that the worker needs and does not compute: the owners send them, each value once
 
 No worker sends the output of a layer that only *moves* values (flatten): each reader computes it. A value
-therefore crosses between two workers at most once forward. Its error gradient crosses at most once backward,
-to the owner, which adds up the gradients of all workers in their order. Recomputed rows never cross: each
-worker has the error gradients of the rows that its own later layers read, and its weight gradients are
-partial sums anyway.
+therefore crosses between two workers at most once forward. The value's error gradient crosses at most once
+backward, to the owner, which adds up the gradients of all workers in their order. Recomputed rows never
+cross: each worker has the error gradients of the rows that its own later layers read, and its weight
+gradients are partial sums anyway.
 
 Every worker that computes a block of a convolution has all its weights; their gradients are partial sums,
 which one *owner* per layer adds up and pushes. Rows of dense weights are on the worker of their outputs.
@@ -44,7 +44,7 @@ class LayerPlan:
     recomputed: bool = False
     """Whether every worker computes all rows of the output that it reads, instead of receiving some."""
     whole: str = ""
-    """Reason why the layer is not cut; empty if it is."""
+    """Reason why a vertical plan leaves the layer whole; otherwise empty."""
 
     def block(self, worker: int) -> range:
         """Return the rows (or features) that one worker owns."""

@@ -128,7 +128,7 @@ def _choose_halos(
             continue
         try:
             candidate = Layout(network.topology, network.input_shape, plan)
-        except ModelError:  # the worker would have no layer left
+        except ModelError:  # a worker would have no layer left
             continue
         if halo == "recompute" or seconds(candidate) < seconds(layout):
             layout = candidate
@@ -188,7 +188,7 @@ def layers_plan(
     ]
 
     def least(edges: Sequence[int]) -> float:
-        """Return the seconds of the busiest worker or link, without latency; equal cuts have equal ones."""
+        """Return the seconds of the busiest worker or link, without latency, rounded to 9 digits."""
         compute = max(before[stop] - before[start] for start, stop in pairwise(edges))
         crossings = [sent[edge - 1] for edge in edges[1:-1]]
         return float(f"{max([compute, *crossings]):.9g}")
@@ -199,7 +199,7 @@ def layers_plan(
     found: list[tuple[float, int, PartitionPlan]] = []
     best = inf
     for edges in sorted(_candidates(topology, workers), key=cost)[:MOST_PREDICTED]:
-        if least(edges) > best * BALANCE:  # the candidates are sorted by it
+        if least(edges) > best * BALANCE:  # the candidates are sorted by these seconds
             break
         plan = _consecutive(topology, edges)
         layout = Layout(topology, network.input_shape, plan)

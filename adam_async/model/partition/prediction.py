@@ -118,7 +118,7 @@ class Prediction:
     in_flight: int
     """Number of groups in flight."""
     bounds: tuple[Bound, ...]
-    """Bounds of each worker and link, then latency."""
+    """Bounds of each worker and link, of shared cores and of the servers, then latency."""
     chain: int
     """Maximum number of crossings in sequence in one group."""
     chain_s: float
