@@ -42,7 +42,7 @@ class Progress:
     skipped: int = 0
     """Known number of images that the epoch leaves for the next one."""
     images_per_s: float = 0.0
-    """Images per second over the last `RECENT_S` of training; 0 outside training."""
+    """Images per second over the last `RECENT_S` of training; 0 before training begins."""
     silent: tuple[str, ...] = ()
     """Roles without an answer at the last update, each with the time since its last answer."""
     loss: float = 0.0
