@@ -54,7 +54,7 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Reason for the failure of the program."""
     lost: str = ""
-    """Lost role that caused the failure of the program; empty if no lost role did."""
+    """Lost roles that caused the failure of the program, as text; empty if no lost role did."""
     result: dict[str, Any] = {}
     """Outcome of a finished program, set by its driver."""
     notes: dict[str, Any] = {}

@@ -44,7 +44,7 @@ class Progress:
     images_per_s: float = 0.0
     """Images per second over the last `RECENT_S` of training; 0 before training begins."""
     silent: tuple[str, ...] = ()
-    """Roles without an answer at the last update, each with the time since its last answer."""
+    """Roles without an answer to the last polls, each with the length of its silence."""
     loss: float = 0.0
     replicas: int = 0
     copies: RunCopies | None = None

@@ -167,12 +167,12 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     """Version of `buckets`; grows with each placement in the cluster."""
     epoch: int = 0
-    """Number that is 1 once the store is open and has its `replicas`; until then 0, and pushes with a clock
-    wait."""
+    """In a store of clients with clocks, 1 once the store is open and has its `replicas`; until then 0, and
+    pushes wait. In other stores 0."""
     reason: str = ""
     """Reason for the store's failure."""
     lost: str = ""
-    """Lost server that caused the failure of the store."""
+    """Lost servers that caused the failure of the store, separated by commas."""
     shards: int = 0
     """Number of shards."""
     bucket_bytes: tuple[int, ...] = ()
