@@ -14,7 +14,7 @@ store:
     async with LocalCluster(Config(epochs=3), dataset=digits) as cluster:
         result = await cluster.train(print)
 
-`adam_async.sync` has the same interface for programs without an event loop.
+`adam_async.sync` has stores, local clusters and `load_checkpoint` for programs without an event loop.
 """
 
 from importlib import import_module

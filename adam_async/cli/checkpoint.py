@@ -45,7 +45,7 @@ async def list_checkpoints(path: Path, options: CheckpointOptions, terminal: Ter
             "whole" if each.whole else "damaged",
             f"{each.epoch:,}",
             f"{each.groups:,}",
-            *map(printable, (each.run, each.mode, each.model)),  # a line may end within a text of a file
+            *map(printable, (each.run, each.mode, each.model)),  # texts of a file may have line breaks
             each.written,
             f"{each.bytes:,}",
         )

@@ -130,7 +130,7 @@ def check_words(arguments: list[str]) -> None:
 
 @app.command
 def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
-    """Train a model, in this process or in a cluster of roles started by hand."""
+    """Train a model, with roles that this command starts, or in a cluster of roles started by hand."""
     if options.replay is not None:
         from adam_async.cli.replay import run_replay as work
     else:
@@ -355,7 +355,7 @@ def worker(
     threads: Annotated[int, set_by_variable("threads")] = 0,
     in_flight: Annotated[int, set_by_variable("in_flight")] = 0,
 ) -> int:
-    """Run a model worker, which trains one replica of the model.
+    """Run a model worker, which trains one replica of the model, or a part of it.
 
     A worker may join a run in progress; the run keeps its rate.
 
@@ -376,7 +376,7 @@ def role(options: FromEnvironmentOptions = FromEnvironmentOptions()) -> int:  # 
     """Run the roles that the variables of a batch job give to this process.
 
     A rank with one role runs that role. A rank with several roles starts them as child processes and
-    restarts them.
+    restarts lost ones.
     """
     from adam_async.cli.from_environment import Found, find_roles, show, supervise
 

@@ -177,12 +177,12 @@ def step_of(options: DrillOptions) -> DrilledStep | None:
     for folder in options.step_path:
         add_import_folder(folder)
     args = read_step_args(options.step_args)
-    import_step(options.step, args)  # an error before the first process
+    import_step(options.step, args)  # an error ends the command before the first process starts
     return DrilledStep(options.step, args, options.step_path)
 
 
 def config_of(options: DrillOptions) -> Config:
-    """Return the configuration of the training runs.
+    """Return the options of the drill's cluster, and of its training runs.
 
     Raises:
         ConfigError: An option is out of bounds, or contradicts another.

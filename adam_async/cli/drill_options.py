@@ -40,11 +40,11 @@ class DrillOptions:
     every: float | None = None
     """Minimum seconds between the starts of two faults; a fault also waits until all copies are in sync."""
     for_: Annotated[float | None, Parameter(name="--for")] = None
-    """Seconds with faults, one each --every seconds; in the place of --count."""
+    """Planned seconds with faults, one every --every seconds; in the place of --count."""
     pairs: int = 1
-    """Pairs of runs, without and with faults, seed by seed; from 2 on a test of equal accuracy."""
+    """Pairs of runs, without and with faults, seed by seed; 2 or more pairs test for equal accuracy."""
     margin: float = 0.5
-    """Difference of accuracy that counts as equal, in points."""
+    """Maximum difference of accuracies that count as equal, in percentage points."""
     saturate: float = 0.0
     """Train for this many minutes without faults, and count failovers, in the place of pairs."""
     seed: int = 0

@@ -23,10 +23,11 @@ class KubernetesOptions:
     command draws a token, and the manifests have a Secret."""
     resources: Annotated[tuple[str, ...], ONLY_ON] = ()
     """Processor and memory of each pod of a role: ROLE=CPU,MEMORY, such as worker=4,8Gi; repeatable. By
-    default controller=500m,1Gi, ps=1,2Gi, data=1,2Gi, worker=2,2Gi, driver=1,2Gi, with the memory of
-    adam.toml in their place."""
+    default controller=500m,1Gi, ps=1,2Gi, data=1,2Gi, worker=2,2Gi, driver=1,2Gi; sizes of memory in
+    adam.toml replace these."""
     spread: Annotated[bool, ONLY_ON] = False
-    """Start no second pod of a role on a node; by default pods share nodes if there are too few."""
+    """Require controllers, servers and data servers to be spread evenly over the nodes, by role, within one
+    pod; by default Kubernetes only prefers that."""
     state: str = "1Gi"
     """Size of the volume of each controller."""
     results: str = "10Gi"

@@ -47,7 +47,7 @@ from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import usable_cores
 
 LEAVE_S = 20.0
-"""Seconds after SIGTERM in which the driver may end the run; at their end an agent kills its remaining
+"""Time after SIGTERM in which the driver may end the run, in seconds; then an agent kills its remaining
 roles."""
 
 
@@ -64,7 +64,7 @@ async def launch_with_torchrun(
     if not 0 <= port <= 65535:
         raise ConfigError(f"--port must be within 0 and 65535, not {port}")
     rank = Rank.of(environment, port)
-    die_with_parent()  # a killed torchrun leaves its ranks
+    die_with_parent()  # a killed torchrun leaves its ranks running
     token = await read_token(options.token_file, environment)
     if token is None:
         raise ConfigError(
@@ -148,7 +148,7 @@ async def launch_on_slurm(
 
 
 async def _train_in_job(options: TrainOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
-    """Train on the nodes of this job; after SIGTERM, put the job back into the queue."""
+    """Train on the nodes of this job; after SIGTERM, requeue the job if it has a new checkpoint."""
     job = await job_of(environment)
     token = await read_token(options.token_file, environment) or system_entropy(TOKEN_BYTES).hex()
     root_token(token, origin="--token-file" if options.token_file else "ADAM_TOKEN")

@@ -20,7 +20,7 @@ from adam_async.runtime.disk import Disk
 
 
 async def write_manifests(file: Path, options: KubernetesOptions) -> int:
-    """Write the manifests of the run of a file of options.
+    """Write the manifests of the run that a file of options describes.
 
     Raises:
         ConfigError: The file or an option is wrong, or the folder is not empty or cannot be written.

@@ -18,8 +18,8 @@ class RayOptions:
     that the command starts on this machine."""
     ask: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     """Resources that each role of a kind asks of Ray, ROLE:RESOURCE=AMOUNT such as worker:CPU=4; roles are
-    ps, data, worker and controller. By default servers and data servers ask for one CPU, and workers share
-    the rest."""
+    ps, data, worker and controller. By default servers and data servers ask for at most one CPU, and
+    workers share the rest."""
     pack: Annotated[bool, Parameter(negative="")] = False
     """Place the workers on few nodes; by default they are spread over all."""
     room_wait: Annotated[timedelta, Parameter(show_default=lambda _: "60s")] = timedelta(seconds=60)

@@ -176,7 +176,7 @@ class LiveTable:
             self._write(line)
 
     def _write(self, line: str) -> None:
-        self._wrote_at = None  # the next update begins to count
+        self._wrote_at = None  # the next update restarts the measurement of `QUIET_S`
         if self._live is not None:
             self._live.console.print(printable(line), soft_wrap=True)
         else:
@@ -261,7 +261,7 @@ def summary(report: Report) -> list[str]:
             "a later run begins with those that are compiled by now"
         )
     if len(report.controllers) > 1:
-        # A replaced leader that does not know it yet reports an earlier term.
+        # A leader that does not know of its replacement yet reports an earlier term.
         latest = max(report.controllers, key=lambda each: (each.role == "leader", each.term))
         leader = latest.node if latest.role == "leader" else "none"
         lines.append(f"leader {leader} of {len(report.controllers)} controllers, in term {latest.term}")

@@ -1,4 +1,4 @@
-"""The options of the commands. An option without a value is None, which lets file and environment set it."""
+"""The options of the commands. An option of `train` that is None is set by file or environment."""
 
 import re
 from collections.abc import Sequence
@@ -132,7 +132,7 @@ class TrainOptions:
     epochs: int | None = None
     """Passes over the training images; 0 is 3, or 12 for the shipped digits."""
     replicas: int | None = None
-    """Model replicas; each has its own worker."""
+    """Model replicas; each has its own workers."""
     partitions: int | None = None
     """Workers over which the model of each replica is cut."""
     plan: Literal["vertical", "layers"] | None = None
@@ -142,7 +142,7 @@ class TrainOptions:
     """With plan vertical: send image rows needed by two workers (exchange), or compute them twice
     (recompute)."""
     epoch_fraction: float | None = None
-    """Share of the replicas whose finish ends an epoch; skipped images come first in the next epoch."""
+    """Share of the replicas that must finish to end an epoch; skipped images come first in the next epoch."""
     epoch_rule: Literal["replicas", "images"] | None = None
     """Unit of --epoch-fraction: replicas that have finished, or images of one pool; asp only."""
     threads: int | None = None
@@ -152,7 +152,7 @@ class TrainOptions:
     images_per_group: int | None = None
     """Images per group; 1 is the paper's flow."""
     in_flight: int | None = None
-    """Groups in flight per replica; 0 is twice its threads."""
+    """Groups in flight per replica; 0 is twice its threads, or in place as many as keep the threads busy."""
     servers: int | None = None
     """Parameter servers."""
     data_servers: int | None = None
@@ -160,7 +160,8 @@ class TrainOptions:
     controllers: int | None = None
     """Controllers: 1, or 3 or 5, which survive the loss of one or two."""
     copies: int | None = None
-    """Servers with each shard; 0 is 3, or all servers if fewer, with several controllers, else 1."""
+    """Servers with each shard; 0 is 3, or all servers if fewer, with several controllers, else 1. With
+    --record or --weights aliased 0 is always 1."""
     min_in_sync: int | None = None
     """Copies that must have a push before it is applied; 0 is 2, or 1 with one copy."""
     slow: Annotated[tuple[str, ...] | None, ONLY_ON] = None
@@ -243,7 +244,7 @@ class TrainOptions:
     checksum: Checksum | None = None
     """CRC-32C of tensors sent between processes: on, off, or auto (to other hosts)."""
     report: Path | None = None
-    """Write the run's report to this file, as JSON; adds about 6 s for its baseline."""
+    """Write the run's report to this file, as JSON; adds about 7 s for its baseline."""
     profile: Path | None = None
     """Write a timeline of the run to this file, as Trace Event JSON; ui.perfetto.dev opens it."""
     record: Path | None = None
@@ -352,8 +353,8 @@ class ControllerOptions(RoleOptions):
     """Options of a controller."""
 
     id: str | None = None
-    """With --peers the id of this controller, such as 1; otherwise its name, by default role, host and
-    process id."""
+    """With --peers the id of this controller, such as 1; otherwise its name, by default controller with
+    --dir, else role, host and process id."""
     bind: str | None = None
     """tcp://HOST:PORT to listen on; by default this controller's address in --peers, or
     tcp://127.0.0.1:7070."""

@@ -51,7 +51,7 @@ def name_runs(files: tuple[Path, ...]) -> dict[str, Path]:
     """Return a short name for each file: its stem, or its whole path if stems are equal.
 
     Raises:
-        ConfigError: A file is named twice.
+        ConfigError: No file is named, or a file is named twice.
     """
     if not files:
         raise ConfigError("name one report or several, as `train --report FILE` wrote them")

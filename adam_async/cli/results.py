@@ -35,7 +35,7 @@ async def write_results(
 ) -> None:
     """Write the model, the report, the profile and the record to the files that the options name.
 
-    A failed file does not stop the others. A model that cannot be written is written to another folder.
+    An error in one file does not stop the others. A model whose folder fails is written to another folder.
 
     Raises:
         ConfigError: Some files cannot be written; the error lists them, and the other folder of the model.
@@ -152,7 +152,7 @@ async def keep_results(
 
 
 NOTHING = "nothing (--out keeps the latest weights, --checkpoint a state for --resume)"
-"""Results of a run whose options name no file or folder."""
+"""Text in place of results, for a run whose options name no file or folder."""
 
 
 def progress_words(driver: Driver) -> str:
@@ -165,6 +165,6 @@ def progress_words(driver: Driver) -> str:
     if not progress.epochs:
         return f"{done}; no epoch has ended"
     last = progress.epochs[-1]
-    if last.epoch == progress.epoch:  # the next round is about to begin
+    if last.epoch == progress.epoch:  # the next epoch is about to begin
         return f"after epoch {last.epoch}, with {last.accuracies}"
     return f"{done}; epoch {last.epoch} ended with {last.accuracies}"

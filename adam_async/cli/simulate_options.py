@@ -25,7 +25,7 @@ class SimulateOptions:
     plan: Path | None = None
     """Run the plan in this file, which a failed run printed, instead of a plan drawn from a seed."""
     soak: Path | None = None
-    """Keep the finished seeds in this file, and run further seeds until interrupted."""
+    """Keep the finished seeds in this file, and run further seeds, without --seeds until interrupted."""
     list: Annotated[bool, ONLY_ON] = False
     """List the scenarios."""
     supervised: Annotated[bool, Parameter(negative="", show=False)] = False

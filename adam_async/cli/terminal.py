@@ -29,12 +29,12 @@ Aside = Callable[[], AbstractContextManager[None]]
 
 
 class Terminal:
-    """Prints plain lines, in colour on a terminal.
+    """Prints lines as plain text; a terminal shows errors in red.
 
     Printed text may come from peers and files, so its control characters, with ends of lines, are escaped.
 
     Args:
-        quiet: Drop results; notices and errors still show.
+        quiet: Drop lines of results; tables, notices and errors still show.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:

@@ -185,7 +185,7 @@ async def _train(
 
 
 async def _resumed(options: TrainOptions, disk: Disk) -> tuple[TrainOptions, Manifest | None]:
-    """Return the options, and the newest checkpoint of `--resume`.
+    """Return the options, and the state to continue: of `--store`, or the newest checkpoint of `--resume`.
 
     With `--attach` the folder may have no checkpoint yet: the run then writes its first one there.
 
@@ -316,7 +316,7 @@ async def _measure_before(
     table: LiveTable,
     imports: Imports,
 ) -> BaselineAround | None:
-    """Measure the kernels alone, if the run has a report, a network, and images for it."""
+    """Measure the kernels alone, if the run has a report and a network, and this process has the images."""
     if options.report is None or dataset is None or imports.step is not None:
         return None
     data = await driver.wait_for_data()
@@ -401,7 +401,7 @@ async def configure(
     """Merge the options of defaults or a checkpoint, file, environment and command line; the last one wins.
 
     Args:
-        launched: Whether the workers run on other machines, with more cores than this one.
+        launched: Whether the workers run on other machines, which may have more cores than this one.
 
     Raises:
         CheckpointError: An option differs from the checkpoint's, and must not differ.
@@ -544,7 +544,7 @@ async def open_cluster(
             step_path=options.step_path,
             launcher=launcher,
         ) as processes:
-            if token is not None:  # without it, no other program could join
+            if token is not None:  # without a given token no other program can join
                 found = ",".join(processes.driver.controllers)
                 terminal.notice(f"from another shell: adam-async status --controller {found}")
             yield processes.driver, processes.train

@@ -195,7 +195,7 @@ class Agent:
         await _send(link, RoleEnded(number=number, code=code))
 
     async def _report_address(self, link: Link, number: int, child: ChildProcess) -> None:
-        with suppress(RoleDied):  # the end itself is reported
+        with suppress(RoleDied):  # `_run` reports the end
             await _send(link, RoleListens(number=number, address=await child.address))
 
     def _forward(self, link: Link, number: int, line: str) -> None:

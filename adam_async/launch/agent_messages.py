@@ -23,7 +23,7 @@ LINE_CHARACTERS = 4000
 of a frame."""
 
 Line = Annotated[str, Meta(max_length=LINE_CHARACTERS)]
-"""One line of output, or the reason of an end."""
+"""One line of output, or the reason of a refusal."""
 
 Word = Annotated[str, Meta(max_length=4096)]
 """Word of a command line, or value of a variable."""

@@ -1,8 +1,9 @@
 """Roles on the nodes of a batch job, as a launcher: `async with AgentLauncher(...) as launcher`.
 
 Each node has an *agent* (`launch/agent.py`), a process that the engine of the job has started. The agents
-dial the driver; once all have arrived, the driver orders them to start roles. An agent whose link breaks
-counts as the loss of its node: its roles are dead, and their next processes are on other nodes.
+dial the driver; once all have arrived, the driver orders them to start roles. The end of an agent's link
+counts as the loss of its node: the agent's roles are dead, and their next processes are on other nodes. Only
+one of several controllers cannot move, because its address is fixed.
 """
 
 import asyncio
@@ -107,13 +108,13 @@ class AgentLauncher:
     Args:
         gathering: The agents, and the deadline of their arrival.
         token: Token of driver and agents, from which the agents derive the keys of the roles.
-        bind: Address for the agents.
+        bind: Address on which the driver listens for the agents.
         entropy: Source of random bytes, for handshakes, the driver's incarnation and ports of controllers.
 
     `async with` listens; `gathered` waits for the agents; the end of the block ends them.
 
     Raises:
-        BindFailed: The address is taken.
+        BindFailed: The address is not available.
     """
 
     silence_s = 0.0
@@ -184,7 +185,7 @@ class AgentLauncher:
         """End the wait for agents that cannot arrive any more."""
         if not self._all_arrived.done():
             self._all_arrived.set_exception(RunFailed(reason))
-            self._all_arrived.exception()  # mark it retrieved: nothing may wait
+            self._all_arrived.exception()  # mark it as retrieved, in case no task waits for it
 
     async def _place(self) -> None:
         """Note the address at which other nodes dial each node."""
@@ -287,7 +288,7 @@ class AgentLauncher:
             )
         if reason and not self._all_arrived.done():
             self._all_arrived.set_exception(ConfigError(reason))
-            self._all_arrived.exception()  # mark it retrieved: nothing may wait
+            self._all_arrived.exception()  # mark it as retrieved, in case no task waits for it
         return reason
 
     def __repr__(self) -> str:

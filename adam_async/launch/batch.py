@@ -15,8 +15,8 @@ PORTS = range(20000, 30000)
 """Range of the ports that a driver of a torchrun job gets by default."""
 
 SIGNAL_S = 120
-"""Seconds before the time limit of a job at which Slurm sends SIGTERM to the driver, which must write its
-last checkpoint before the limit."""
+"""Time before the time limit of a job at which Slurm sends SIGTERM to the driver, in seconds; the driver must
+write its last checkpoint before the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Rank:
         number: Its rank.
         ranks: Number of all ranks.
         local_ranks: Number of ranks on its node.
-        driver: Address of the driver, in rank 0.
+        driver: Address of the driver, which is in rank 0.
         restarts: Number of restarts of all ranks.
     """
 
@@ -53,7 +53,7 @@ class Rank:
                 f"torchrun sets RANK and MASTER_ADDR, and one is missing: start with {TORCHRUN}"
             )
         ranks = number_in(environment, "WORLD_SIZE", 1, MOST_RANKS)
-        # torchrun itself listens on MASTER_PORT; the system gives higher ports to any connection.
+        # torchrun itself listens on MASTER_PORT; outgoing connections get ports above `PORTS`.
         port = port or PORTS[(number_in(environment, "MASTER_PORT", 1, 65535) + 1) % len(PORTS)]
         return cls(
             number=number_in(environment, "RANK", 0, ranks - 1),
@@ -85,7 +85,7 @@ def restarts_in(environment: Mapping[str, str], variable: str) -> int:
     """Return the number of restarts of a job; 0 if the variable is absent.
 
     Raises:
-        ConfigError: The variable has another value.
+        ConfigError: The variable has no whole number.
     """
     return number_in(environment, variable, 0, 10**9) if environment.get(variable) else 0
 

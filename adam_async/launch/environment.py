@@ -6,7 +6,7 @@ torchrun, Open MPI, PMI or Slurm; else the name of a Kubernetes pod, such as ``a
 Ranks get the roles of the cluster in turn: controllers, servers, data servers, workers. With fewer ranks than
 roles, a rank has several roles. Extra ranks have additional workers.
 
-The roles of a pod listen on `POD_IP`, because a name of the pod may not resolve before it runs.
+The roles of a pod listen on `POD_IP`, because the name of a pod may not resolve before the pod runs.
 """
 
 import ipaddress

@@ -29,7 +29,7 @@ ROLES = ("controller", "data", "ps", "worker")
 """Roles that a host may have; the driver is the launching process."""
 
 PORTS = range(20000, 30000)
-"""Ports of several controllers, which need each other's addresses before they listen."""
+"""Range of the random ports of several controllers, which need each other's addresses before they listen."""
 HEAVY = ("ps", "worker")
 """Roles that need cores and memory."""
 
@@ -38,7 +38,7 @@ MOST_HOSTS = 1000
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One host. An empty value means the default in `Hosts`."""
+    """One host. An empty `port`, `user` or `command` means the value in `Hosts`."""
 
     name: str
     """Name or address that the launching machine dials, as in ``ssh NAME``."""
@@ -152,7 +152,7 @@ class Placement:
         self._of: dict[str, tuple[str, Host]] = {}
 
     def place(self, role: str, node: str, *, moves: bool = True) -> Host:
-        """Return the last host of a role, unless that host is silent, else the host with the fewest roles.
+        """Return the previous host of a role unless that host is silent; else the host with the fewest roles.
 
         Args:
             role: Kind of the role.
@@ -165,7 +165,7 @@ class Placement:
             if host.name not in self._silent or not moves:
                 return host
         permitted = [host for host in self._hosts if role in host.roles]
-        # If all of them are silent, one of them may be back.
+        # If all permitted hosts are silent, one of them may be back.
         live = [host for host in permitted if host.name not in self._silent]
         host = min(live or permitted, key=self._load(role))
         self._of[node] = (role, host)

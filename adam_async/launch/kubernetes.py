@@ -98,7 +98,7 @@ class UserCode:
         elif self.step and role == "driver":
             words += ["--step", self.step]
             words += ["--step-args", self.step_args] if self.step_args else []
-        # Kubernetes would put in the value of a variable for "$(NAME)".
+        # Kubernetes would replace "$(NAME)" by the value of a variable.
         return [word.replace("$(", "$$(") for word in words]
 
 
@@ -115,8 +115,8 @@ class KubernetesRun:
         resources: Resources of each role.
         storage: Sizes and class of the volumes.
         code: Code of the user that driver, workers and data servers import.
-        spread: Whether pods of one role must be on different nodes; otherwise they share nodes if there are
-            too few.
+        spread: Whether controllers, servers and data servers must be spread evenly over the nodes, by role,
+            within one pod; otherwise Kubernetes only prefers that.
         wait: Maximum wait of a role for a controller, such as ``10m``.
     """
 

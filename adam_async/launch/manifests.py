@@ -21,7 +21,7 @@ from adam_async.launch.kubernetes import (
 Manifest = dict[str, Any]
 
 USER = 10001
-"""User and group of the processes; the image has the same."""
+"""Ids of the user and group of the processes; the image has the same."""
 
 HEALTH_PORT = 8080
 """Port of the probes."""

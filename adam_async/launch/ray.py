@@ -50,7 +50,7 @@ POLL_S = 1
 """Maximum wait of one call of Ray until a placement group has room, in whole seconds."""
 
 PENDING_S = 15.0
-"""Seconds after which a notice names a role that waits for a node."""
+"""Time after which a notice names a role that waits for a node, in seconds."""
 
 STATE = "~/.cache/adam-async/launch"
 """Folder for the state of controllers, on their nodes."""
@@ -187,7 +187,7 @@ class RayLauncher:
         number = spec.node.rpartition("-")[2]
         group = self._groups.get(spec.role)
         if node := self._controllers.get(spec.node):
-            # The other roles have its address.
+            # The other roles have the address of this node.
             strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
         elif group is not None and number.isdecimal() and int(number) < group.bundle_count:
             strategy = PlacementGroupSchedulingStrategy(group, int(number))

@@ -88,7 +88,7 @@ class RoleActor:
             self._child.end()
 
     async def _report_address(self, child: ChildProcess) -> None:
-        with suppress(RoleDied):  # the exit code reports it, too
+        with suppress(RoleDied):  # the exit code reports the end, too
             self._events.put_nowait(("address", await child.address))
 
     def _forward(self, line: str) -> None:
@@ -122,7 +122,7 @@ def check_version(package: str, host: str) -> None:
     """Check that this node has the launcher's version of the package.
 
     Raises:
-        ConfigError: It has another version.
+        ConfigError: The node has another version.
     """
     if (own := version("adam-async")) != package:
         raise ConfigError(

@@ -54,7 +54,7 @@ class RayCluster(ProcessCluster):
         options: Further arguments of `ProcessCluster`, except `launcher` and `environment`.
 
     Raises:
-        ConfigError: As of `ProcessCluster` and of `RayLauncher`.
+        ConfigError: See `ProcessCluster` and `RayLauncher`.
         DeadlineExceeded: Ray has no room for the roles.
     """
 

@@ -16,7 +16,7 @@ from adam_async.runtime.child_process import child_environment
 logger = logging.getLogger(__name__)
 
 OLDEST = (2, 60)
-"""Oldest version of Ray with tests of this package."""
+"""Oldest version of Ray that the tests of this package use."""
 
 CONNECT_S = 20.0
 """Deadline of an attempt to join a Ray cluster, in seconds."""
@@ -90,7 +90,7 @@ class RayConnection:
             raise DeadlineExceeded(what, timeout_s) from None
 
     async def _open(self) -> None:
-        if "ray" not in sys.modules:  # Ray reads these at its import
+        if "ray" not in sys.modules:  # Ray reads these variables at its import
             for name, value in self._variables().items():
                 os.environ.setdefault(name, value)
         ray = await self.call("the import of Ray", require_ray)
@@ -157,7 +157,7 @@ def require_ray() -> Any:
     """Import Ray.
 
     Raises:
-        ConfigError: It is not installed, or older than `OLDEST`.
+        ConfigError: Ray is not installed, or older than `OLDEST`.
     """
     try:
         import ray
@@ -171,7 +171,7 @@ def check_ray(found: str) -> None:
     """Check the version of Ray.
 
     Raises:
-        ConfigError: It is older than `OLDEST`.
+        ConfigError: The version is older than `OLDEST`.
     """
     numbers = tuple(int(part) if part.isdecimal() else 0 for part in found.split(".")[:2])
     if numbers < OLDEST:

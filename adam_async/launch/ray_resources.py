@@ -1,7 +1,7 @@
 """Pure: the resources that the roles of a run ask of Ray, and the settings of a launch.
 
 Every parameter server, data server and worker is an actor in a bundle of a placement group, one group for
-each kind of role. Controllers stay on their nodes and ask for no CPU.
+each kind of role. Controllers stay on their nodes, and by default ask for no CPU.
 """
 
 import math
@@ -27,10 +27,9 @@ class RaySettings:
     Attributes:
         address: ``HOST:PORT`` of a Ray cluster; ``auto``, the cluster of RAY_ADDRESS or of this machine; or
             ``local``, a new cluster on this machine, which ends with the launch.
-        asks: Resources of each role, by kind of role; `RayLauncher.prepare`
-            decides missing numbers of CPUs.
+        asks: Resources of each role, by kind of role; `RayLauncher.prepare` decides missing numbers of CPUs.
         pack: Whether workers share few nodes; otherwise the workers are spread over all nodes.
-        wait_s: Deadline of the placement of all roles, in seconds; an autoscaler may need minutes.
+        wait_s: Deadline of the placement of each kind of role, in seconds; an autoscaler may need minutes.
         environment: Variables of the roles, in addition to those of their nodes.
     """
 
@@ -74,7 +73,8 @@ def check_ask(role: str, name: str, amount: float) -> None:
     """Check an amount of a resource.
 
     Raises:
-        ConfigError: The role is unknown, or the amount is not above 0, or not finite.
+        ConfigError: The role is unknown, or the amount is not above 0, not finite, or a fraction above 1 of
+            CPUs.
     """
     if role not in ROLES:
         raise ConfigError(f"--ask {role[:40]}:{name[:40]} names no role; roles are {', '.join(ROLES)}")

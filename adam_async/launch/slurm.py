@@ -23,7 +23,7 @@ ANSWER_S = 60.0
 """Deadline of an answer of Slurm, in seconds."""
 
 POLL_S = 10.0
-"""Seconds between two queries by the second node about the loss of the first; later nodes query less
+"""Time between two queries by the second node about the loss of the first, in seconds; later nodes query less
 often."""
 
 LOST_S = 900.0
@@ -86,8 +86,7 @@ async def submit(script: str, environment: Mapping[str, str]) -> str:
     """Submit a job, and return its number.
 
     Raises:
-        ConfigError: Slurm has no `sbatch` here, or refuses the job.
-        RunFailed: Slurm does not answer.
+        ConfigError: Slurm has no `sbatch` here, refuses the job, or does not answer.
     """
     try:
         answer = await _output(("sbatch", "--parsable"), environment, script)

@@ -5,8 +5,8 @@ its stdin, which then stays open. The role ends when its stdin closes (see `clus
 server closes the stdin at the end of the connection, and so after any end of the launching process. The end
 of the connection also ends the session's process on the host, and on Linux the kernel then kills the role.
 
-A role whose connection breaks comes back on another host that may have it (see `launch/hosts.py`). asyncssh,
-of the extra `ssh`, checks the key of each host.
+A role whose connection breaks starts again on another host that may have it (see `launch/hosts.py`), unless
+it is one of several controllers. asyncssh, of the extra `ssh`, checks the key of each host.
 """
 
 import asyncio
@@ -157,10 +157,11 @@ class SshLauncher:
 
     @asynccontextmanager
     async def connected(self, host: Host) -> "AsyncIterator[SSHClientConnection]":
-        """A connection to a host, which is cut at the end of the block.
+        """Yield a connection to a host; the end of the block cuts the connection.
 
         Raises:
-            ConfigError: The host's key is not the known one, or the host refuses the login.
+            ConfigError: The host's key is not the known one, the host refuses the login, or the user's key is
+                unusable.
             RoleUnreachable: The host does not answer.
         """
         ssh = require_asyncssh()

@@ -72,7 +72,7 @@ def read_size(name: str, text: str, *, besides: str = "") -> int:
 
 
 def read_budget(name: str, text: str) -> int:
-    """Read the bytes that a process may hold for its peers.
+    """Read the number of bytes that a process may hold for its peers.
 
     Raises:
         ConfigError: The text is not a size, or the size is below `LEAST_BUDGET_BYTES`.

@@ -1,7 +1,7 @@
 """Pure: the cluster map: nodes, stores, the program in progress and its records, as one snapshot value.
 
-The map is the whole state of a controller. Nodes read it with `get` and `watch`, and change it with
-`compare-and-set`; they may set these keys: ``nodes/<id>``, ``stores/<name>``, ``stores/<name>/<n>``,
+The map is the part of the controllers' state that nodes see. Nodes read it with `get` and `watch`, and change
+it with `compare-and-set`; they may set these keys: ``nodes/<id>``, ``stores/<name>``, ``stores/<name>/<n>``,
 ``bundles/<store>/<home>``, ``run`` (the program) and ``run/<n>``, and for training runs ``epoch`` and
 ``lending``. Every record has the map version of its last change, which a compare-and-set expects.
 """
@@ -33,11 +33,11 @@ COPIES = "copies"
 """Key of a server's `NodeRecord.info`: its address for other servers, if that is not `address`."""
 
 MOST_REASON = 2048
-"""Maximum length of a node's reason for its end, in characters."""
+"""Maximum length of `NodeRecord.failed`, and of a notice, in characters."""
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One node. The node sets its record when it joins and when it is ready."""
+    """One node. The node sets its record when it joins, and again when its state changes."""
 
     role: str
     address: str
@@ -96,8 +96,8 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"round_grou
     behind: tuple[int, ...] = ()
     """Replicas whose shares of the epoch before have skipped groups."""
     drain: bool = False
-    """Whether the driver stops the run with a checkpoint: the data servers lease no more groups. In ssp and
-    bsp all replicas then train up to one clock, the `clock` of the data server's statistics."""
+    """Whether the driver stops the run with a checkpoint: the data servers lease no more groups, except in
+    ssp and bsp those up to one clock for all replicas, the `clock` of the data server's statistics."""
     ended: bool = False
     result: dict[str, Any] = {}
     """Values that the data server sets with `ended`: images, loss and seconds; the common clock, or in asp
@@ -130,7 +130,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
     bundles: dict[str, BundleRecord] = {}
     """Bundles of the placed stores, by key."""
     placements: int = 0
-    """Number of stores placed so far, which is the generation of the newest store."""
+    """Number of stores placed so far, which is the generation of the store placed last."""
     run: ProgramRecord | None = None
     """The program in progress, or the last one."""
     epoch: EpochRecord | None = None
@@ -139,9 +139,9 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
     results: tuple[dict[str, Any], ...] = ()
     """Results of the newest of these epochs, in order; at most `RESULTS_KEPT`."""
     ledger_record: LedgerRecord | None = None
-    """Data servers that lease the run's groups; None before one is ready for it."""
+    """Data servers that lease the run's groups; None before one is ready for the run."""
     pieces: dict[str, ProgramPiece] = {}
-    """Pieces of a program in submission, by key; the submission removes them."""
+    """Pieces of the blob of a program, by key; the submission of the program's record removes them."""
 
     def version_of(self, key: str) -> int:
         """Return the version of the map at which a key's record last changed; 0 if there is no record."""
@@ -314,7 +314,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
     def replica_generation(self, replica: int) -> int:
         """Return the generation of a replica; 0 if a worker is missing.
 
-        The number changes when one of its workers is replaced, or leaves and joins again.
+        The generation changes when a worker of the replica is replaced, or leaves and joins again.
         """
         members = [self.nodes[name] for name in self.members(replica)]
         return replica_generation([(node.incarnation, node.placed) for node in members], self.partitions)

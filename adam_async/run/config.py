@@ -1,4 +1,4 @@
-"""Pure: every option of a run on one page, and their checks. `option_sources.py` reads and merges them."""
+"""Pure: all options of a run, with their checks. `option_sources.py` reads and merges the options."""
 
 import math
 import re
@@ -24,7 +24,8 @@ FLUSH_S = 1.0
 """Default time between two rounds in which a server writes its changed shards to its disk, in seconds."""
 
 AHEAD_BYTES = 32 << 20
-"""Maximum size of the images that a worker reads ahead, in bytes, unless one group alone has more."""
+"""Maximum size of the images that a worker reads ahead, in bytes, unless one group or the groups in flight
+have more."""
 
 
 class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,7 +47,7 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     prepare_s: float = 120.0
     """Deadline for all roles of a run to join and to prepare."""
     grace_s: float = 2.0
-    """Deadline for the reconnection of a node with a broken link, after which it counts as lost."""
+    """Deadline for the reconnection of a node with a broken link, after which the node counts as lost."""
     clock_s: float = 120.0
     """Deadline for an advance of the slowest clock while a worker waits for it."""
     replica_s: float = 60.0
@@ -88,8 +89,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model's size, or a size by the images."""
     cache: str = "auto"
     """Memory of a data server for images: a size such as ``4G``, or ``auto``, half of the available memory.
-    Data servers read folders, shards and .npy files above this size on demand. A given size also lets them
-    serve images at once."""
+    Data servers read folders, shards and .npy files above this size on demand; with a given size they read
+    all of these on demand, so they serve images at once."""
     spill: str = ""
     """Folder for decoded images that do not fit into the `cache` of a data server; empty for none."""
     epochs: int = 0
@@ -101,10 +102,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     plan: Literal["vertical", "layers"] = "vertical"
     """Partition plan: a cut of each layer over all workers (the paper's), or consecutive layers to each."""
     halo: Literal["auto", "exchange", "recompute"] = "auto"
-    """Way to the image rows that two workers need, with plan ``vertical``: sent, or computed twice."""
+    """Whether image rows that two workers need are sent, or computed twice, with plan ``vertical``."""
     epoch_fraction: float = 0.75
-    """Share of the live replicas, or of the images (`epoch_rule`), whose finish ends an epoch. Skipped images
-    come first in the next epoch. The option has no effect with ``ssp`` and ``bsp``, which skip no images."""
+    """Share of the live replicas that must finish, or of the images that must be trained (`epoch_rule`),
+    before an epoch ends. Skipped images come first in the next epoch. The option has no effect with ``ssp``
+    and ``bsp``, which skip no images."""
     epoch_rule: Literal["replicas", "images"] = "replicas"
     """Unit of `epoch_fraction`: replicas that have trained their share, or images of one pool. No pool exists
     with ``ssp`` and ``bsp``."""
@@ -127,7 +129,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     controllers: int = 1
     """Number of controllers: 1, or a group of 3 or 5, which survives the loss of one or two."""
     copies: int = 0
-    """Servers with each shard; 0 is 3, or all servers if fewer, with several controllers, else 1."""
+    """Servers with each shard; 0 is 3, or all servers if fewer, with several controllers, else 1. With
+    `record` or aliased `weights` 0 is always 1."""
     min_in_sync: int = 0
     """Number of copies that must have a push before it is applied; 0 is 2, or 1 with one copy."""
     copies_bind: str = ""
@@ -568,7 +571,7 @@ _LEAST = {
     "checkpoint_misses": 0,
     "keep": 1,
 }
-"""Minimum values."""
+"""Minimum values of options, by name."""
 
 MOST = {
     "checkpoint_misses": 1_000_000,
@@ -588,7 +591,7 @@ MOST = {
     "shard_bytes": 1 << 25,  # half of the capacity of one message
     "read_ahead": 1024,  # a worker has memory for each
 }
-"""Maximum values; larger values are mistakes, or would cause a less clear error later."""
+"""Maximum values of options, by name; larger values are mistakes, or would cause a less clear error later."""
 
 CONTROLLERS = (1, 3, 5)
 CONTROLLERS_WORDS = (

@@ -3,11 +3,11 @@
 The controller gives each replica its share (`share_out`), and a data server makes queues of the shares
 (`assign`). Both use the groups *left* of the epoch, in order: all except those that the run trained before it
 was resumed. The first `warm` of these are only for the lowest replica. The first `carried` groups of the
-epoch have the images that the epoch before skipped. These groups come before all others, in equal shares, but
-a replica that skipped some of them gets none. The rest is shared out
+epoch have the images that the epoch before skipped. In ranges these groups come next, in equal shares for the
+replicas that skipped none of them, or for all replicas if each skipped some. The rest is shared out
 
     in a pool   each replica takes the next group
-    in ranges   a contiguous range of group numbers per replica; their lengths differ by one group at most
+    in ranges   a contiguous range of group numbers per replica, with equally many groups left, or one more
     in rounds   of `round_groups` groups, as many as in one step: rounds are dealt out in order, so that
                 step k of all replicas together is one contiguous piece of the epoch's order, like a step of
                 one replica with as many images
@@ -41,8 +41,8 @@ class Assignment:
     queues: Mapping[Replica, Sequence[int]]
     """Groups after the warm start, for each replica in its order."""
     progress: Mapping[int, float]
-    """Part of the epoch that lies before each group left, for the replica whose share has the group; from 0
-    to less than 1."""
+    """Part of the epoch before each group left, from 0 to less than 1: in ranges as the replica with the
+    group counts it, otherwise in the order of the epoch."""
 
 
 def groups_left(groups: int, finished: Ranges) -> Sequence[int]:
@@ -75,11 +75,11 @@ def share_out(
     finished: Ranges = (),
     carried: int = 0,
 ) -> dict[str, tuple[int, int]]:
-    """Give each replica (as text) its range of groups; or in rounds its number and the number of replicas.
+    """Give each replica (as text) its range of groups; or in rounds its place and the number of replicas.
 
-    Ranges cover all groups, with equally many of the groups left in each. The range of the lowest replica
-    begins with the `warm` and the `carried` groups; `assign` gives other replicas their part of the carried
-    groups.
+    Ranges cover all groups. The range of the lowest replica begins with the `warm` and the `carried` groups;
+    `assign` gives other replicas their part of the carried groups. Each range has equally many of the other
+    groups left, or one more.
     """
     places = len(replicas)
     if round_groups:
@@ -105,10 +105,10 @@ def assign(
     """Make queues of the shares of `share_out`.
 
     Args:
-        shares: Replica to its range, or to its number and the number of replicas.
+        shares: Replica to its range, or to its place and the number of replicas.
         round_groups: Groups of a round; 0: shares are ranges.
         carried: Number of groups, from the first, of images skipped by the epoch before.
-        behind: Replicas that skipped these groups, and get none of them while other replicas live.
+        behind: Replicas that skipped these groups, and get none of them if other replicas have shares.
     """
     left = groups_left(groups, finished)
     if round_groups:

@@ -13,9 +13,9 @@ Replica = NewType("Replica", int)
 """Number of a model replica in a run, from 0."""
 
 ShardId = NewType("ShardId", int)
-"""Position of a shard in the run's shard table, from 0."""
+"""Position of a shard in the shard table of its store, from 0."""
 
 BucketId = NewType("BucketId", int)
 
 Version = NewType("Version", int)
-"""Number of pushes applied to a shard so far. The version grows by one per push, only on the primary."""
+"""Number of pushes applied to a shard so far. The version grows by one per push, on each copy."""

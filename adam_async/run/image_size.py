@@ -47,7 +47,7 @@ def read_image_size(text: str) -> Size | None:
 
 
 def most_frequent(sizes: Counter[Size]) -> Size:
-    """Return the most frequent size; of equally frequent sizes, the largest."""
+    """Return the most frequent size; of equally frequent sizes, the widest."""
     return max(sizes, key=lambda size: (sizes[size], size))
 
 

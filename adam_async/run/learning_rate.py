@@ -13,17 +13,17 @@ USUAL_RATE = 0.06
 """Constant default rate of rule ``sgd`` at 16 images per update, for images of `USUAL_NORM`."""
 
 USUAL_NORM = 100.0
-"""Squared norm of images with the usual rate; that of MNIST's images is about 100."""
+"""Maximum squared norm of images with the usual rate; the squared norm of MNIST's images is about 100."""
 
 FRESH_GROUPS = 5 / 3
 """Maximum number of groups in flight at which gradients from copies count as fresh, and have the full
 rate."""
 
 FALLING, FALLING_FREE = 3.2, 1.6
-"""Peak of a rate that rises and falls to 0, in multiples of the constant rate, with and without a bound on
-staleness. The peak is higher because the noise of groups and stale gradients falls with the rate; without a
-bound it is half as high, because gradients of several replicas are then stale by twice the groups in
-flight."""
+"""Peak of a rate that rises and falls to 0, in multiples of the constant rate; the second value is for uncut
+models with stale gradients and without a bound on staleness. The peak is above the constant rate because the
+noise of groups and stale gradients falls with the rate. The second value is half as high, because gradients
+of several replicas are then stale by twice the groups in flight."""
 
 FALLING_MOST, FALLING_CUT = 2.0, 2 / 3
 """Maximum of the peak of a rate that rises and falls to 0, in multiples of the constant rate of fresh
@@ -50,8 +50,8 @@ def default_rate(config: Config, groups_in_flight: int = 0, squared_norm: float 
     the square root of their number, up to twice. It is also lower if replicas do not wait for each other and
     compute so many groups at once, on copies, that their gradients are stale; `Config.slack` bounds the
     number of stale groups. A rate that rises and falls to 0 (`Config.falls`) has a higher peak. Images with
-    more and brighter pixels than those of MNIST have larger gradients: the rate falls in proportion to their
-    squared norm.
+    more and brighter pixels than those of MNIST have larger gradients: the rate is inversely proportional to
+    their squared norm.
 
     Args:
         groups_in_flight: Groups in flight of all workers together; 0 if unknown or without effect.
@@ -76,7 +76,7 @@ def default_rate(config: Config, groups_in_flight: int = 0, squared_norm: float 
 
 
 def _stale_groups(config: Config, groups_in_flight: int) -> int:
-    """Return the number of groups in flight that make gradients stale; 0 in lockstep and in place."""
+    """Return the number of groups in flight that make gradients stale; 0 in lockstep, in place, or if few."""
     if config.weights == "aliased" or config.synchronous:
         return 0
     if config.slack is not None:
@@ -118,7 +118,7 @@ def norm_scale(squared_norm: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The rate as a function of progress alone, so a group has the same rate in every run.
+    """The rate as a function of progress alone, so a group has the same rate in every run with these options.
 
     With a warm-up the rate rises linearly over `warm_up` epochs, to `peak` at their end. The schedule begins
     after the warm-up: falls of ``step`` count from there, and ``cosine`` falls from there to 0 at `epochs`.

@@ -32,7 +32,7 @@ class Change(
     """Nodes that have left the map."""
     run: ProgramRecord | UnsetType | None = UNSET
     same_run: bool = False
-    """Whether `run` lacks the fields `program_record.FIXED`, which are unchanged."""
+    """Whether `run` lacks its blob, pieces and terms, which are unchanged."""
     stores: dict[str, StoreRecord] = {}
     """New records of stores, by name."""
     stores_gone: tuple[str, ...] = ()

@@ -113,10 +113,10 @@ def check_size(size: str, data: Mapping[str, Any]) -> None:
 
 
 def with_outputs(spec: ModelSpec, classes: int) -> ModelSpec:
-    """Return a model with one output per class, by another last dense layer.
+    """Return a model with one output per class, by a change of its last dense layer.
 
-    If the number of outputs changes, the model has no class weights in its loss. A model whose scores do not
-    come from a dense layer stays unchanged.
+    If the number of outputs changes, the model has no class weights in its loss. A model with a loss other
+    than `LOSS`, or whose scores do not come from a dense layer, stays unchanged.
     """
     *body, loss = spec.layers
     layers = {layer.name: layer for layer in body}

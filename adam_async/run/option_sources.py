@@ -1,7 +1,7 @@
 """Pure: the options of a run from their sources: a file, the environment, the command line.
 
 Order of precedence: defaults < file (``adam.toml``) < ``ADAM_*`` environment < command line. The environment
-is an argument, because libraries read no environment. Unknown keys are errors that name the known ones.
+is an argument, because libraries read no environment. An unknown key of a file is an error.
 """
 
 import difflib
@@ -55,12 +55,12 @@ def variable_of(option: str) -> str:
 
 
 def check_variables(environment: Mapping[str, str], options: Iterable[str]) -> None:
-    """Check that no unknown variable resembles that of an option.
+    """Check that no unknown ``ADAM_*`` variable resembles a known one.
 
     Other unknown variables are allowed, because they may belong to another program.
 
     Raises:
-        ConfigError: A variable resembles the variable of an option; the error has both.
+        ConfigError: A variable resembles a known one (the error has both), or is `WAITS`.
     """
     if WAITS in environment:
         raise ConfigError(
@@ -90,7 +90,7 @@ def for_children(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def known_keys() -> list[str]:
-    """Return every key of a file, dotted."""
+    """Return all keys that a file may have; those of the table ``waits`` have a dot."""
     return [*FIELDS, *(f"waits.{field.name}" for field in msgspec.structs.fields(Waits))]
 
 
@@ -98,7 +98,8 @@ def from_toml(text: str, *, source: str) -> dict[str, Any]:
     """Read the options that a TOML file sets.
 
     Raises:
-        ConfigError: The text is not TOML, or has an unknown key; names the file and the nearest key.
+        ConfigError: The text is not TOML, has an unknown key, or its ``waits`` is no table; the error has the
+            file.
     """
     try:
         values = tomllib.loads(text)
@@ -120,7 +121,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Read the options that ``ADAM_*`` variables set, such as ``ADAM_IMAGES_PER_GROUP=64``.
 
     Raises:
-        ConfigError: An unknown variable resembles that of an option.
+        ConfigError: See `check_variables`.
     """
     check_variables(environment, PLAIN)
     values: dict[str, Any] = {}

@@ -50,7 +50,7 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]
 
 
 def described_type(kind: Any) -> str:
-    """Describe the values of an option of a type."""
+    """Describe the values that a type permits, for errors."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return "a table of seconds"
     return _WORDS.get(kind) or f"one of {', '.join(get_args(kind))}"

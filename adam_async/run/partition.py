@@ -33,7 +33,7 @@ def check_crossings(network: Network, plan: dict[str, Any], config: Config, *, m
     """Check that each tensor between workers fits into one message.
 
     Raises:
-        ConfigError: A tensor is larger; names the layer and a number of images that fits.
+        ConfigError: A tensor is larger; the error has the layer and the remedy.
     """
     layout = Layout(network.topology, network.input_shape, PartitionPlan.from_dict(plan))
     for crossing in layout.crossings:

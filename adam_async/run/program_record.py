@@ -54,7 +54,7 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Reason for the failure of the program."""
     lost: str = ""
-    """Lost role that caused the failure of the program; empty if no lost role did."""
+    """Lost roles that caused the failure of the program, as text; empty if no lost role did."""
     result: dict[str, Any] = {}
     """Outcome of a finished program, set by its driver."""
     notes: dict[str, Any] = {}
@@ -62,7 +62,7 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
     changed: int = 0
 
     def without_fixed(self) -> Self:
-        """Return the record without the `FIXED` fields, which do not change after the submission."""
+        """Return the record without blob, terms and pieces, which do not change after the submission."""
         return msgspec.structs.replace(self, blob=b"", terms={}, pieces=0)
 
     def with_fixed_of(self, program: "ProgramRecord") -> Self:

@@ -42,9 +42,9 @@ class Progress:
     skipped: int = 0
     """Known number of images that the epoch leaves for the next one."""
     images_per_s: float = 0.0
-    """Images per second over the last `RECENT_S` of training; 0 outside training."""
+    """Images per second over the last `RECENT_S` of training; 0 before training begins."""
     silent: tuple[str, ...] = ()
-    """Roles without an answer at the last update, each with the time since its last answer."""
+    """Roles without an answer to the last polls, each with the length of its silence."""
     loss: float = 0.0
     replicas: int = 0
     copies: RunCopies | None = None

@@ -95,14 +95,14 @@ class RunResult:
     checkpoint_missed: str = ""
     """Reason for a missing last checkpoint; empty if the run wrote it, or none was due."""
     kept_epoch: int = 0
-    """Epoch of `weights`: the last one, or with `Config.keep_best` the best; 0 before the end of the
-    first."""
+    """Epoch of `weights`: the last one, or with `Config.keep_best` the best; 0 in the result of an
+    interrupted run, or if no epoch has ended."""
     record: bytes | RecordError | None = None
     """With `Config.record`: the bytes of the record's file, or the error that prevents a record."""
 
     @property
     def test_accuracy(self) -> float:
-        """Test accuracy of `weights`; in a run that ended early, of its last epoch."""
+        """Test accuracy after `kept_epoch`, or, if that is 0, after the last epoch; 0 without an epoch."""
         kept = (epoch for epoch in self.epochs if epoch.epoch == self.kept_epoch)
         last = self.epochs[-1:]
         return next((epoch.test_accuracy for epoch in (*kept, *last)), 0.0)

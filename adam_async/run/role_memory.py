@@ -52,7 +52,7 @@ def check_room(machine: str, asked_bytes: int, available_bytes: int) -> None:
         available_bytes: Memory that they can have.
 
     Raises:
-        ConfigError: It has less.
+        ConfigError: The machine has less.
     """
     if asked_bytes > available_bytes:
         raise ConfigError(

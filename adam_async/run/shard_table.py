@@ -1,13 +1,14 @@
 """Pure: arrays to shards, shards to buckets, buckets to servers.
 
 A *shard* is a range of whole rows of one array (rows are the first axis; of a layer's weights, its outputs),
-at most ``shard_bytes`` long. The table cuts a longer row in equal pieces, so every shard is one contiguous
-range of the flattened array. The table of shards depends only on the arrays, so every party computes the same
-table and messages name a shard by its number.
+at most ``shard_bytes`` long unless the array must not be split. The table cuts a longer row into pieces of
+about equal size, so every shard is one contiguous range of the flattened array. The table of shards depends
+only on the arrays and ``shard_bytes``, so every party computes the same table and messages name a shard by
+its number.
 
-A *bucket* is a set of shards that have one primary and move together. The table spreads shards over the
-buckets, and buckets over the servers, largest first onto the least loaded, by bytes (AD-40, AD-41). Ties go
-to the lower number, so the result does not depend on any hash.
+A *bucket* is a set of shards that have one primary and move together. `spread` puts shards into buckets, and
+buckets onto servers, largest first onto the least loaded, by bytes (AD-40, AD-41). Ties go to the lower
+number, so the result does not depend on any hash.
 """
 
 from collections import Counter
@@ -29,7 +30,7 @@ MOST_SHARD_BYTES = (64 << 20) - (64 << 10)
 """Maximum size of a shard, in bytes: one message has its values, and tables beside them."""
 
 NUM_BUCKETS = 64
-"""Number of buckets of a cluster, fixed at its creation."""
+"""Number of buckets of each store."""
 
 
 class PartOfArray(Protocol):
@@ -42,7 +43,7 @@ class PartOfArray(Protocol):
 
     @property
     def first_row(self) -> int:
-        """Number of the range's first row."""
+        """Number of the part's first row in the array."""
         ...
 
     @property
@@ -243,7 +244,7 @@ def bytes_of_buckets(sizes: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def part_table(table: ShardTable, parameters: Iterable[PartOfArray]) -> ShardTable:
-    """Return the shards of one part, from a table cut at the borders of parts, in rows of the part."""
+    """Return the shards of one part, at their positions in the part, from a table cut at borders of parts."""
     shards: list[ShardSpec] = []
     for parameter in parameters:
         first = parameter.first_row * parameter.row_size
@@ -258,7 +259,7 @@ def part_table(table: ShardTable, parameters: Iterable[PartOfArray]) -> ShardTab
 
 
 def spread(weights: Sequence[int], bins: int) -> list[int]:
-    """Return a bin for each item of these weights: in falling order, each into the least loaded bin."""
+    """Return a bin for each item of these weights: by falling weight, each into the least loaded bin."""
     loads = [(0, target) for target in range(bins)]
     placed = [0] * len(weights)
     for item in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):

@@ -10,7 +10,7 @@ class Staleness(msgspec.Struct, frozen=True, kw_only=True):
     """Distribution of the staleness of pushes, counted once per push and shard.
 
     The staleness of a push is the number of pushes applied to the shard since the oldest version that its
-    groups read; see `adam_async.parameter_server.state`.
+    groups read, minus the worker's own ones that local steps had applied; see `parameter_server/state.py`.
     """
 
     histogram: dict[str, int]

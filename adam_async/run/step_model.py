@@ -108,7 +108,7 @@ class StepContext:
         dice: Dice | None = None,
         keys: tuple[int, int] = (0, 0),
     ) -> None:
-        """Take a group. Other replicas may have the same arrays, so the step gets read-only views.
+        """Take a group. Other replicas may share its images and labels, so the step gets read-only views.
 
         Args:
             dice: Unused, because a step has its own keys.
@@ -128,9 +128,9 @@ class StepModel:
         keep_going: Whether a loss that is not finite is allowed.
 
     Raises:
-        ConfigError: The step lacks a method, or an array is invalid; the error has the method or array, and
-            the remedy.
-        StepFailed: `arrays` raised.
+        ConfigError: The step lacks a method, refuses the images, or has an invalid array, factor or constant;
+            the error has the remedy.
+        StepFailed: `prepare` or `arrays` raised.
     """
 
     def __init__(self, step: TrainStep, spec: StepSpec, *, keep_going: bool = False) -> None:
@@ -337,7 +337,7 @@ class StepModel:
         """Return the arrays and the tensors that the step derives from them: all tensors of its model.
 
         Raises:
-            StepFailed: The step raised, or derived a tensor with the name of an array.
+            StepFailed: The step raised, or derived something other than NumPy arrays under new names.
         """
         given = {name: _read_only(values[name]) for name in self.arrays}
         derive = getattr(self.step, "derived", None)

@@ -3,8 +3,8 @@
 A *store* is a set of named arrays on the parameter servers. A client or a driver creates the record: it sets
 the pieces of the list of arrays, ``stores/<name>/0``, ``stores/<name>/1`` and so on, and then
 ``stores/<name>``. The controllers choose the servers (`buckets`), each server reports when all its shards
-have values (`NodeRecord.serves`), and then the controllers open the store. A store outlives its clients; a
-record with the phase ``deleted`` removes it.
+have values (`NodeRecord.serves`), and then the controllers open the store. The store of a run ends with the
+run. Other stores outlive their clients, until a record with the phase ``deleted`` removes them.
 
 The table of shards depends only on the record and its arrays, so every party computes the same table. No role
 needs the model or the program of the arrays.
@@ -55,8 +55,8 @@ StorePhase = Literal["placing", "loading", "open", "failed", "deleted"]
 """State of a store.
 
 `placing`: the store waits for enough live servers. `loading`: its servers wait for values of all shards.
-`open`: it accepts pushes and pulls. `failed`: a server with the only copy of some shards was lost, or the
-servers lack memory for it. `deleted`: the controllers remove it.
+`open`: it accepts pushes and pulls. `failed`: all copies of some shards were lost, or the servers lack memory
+for the store. `deleted`: the controllers remove it.
 """
 
 
@@ -102,7 +102,7 @@ class RuleRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nesterov: bool = False
     weight_decay: float = 0.0
     rate: float = 0.0
-    """Default rate of pushes; each client may have another one, and the servers ignore it."""
+    """Default rate of pushes, which the servers ignore; each client may have another one."""
 
     @property
     def state_arrays(self) -> int:
@@ -134,7 +134,8 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     min_in_sync: int = 0
     """Number of copies that must have an entry before it is applied; 0: see `min_in_sync_in_force`."""
     slack: int | None = None
-    """Number of clocks by which a client may be ahead of the slowest: s in ssp, 0 in bsp; None in asp."""
+    """Number of clocks by which a client may be ahead of the slowest: s in ssp, the lag (0 or 1) in bsp; None
+    in asp."""
     summed_weight: int = 0
     """Factor in bsp, in which the applied gradient is sum(contributions) * factor / sum(weights); 0 in other
     modes."""
@@ -166,12 +167,12 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     """Version of `buckets`; grows with each placement in the cluster."""
     epoch: int = 0
-    """Number that is 1 once the store is open and has its `replicas`; until then 0, and pushes with a clock
-    wait."""
+    """In a store of clients with clocks, 1 once the store is open and has its `replicas`; until then 0, and
+    pushes wait. In other stores 0."""
     reason: str = ""
     """Reason for the store's failure."""
     lost: str = ""
-    """Lost server that caused the failure of the store."""
+    """Lost servers that caused the failure of the store, separated by commas."""
     shards: int = 0
     """Number of shards."""
     bucket_bytes: tuple[int, ...] = ()

@@ -158,7 +158,7 @@ def texts_for(texts: Iterable[str], node: str) -> list[str]:
 
 
 def check_own(texts: Sequence[str], node: str, *, computes: bool) -> None:
-    """Check that all texts name a role that was started alone.
+    """Check that each text names this role, which was started alone.
 
     Raises:
         ConfigError: A text names only other nodes, or a pace for a role without compute threads.

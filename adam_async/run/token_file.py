@@ -30,8 +30,7 @@ def read_token_text(text: str, *, origin: str = "the token") -> Secret:
     """Read a root token, or the keys of a role.
 
     Raises:
-        ConfigError: The root token is guessable; or the line of keys is truncated, altered, or of another
-            version.
+        ConfigError: The root token is too short; or the line of keys is malformed, or of another version.
     """
     if not text.startswith(PREFIX):
         token = text.encode()
@@ -80,7 +79,7 @@ def derived_text(token: str, role: str, *, origin: str = "the token") -> str:
     """Derive the keys of a role from a root token, as one line.
 
     Raises:
-        ConfigError: The token is guessable, or is itself a line of keys; or the role is unknown.
+        ConfigError: The token is too short, or is itself a line of keys; or the role is unknown.
     """
     if role not in ROLES:
         raise ConfigError(f"there is no role {role!r}; roles are {', '.join(ROLES)}")
@@ -88,7 +87,7 @@ def derived_text(token: str, role: str, *, origin: str = "the token") -> str:
 
 
 def root_token(token: str, *, origin: str = "the token") -> bytes:
-    """Read a root token. Raises ConfigError: the text has the keys of a role."""
+    """Read a root token. Raises ConfigError: the text has the keys of a role, or is too short."""
     secret = read_token_text(token, origin=origin)
     if isinstance(secret, RoleKeys):
         raise ConfigError(

@@ -41,7 +41,7 @@ MOST_SAMPLE = 1 << 16
 """Maximum number of training images in the sample of a step."""
 
 MOST_SAMPLE_BYTES = 1 << 30
-"""Maximum size of the images of this sample, in bytes: data servers and the driver hold it in memory."""
+"""Maximum size of the sample of a step, in bytes: data servers and the driver hold it in memory."""
 
 MOST_CONSTANTS = 1 << 13
 """Maximum number of fingerprints in the record of a step (`TrainStep.constants`)."""
@@ -81,8 +81,8 @@ class StepOutcome:
 
     Attributes:
         loss: Mean loss of the batch.
-        weight: Number of examples in the mean of the gradients, from 1 to N; the share of the batch in the
-            mean over all replicas in bsp.
+        weight: Number of examples in the mean of the gradients, from 1 to N; in bsp it is also the weight of
+            the batch in the mean over all replicas.
     """
 
     loss: float
@@ -136,7 +136,7 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
         """Check that a batch has all its gradients.
 
         Raises:
-            StepFailed: A gradient is missing, or has more rows of factors than the batch's weight.
+            StepFailed: A gradient is missing, or has more rows of factors than the batch's weight permits.
         """
         for name in self._arrays:
             rows = self._given.get(name)
@@ -150,7 +150,7 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
                 )
 
     def dense(self, name: str) -> NDArray[Any]:
-        """Return the gradient of an array that was not given as factors."""
+        """Return the gradient of an array that is not sent as factors."""
         return self._dense[name]
 
     def factors(self, name: str, examples: int) -> tuple[NDArray[Any], NDArray[Any]] | None:

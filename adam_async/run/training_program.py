@@ -74,7 +74,7 @@ class TrainingTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     round_groups: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
     """With ssp and bsp, number of groups in a round, as many as in one step; 0 if shares are ranges."""
     warm_start: _Number = 0
-    """Number of groups that one replica trains alone at the beginning of the first epoch."""
+    """Number of groups that one replica trains alone at the beginning of the run."""
     concurrent: bool = False
     """Whether the next epoch begins before the driver has evaluated the last one."""
     start: StartTerms | None = None
@@ -86,14 +86,14 @@ class TrainingProgram(msgspec.Struct, frozen=True, kw_only=True):
 
     config: Config
     spec: dict[str, Any]
-    """The model, as `ModelSpec.to_dict` gives it."""
+    """The model, as `ModelSpec.to_dict` gives it, or the step, as `StepSpec.to_dict` does."""
     plan: dict[str, Any] | None = None
     """Partition plan of the model, as `PartitionPlan.to_dict` gives it; None if the model is not cut."""
     transforms: tuple[dict[str, Any], ...] = ()
     """Transforms of training images, as `Recipe.of` takes them; empty for none."""
     resumed: ResumeRecord | None = None
-    """Starting point of a run that continues another run: servers then wait for their shards from the driver.
-    It has the results of the last epochs only, at least one."""
+    """Starting point of a run that continues another run, with the results of the last epochs only: at least
+    one, unless the run continues its first epoch."""
     carried: bytes = b""
     """Images with which the first epoch of `resumed.results` begins because the epoch before skipped them, as
     in `EpochOrder.carried_images`."""

@@ -95,7 +95,7 @@ class Candidate:
 
     @property
     def in_place(self) -> bool:
-        """Whether the plan has a single worker, which trains in place on the servers' memory."""
+        """Whether a single worker on the machine of the servers trains in place on their memory."""
         return self.plan.workers == 1 and not self.conditions.own_machines
 
     def pushed_bytes(self, worker: int) -> int:
@@ -123,7 +123,7 @@ class Candidate:
         return tuple(working_sets(part.network, self.images)[-1] for part in self.parts)
 
     def fits_in(self, l3_kb: int | None) -> bool:
-        """Return whether the working sets of all threads fit the third-level cache, if its size is known."""
+        """Return whether the working sets of all threads fit the L3 cache; True if its size is unknown."""
         if l3_kb is None:
             return True
         at_once = [each.total * self.threads for each in self.working_sets]

@@ -30,7 +30,7 @@ def parse_bandwidth(text: str) -> float:
         raise ConfigError(wrong)
     prefix, kind = (found[1] or "").lower(), found[2] or "B"
     bits = kind.lower() == "bit" or (kind == "b" and found[3] == "ps")
-    if prefix not in _FACTORS or (kind == "b" and not bits):  # a small b may mean either
+    if prefix not in _FACTORS or (kind == "b" and not bits):  # "b" alone means bits or bytes
         raise ConfigError(wrong)
     speed = number * _FACTORS[prefix] / (8 if bits else 1)
     if not 0 < speed < math.inf:

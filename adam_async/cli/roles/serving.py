@@ -225,7 +225,7 @@ async def _stay(
         elif options.token_file is not None:
             join += ["--token-file", str(options.token_file)]
         if is_cut_off(running):
-            join = []  # a role that joined the controller would wait as long as it does
+            join = []  # a role that joins a controller without a majority waits
         command = shlex.join(join)
         if role == "ps" and join:
             command += f", or open a store at {controllers}"
