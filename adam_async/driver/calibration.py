@@ -26,7 +26,7 @@ from adam_async.model.step import StepBuffers
 SECONDS = 0.4
 """Time in seconds after which no further pass begins, if `LEAST_PASSES` are done."""
 LEAST_PASSES, MOST_PASSES = 3, 300
-"""Minimum and maximum number of passes of each kind."""
+"""Minimum and maximum number of measured passes of each kind."""
 RATE = 1e-4
 """Learning rate of the steps, small enough to leave the weights almost unchanged."""
 
@@ -43,7 +43,7 @@ def calibrate(network: Network, images: int, *, clock: Clock) -> LayerTimes:
         clock: Returns seconds, with a resolution of microseconds.
 
     Raises:
-        ModelError: A group has no image.
+        ModelError: `images` is below 1.
     """
     passes = _Passes(network, images, clock)
     passes.layers()  # makes tapes and first touches memory
