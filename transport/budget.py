@@ -22,8 +22,8 @@ RESERVED = 2
 """Divisor of the limit; the quotient is reserved for the parts of links."""
 
 PART = 64
-"""Divisor of the bytes of the reserved half that belong to no part; the quotient is the part of a new link. Of
-512 MiB the first link gets 4.2 MB and the hundredth 0.9 MB."""
+"""Divisor of the bytes of the reserved half that belong to no part; the quotient is the part of a new link.
+Of 512 MiB the first link gets 4.2 MB and the hundredth 0.9 MB."""
 
 
 class Budget:

@@ -91,8 +91,8 @@ class Request(ABC):
 
         Raises:
             LocalProtocolError: The request was answered before, the role table has no row for the answer, no
-                frame has room for it, or it was not announced with `charge` and has more than 1 MiB and more
-                than the request.
+                frame has room for it, or it is larger than 1 MiB and than the request, and was not announced
+                with `charge`.
         """
 
     @abstractmethod

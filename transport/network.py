@@ -262,7 +262,7 @@ class TcpNetwork(Network):
         config: Limits and time-outs of the links.
         token: The cluster's root token, or the keys of one role that were derived from it; None only on
             addresses that no other machine can reach.
-        entropy: Function from a number to so many unpredictable bytes.
+        entropy: Function that returns as many unpredictable bytes as requested.
         pool: Memory in which the links receive.
         budget: Bytes that all links together may hold for their peers; default 512 MiB.
         rules: Table of the messages that each role may send.

@@ -98,8 +98,8 @@ class DataCounts(Counts, frozen=True, kw_only=True):
     drained: bool = False
     """Whether a run that stops has no leased group left."""
     finished_ranges: tuple[tuple[Count, Count], ...] | msgspec.UnsetType = msgspec.UNSET
-    """Ranges of the trained groups; unset if the driver did not ask for them, or while a group up to the
-    requested clock is leased."""
+    """Ranges of the trained groups; unset if the driver did not ask for them, or if the server does not know
+    all groups up to the requested clock."""
 
 
 class DiskAge(msgspec.Struct, frozen=True):

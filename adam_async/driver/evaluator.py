@@ -103,8 +103,8 @@ class Evaluator:
     async def _read_from_any(
         self, address: Callable[[], str], *, validation: bool = False, sample: int = 0
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Read the images, if need be from the successor that a lost data server has once the controllers
-        notice the loss."""
+        """Read the images; retry for `dial_s` + `grace_s`, because a lost data server has a successor only
+        after the controllers notice the loss."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._waits.dial_s + self._waits.grace_s
         while True:

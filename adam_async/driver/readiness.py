@@ -21,11 +21,12 @@ LONGER = "; where roles only need longer, raise prepare_s under [waits] in the f
 """End of the error message about roles that were not ready within `prepare_s`."""
 
 NO_RUN = "-"
-"""Id that belongs to no run: with this id, an error before the submission lists no joined role as ready."""
+"""Id that belongs to no run; with this id, an error before the submission lists all joined roles as not
+ready."""
 
 
 class Readiness:
-    """Waits for the roles of one configuration, each wait at most `prepare_s`."""
+    """Waits for the roles of one configuration; a wait takes at most `prepare_s`, unless it gets a time."""
 
     def __init__(
         self, *, config: Config, membership: Membership, queries: RoleQueries, progress: Progress

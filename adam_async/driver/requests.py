@@ -3,7 +3,7 @@
 The operator joins the cluster with the keys of a driver, and puts a request into the `info` of its own node
 record. The run's driver sees it in the cluster map, acts, and puts the answer into its own `info`. So the
 driver needs no listener, the controllers need no further kind of key, and only members with the permission to
-set such a record may ask. Once the operator's node is no longer live, the driver removes its answer.
+set such a record may ask. Once the operator's node is no longer live, the driver removes the answer.
 
 The driver answers one request after the other, and keeps the answers to at most `MOST_ANSWERS` operators.
 If further operators wait, the driver removes its oldest answer after `KEPT_S`, so operators that stay in the

@@ -100,7 +100,7 @@ class RoleQueries:
             try:
                 statistics = await self.statistics(address, run, dial_s=dial_s)
                 found[statistics.node] = statistics
-            except (TransportError, ValueError) as error:  # other roles may reach it over another network
+            except (TransportError, ValueError) as error:  # others may reach this role over another network
                 on_silence(f"the role at {address} did not report its counts: {error}")
         return found
 

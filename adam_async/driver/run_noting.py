@@ -139,7 +139,7 @@ class RunNoting:
         if leader is not None and leader.epoch == ended + 1 and leader.finished_ranges is not UNSET:
             ranges = leader.finished_ranges[:MOST_RANGES]
             is_evaluated = not ended or (bool(epochs) and epochs[-1].epoch == ended)
-            # With all groups trained, the epoch ends soon, and `epoch_ended` adds the point.
+            # If all groups are trained, the epoch ends soon, and `epoch_ended` adds its point.
             if len(results) == ended and is_evaluated and ranges != ((0, groups),):
                 loss = read_number(leader.loss)
                 resume = ResumeRecord(

@@ -134,7 +134,8 @@ class SavedRunReader:
         """Return the newest point of a run whose shards are on the disks; None if no point was on the disks.
 
         Raises:
-            CheckpointError: The disks lack shards, or have shards of another model or values not finite.
+            CheckpointError: The disks lack shards, have shards of another model, or have values that are not
+                finite.
             ConfigError, DeadlineExceeded: See `wait_for_servers`.
             TransportError: A server did not answer.
         """

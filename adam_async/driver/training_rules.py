@@ -9,7 +9,7 @@ The permanent rules, each of which reads the map and may change it:
     number    a live worker without a slot gets one: a replica, and a part of its model
     lead      a data server is ready: it leads the run's ledger; the next replica replaces a lost leader
     begin     the store, a data server and the wanted number of replicas are ready: the run begins
-    advance   an epoch has ended: the map keeps its result; or the next one is due: its groups are shared out
+    advance   the epoch has ended: the map gets its result; the next epoch is due: its groups are shared out
 
 A replica has one worker for each part of its model, and restarts as a unit: if a worker is missing, the
 replica waits until another worker has the slot and all are ready for the next replica generation.
@@ -390,7 +390,8 @@ def _number_workers(cluster: ClusterMap) -> ClusterMap:
 
 
 def _name_ledger_leader(cluster: ClusterMap) -> ClusterMap:
-    """Let the first ready data server lead a ledger without a leader, which has no leases yet."""
+    """Let the first ready data server lead the ledger, if no server leads it. The ledger is then empty,
+    because no epoch has begun."""
     run, nodes, record = cluster.run, cluster.nodes, cluster.ledger_record
     assert run is not None
     ready = [name for name in cluster.live("data") if nodes[name].ready == run.id]

@@ -249,7 +249,7 @@ def partition_graph(
     inputs = ["group", *(f"in-{crossing.number}" for crossing in partition.incoming)]
     before, last = "group", len(partition.segments) - 1
     for number, segment in enumerate(partition.segments):
-        # The last segment fills the push buffer, unless it must wait for partial gradients first.
+        # The last segment fills the push buffer, unless the buffer needs partial gradients of other workers.
         ends = number == last and not partition.sums
         sends = bool(segment.sends) or (number == last and bool(partition.partial))
         after = "trained" if ends else f"ran-{number}"

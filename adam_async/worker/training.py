@@ -167,7 +167,7 @@ class GroupTrainer:
         return self._train(firing, group, self._weights.snapshot(), None)
 
     def train_admitted(self, firing: Firing, admitted: Admitted) -> Trained:
-        """Do the work of `train` for an admitted group, on the values of its admission, if any."""
+        """Do the work of `train` for an admitted group, on `Admitted.read` or else on the current values."""
         read = self._weights.snapshot() if admitted.read is None else admitted.read
         return self._train(firing, admitted.group, read, admitted)
 
