@@ -5,11 +5,11 @@ answers them, messages until the application receives them, a large message duri
 from the call of `charge` until the peer has taken their bytes. All accounts of a process belong to one
 `Budget`.
 
-Half of the limit is reserved: a new link gets a fixed part of the unreserved rest, and always has room within
-its part, so links that hold much cannot block others. The parts are fixed. If parts shrank with each new
-link, a part could already be full at that moment, and the parts would exceed the reserved half. The other
-half is shared: beyond its part a link may hold as many bytes as remain free in this half (dynamic thresholds,
-as in switches with shared buffers).
+Half of the limit is reserved for the parts of links. A new link gets a fraction of the rest of this half as
+its part, and always has room within its part, so links that hold much cannot block others. A part never
+changes. If parts shrank with each new link, a part could already be full at that moment, and the parts would
+exceed the reserved half. The other half is shared: beyond its part a link may hold as many bytes as remain
+free in this half (dynamic thresholds, as in switches with shared buffers).
 
 A link that does not fit waits in a queue. The first in the queue may exceed the limit by one answer or one
 message. All links together therefore exceed the budget by at most one largest message, and links that each
@@ -22,8 +22,8 @@ RESERVED = 2
 """Divisor of the limit; the quotient is reserved for the parts of links."""
 
 PART = 64
-"""Divisor of the unreserved rest; the quotient is the part of a new link. Of 512 MiB the first link gets
-4.2 MB and the hundredth 0.9 MB."""
+"""Divisor of the bytes of the reserved half that belong to no part; the quotient is the part of a new link.
+Of 512 MiB the first link gets 4.2 MB and the hundredth 0.9 MB."""
 
 
 class Budget:

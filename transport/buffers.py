@@ -6,7 +6,7 @@ last view is freed, and the memory returns to the free list at that moment, on t
 last view. (numpy shortens chains of bases to the oldest *array*, also through memoryviews; the memory below
 is a bytearray or a mapping, so the chain ends at the lent array.)
 
-Only atomic list and dictionary operations run on that other thread; everything else runs on the loop's
+Only atomic list and set operations run on that other thread; everything else runs on the loop's
 thread. Memory from 1 MiB on is mapped: unwritten pages cost nothing, so a reservation only takes address
 space until bytes arrive. A reused buffer has its pages already. This saves more time than a copy would cost:
 fresh pages for 16 MiB take about as long as the receipt of 16 MiB.

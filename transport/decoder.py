@@ -3,8 +3,8 @@
 The decoder returns the memory for the next bytes. For a header it returns a scratch of 8 KiB, so a small
 frame arrives in one read; payload bytes that arrive with the header are moved once. Further bytes are written
 directly to their destination: memory registered for this reply, or one pooled buffer for the whole message.
-Between the chunks of a message the decoder requests only the 32 bytes of the next prelude, so no byte of a
-chunk is moved.
+Between the chunks of a message the decoder requests only the next head, 32 bytes or 36 with a checksum, so no
+byte of a chunk is moved.
 
 Memory: the decoder checks a claimed size against the limit before it reserves memory. It allocates up to
 1 MiB and maps more, and a mapped page exists only once bytes are written to it. A peer can therefore make
@@ -456,7 +456,7 @@ class FrameDecoder:
     ) -> tuple[Frame | None, _Arrival | None]:
         """Begin a message; the arrived part of its payload is in the scratch from ``start`` to ``end``.
 
-        Returns the message's frame if the whole payload has arrived, otherwise its arrival to fill.
+        Returns the message's frame if the method has copied the whole payload, otherwise an arrival to fill.
         """
         name, meta, described = unpacked
         more = flags & MORE

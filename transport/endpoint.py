@@ -45,7 +45,7 @@ MAX_ERROR_TEXT = 200
 class Endpoint(AnsweringLink):
     """Common part of all links. A link belongs to one event loop."""
 
-    # Slots: beyond 30 attributes an instance's dictionary is no longer shared, and every access slower.
+    # Slots: beyond 30 attributes an instance's dictionary is no longer shared, and every access is slower.
     __slots__ = (
         "__weakref__",
         "_account",
@@ -190,7 +190,7 @@ class Endpoint(AnsweringLink):
         pass  # within a process a message arrives at once
 
     async def _wait_room(self) -> None:
-        """Wait until the unsent bytes fall to the low water mark, or the link of a stalled peer ends."""
+        """Wait until the unsent bytes fall to the low water mark, or the link ends."""
         waiter = self._loop.create_future()
         self._room.append(waiter)
         await waiter

@@ -4,7 +4,7 @@ TransportError
 ├── LinkClosed            one of the two sides closed the conversation
 ├── LinkBroken            the conversation was lost: the peer vanished, fell silent or stopped reading
 ├── ProtocolError         a rule was broken
-│   ├── LocalProtocolError    by the caller of this side; nothing was sent
+│   ├── LocalProtocolError    by the caller of this side; the link stays open
 │   └── RemoteProtocolError   by the peer; the link is closed
 ├── HandshakeRejected     one side refused the other
 ├── DialFailed            no peer answered at the address within the time limit
@@ -55,7 +55,8 @@ class ProtocolError(TransportError):
 
 
 class LocalProtocolError(ProtocolError):
-    """The caller requested a forbidden action; nothing was sent and the link stays open."""
+    """The caller requested a forbidden action, or registered arrays that the reply does not match; the link
+    stays open."""
 
 
 class RemoteProtocolError(ProtocolError):

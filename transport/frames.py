@@ -14,9 +14,9 @@ Meta is msgpack: ``[type, meta]`` or ``[type, meta, descriptions of the tensors]
 because it would copy them and would make the expansion of a packed byte unbounded. A payload is the tensors'
 bytes, each padded to start at a multiple of 64.
 
-A message whose payload exceeds 1 MiB is a frame with the flag MORE and the first part of the payload,
-then CHUNK frames with the rest, all but the last flagged MORE. A sender has at most one such message in
-progress; whole frames of other messages may come between its chunks.
+A message whose payload exceeds the sender's `LinkConfig.chunk_bytes` is a frame with the flag MORE and the
+first part of the payload, then CHUNK frames with the rest, all but the last flagged MORE. A sender has at
+most one such message in progress; whole frames of other messages may come between its chunks.
 """
 
 from collections.abc import Iterable

@@ -120,7 +120,7 @@ class Intake:
             self.look()
 
     def release(self, nbytes: int, announced: int) -> None:
-        """Release ``nbytes`` of an answered request; ``announced`` of these were charged for the answer."""
+        """Release ``nbytes`` from the account; ``announced`` of these were charged for an answer."""
         self._announced -= announced
         self.account.release(nbytes)
         if self.reason:
@@ -223,7 +223,7 @@ class Intake:
         return self._marked_at + stalled_s
 
     def close(self) -> None:
-        """Drop all waiting requests and messages, because the link has ended."""
+        """Drop all requests that wait for room, because the link has ended."""
         self._over = True
         self.reason = ""
         # Intake and link refer to each other: without this line, an ended link would keep its memory until

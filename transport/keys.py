@@ -1,7 +1,7 @@
 """Pure: one key for each pair of roles, derived from the cluster's root token.
 
-A root token derives the key of every pair. `RoleKeys` hold the keys of the pairs of only one role: their
-holder can prove this role to other roles, and no other role.
+A holder of the root token can derive the key of every pair. `RoleKeys` hold the keys of the pairs of only one
+role: their holder can prove this role to other roles, and no other role.
 
 The derivation is HKDF-SHA-256 (RFC 5869). Its info is a fixed label and both names in alphabetical order, so
 both sides of a link derive the same key, whichever side dials.

@@ -4,8 +4,9 @@ Ownership: the caller does not write to arrays of a sent message until the link 
 ``release``: until the reply, or forever). The link calls ``release`` exactly once if the sending method
 returned, even if the link ends, possibly before the method returns and on any thread.
 
-Order: messages keep their order, with one exception. A message of more than one chunk (1 MiB) is sent in
-pieces, and other messages pass it unless they were sent with ``ordered=True``. Replies may come in any order.
+Order: messages keep their order, with one exception. Over TCP a message of more than ``chunk_bytes`` is sent
+in pieces, and other messages pass it unless they were sent with ``ordered=True``. Replies may come in any
+order.
 """
 
 import asyncio
@@ -90,7 +91,8 @@ class Request(ABC):
 
         Raises:
             LocalProtocolError: The request was answered before, the role table has no row for the answer, no
-                frame has room for it, or it has more than 1 MiB and was not announced with `charge`.
+                frame has room for it, or it is larger than 1 MiB and than the request, and was not announced
+                with `charge`.
         """
 
     @abstractmethod
@@ -158,7 +160,7 @@ class Link(ABC):
 
     @abstractmethod
     def hold_large(self, is_held: bool) -> None:
-        """Stop sending large messages after their present chunks, or go on. Other messages leave as before.
+        """Stop sending large messages after their present chunks, or go on; send other messages as before.
 
         Held messages make no progress, so a link ends if they are held for ``stalled_after_s``.
         """
@@ -191,7 +193,7 @@ class Link(ABC):
         drops the reply; the request may take effect.
 
         Raises:
-            CallTimeout: No reply within ``timeout_s``.
+            CallTimeout: No room to send within ``timeout_s``, or no reply within ``timeout_s`` of sending.
             RemoteError: The peer answered with an error.
             LinkClosed, LinkBroken, RemoteProtocolError: The link ended before the answer.
             LocalProtocolError: The role table has no row for the message, no frame has room for it, or the

@@ -29,7 +29,7 @@ class OtherEnd(Protocol):
         """Queue a frame, or the close of the link, for delivery in a later iteration of the loop."""
 
     def _settle(self, cost: int) -> None:
-        """Note that this end has taken one of its messages."""
+        """Note that the caller has taken a message of this end."""
 
     def _finish(self, error: TransportError) -> bool:
         """End the conversation with an error; return False if it was over."""

@@ -9,7 +9,7 @@ import msgspec
 from transport.tensors import Tensor
 
 ANY_ROLE = "*"
-"""Name that means every role in a row."""
+"""Name in a row of a role table that stands for every role."""
 
 Row = tuple[str, str]
 

@@ -2,11 +2,11 @@
 
 Both have the same interface, so their callers work with either.
 
-A listener is a block. Each link gets a task in the block's task group, which runs ``on_link`` and closes the
-link after its return. A server that only answers requests ends its ``on_link`` with ``await
-link.wait_closed()``. An error of an ended link (LinkClosed, LinkBroken, RemoteProtocolError) may leave
-``on_link``; any other exception ends the block and is raised from it. The end of the block stops listening,
-cancels every ``on_link``, and waits until all links are closed.
+A listener exists during an ``async with`` block. Each link gets a task in the block's task group, which runs
+``on_link`` and closes the link after its return. A server that only answers requests ends its ``on_link``
+with ``await link.wait_closed()``. An error of an ended link (LinkClosed, LinkBroken, RemoteProtocolError) may
+leave ``on_link``; any other exception ends the block and is raised from it. The end of the block stops
+listening, cancels every ``on_link``, and waits until all links are closed.
 """
 
 import asyncio
@@ -194,7 +194,7 @@ class Network(ABC):
         another role. Cancelling leaves no link open.
 
         Raises:
-            DialFailed: No peer answered in time.
+            DialFailed: No attempt succeeded in time.
             HandshakeRejected: One side refuses the other; the text has the remedy.
             RemoteProtocolError: The address answers in another protocol.
             ValueError: ``address`` is not an address of this network.
@@ -262,13 +262,12 @@ class TcpNetwork(Network):
         config: Limits and time-outs of the links.
         token: The cluster's root token, or the keys of one role that were derived from it; None only on
             addresses that no other machine can reach.
-        entropy: Function that returns a number of unpredictable bytes.
+        entropy: Function that returns as many unpredictable bytes as requested.
         pool: Memory in which the links receive.
         budget: Bytes that all links together may hold for their peers; default 512 MiB.
         rules: Table of the messages that each role may send.
-        advertise: ``tcp://host:port`` that listeners
-            report as their address, for listeners on every interface or behind a gateway; port 0 means the
-            listening port. Empty: the listening address.
+        advertise: ``tcp://host:port`` that listeners report as their address, for listeners on every
+            interface or behind a gateway; port 0 means the listening port. Empty: the listening address.
     """
 
     def __init__(
@@ -320,8 +319,8 @@ class TcpNetwork(Network):
                 return greeter
 
             entrance = Entrance(self.config.max_unauthenticated)
-            # Serving starts in a separate step: a cancellation between both would lose the server with its
-            # socket open.
+            # Serving starts in a separate step: if `create_server` waited for it too, a cancellation of that
+            # wait would lose the server with its socket open.
             server = await asyncio.get_running_loop().create_server(greet, host, port, start_serving=False)
             try:
                 bound = server.sockets[0].getsockname()

@@ -56,7 +56,7 @@ class Path:
     def arrival(self, *, now: float, nbytes: int) -> float:
         """Send ``nbytes`` and return the arrival time of the last of them, on the clock of ``now``.
 
-        Bytes wait until all earlier bytes have passed.
+        With a bandwidth, bytes wait until all earlier bytes have passed.
         """
         conditions = self._conditions
         left = now

@@ -1,9 +1,9 @@
 """Pure: one conversation over a byte stream, without the stream.
 
-Received bytes go through `decoder`. Small frames are sent at once, others through a queue here: a large
-message is sent chunk by chunk, each after the stream has taken the chunk before, and small frames of other
-messages pass between. At most one large message is in progress, and the others wait in order. Messages sent
-with ``ordered`` must not overtake, so they wait in the queue as well.
+Received bytes go through `decoder`. Messages of one frame are sent at once, large messages through a queue
+here: a large message is sent chunk by chunk, each after the stream has taken the chunk before, and frames of
+other messages pass between. At most one large message is in progress, and the others wait in order. Messages
+sent with ``ordered`` must not overtake, so they wait in the queue as well.
 
 The owner sets ``last_heard`` when bytes arrive, calls `tick` at `next_deadline`, and carries out the returned
 effects. Times are absolute seconds on the caller's clock. The deadline does not move with every byte, so

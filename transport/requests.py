@@ -15,7 +15,7 @@ from transport.release import Release
 logger = logging.getLogger(__name__)
 
 UNCHARGED_BYTES = 1 << 20
-"""Maximum payload of an answer without a charge, in bytes."""
+"""Maximum payload of an answer without a charge, in bytes, unless the request is larger."""
 
 
 class AnsweringLink(Link):

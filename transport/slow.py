@@ -1,4 +1,4 @@
-"""A network with simulated latency and bandwidth on the links between some nodes.
+"""A network with simulated latency and bandwidth on the links between two nodes.
 
     async with SlowNetwork(network, delay_s=0.005, dice=Random(7), between=("worker-0", "ps-0")) as slow:
         ...                                                 # listen and dial with `slow`
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class SlowNetwork(Network):
-    """A network that delays messages between some nodes, by ``delay_s`` in each direction.
+    """A network that delays messages between two nodes, by ``delay_s`` in each direction.
 
     An asynchronous context manager: make and close links inside its block. The end of the block delivers all
     delayed messages at once, and ends the thread.
@@ -47,7 +47,8 @@ class SlowNetwork(Network):
         inner: The network that makes the links: a `LocalNetwork`, a `TcpNetwork`, or another `SlowNetwork`
             between other nodes.
         delay_s: Seconds from one side to the other.
-        jitter_s: Maximum additional seconds, drawn for each iteration of the loop that sends.
+        jitter_s: Maximum additional seconds, drawn for each iteration of the loop that sends, or with a
+            bandwidth for each item.
         bytes_per_s: Bandwidth in each direction of each link, in bytes per second; None for no limit.
         dice: Seeded source of the jitter.
         between: Two node ids.

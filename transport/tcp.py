@@ -28,7 +28,7 @@ from transport.release import Release
 from transport.sockets import checks_payloads
 
 TURN_BYTES = 64 << 10
-"""Bytes of small frames from which the link writes them at once, even within an iteration of the loop."""
+"""Bytes of small frames above which the link writes them at once, even within an iteration of the loop."""
 
 _PONG_FRAME = FrameEncoder.head(PONG, 0, b"", 0)
 

@@ -165,8 +165,8 @@ def _read_layout(packed: bytes, limit_bytes: int) -> Layout:
         if dtype is None:
             raise RemoteProtocolError("tensor-dtype", f"unknown dtype code {code}")
         shape: tuple[int, ...] = struct.unpack_from(f"<{dims}I", packed, position + 2)
-        # Dimensions beside a zero are bounded too, because numpy refuses shapes whose product overflows
-        # without it.
+        # Dimensions beside a zero are bounded too, because numpy refuses a shape if the product of its other
+        # dimensions overflows.
         if prod([size for size in shape if size]) * dtype.itemsize > limit_bytes:
             raise RemoteProtocolError("message-size", f"a tensor claims more than {limit_bytes} bytes")
         kinds.append((dtype, shape))

@@ -2,8 +2,8 @@
 
 Event loops wait in whole milliseconds: asyncio rounds the time-out of `epoll` up, as does libuv. A thread can
 sleep for shorter times. The thread sleeps until the next timer, and wakes the loop once for all timers due
-then. docs/how-to/stragglers.md has the measured lateness; if other threads hold the interpreter's lock, it
-grows by up to `sys.getswitchinterval`. A timer never fires early.
+then. docs/how-to/stragglers.md has the measured lateness; if other threads hold the interpreter's lock, the
+lateness grows by up to `sys.getswitchinterval`. No timer fires early, except at the end of the block.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""Measured times of the layers of a network on this machine, on one otherwise idle thread.
+"""Measured times of the layers of a network, on one thread of this machine while no other thread computes.
 
-A *pass* trains one group: forward, backward, weight gradients and a plain step of the rule. Passes over the
+A *pass* trains one group: forward, backward, weight gradients and a step of plain SGD. Passes over the
 whole network alternate with passes that read the clock after each layer, so every layer runs with about the
 same cache contents as in training. A call of a single layer has an overhead; for a group of one image the
-overhead takes longer than the layer itself. The calibration therefore scales the layer times until their sum
-is the time of a whole pass. Medians of all passes hide disturbances of some milliseconds.
+overhead takes longer than the layer itself. The calibration therefore scales the layer times, so that their
+sum is the time of a whole pass. Medians over all passes hide disturbances of some milliseconds.
 
 The module reads no clock itself; the caller passes a clock, and provides the thread.
 """
@@ -26,7 +26,7 @@ from adam_async.model.step import StepBuffers
 SECONDS = 0.4
 """Time in seconds after which no further pass begins, if `LEAST_PASSES` are done."""
 LEAST_PASSES, MOST_PASSES = 3, 300
-"""Minimum and maximum number of passes of each kind."""
+"""Minimum and maximum number of measured passes of each kind."""
 RATE = 1e-4
 """Learning rate of the steps, small enough to leave the weights almost unchanged."""
 
@@ -43,7 +43,7 @@ def calibrate(network: Network, images: int, *, clock: Clock) -> LayerTimes:
         clock: Returns seconds, with a resolution of microseconds.
 
     Raises:
-        ModelError: A group has no image.
+        ModelError: `images` is below 1.
     """
     passes = _Passes(network, images, clock)
     passes.layers()  # makes tapes and first touches memory
@@ -114,6 +114,6 @@ class _Passes:
 
 
 def _labels(network: Network, images: int) -> Array:
-    """Return labels that every loss accepts: the first class, or zeros if scores are no classes."""
+    """Return labels for the loss: class 0 for a vector of scores, otherwise zeros in the scores' shape."""
     shape = network.layers[-1].input_shapes[0]
     return np.zeros(images, np.int64) if len(shape) == 1 else np.zeros((images, *shape), network.dtype)

@@ -15,7 +15,7 @@ from adam_async.messages.bounds import Count, Epoch, Name, Seconds
 from transport import RemoteProtocolError
 
 Histogram = dict[Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")], Count]
-"""Number of pushes by staleness; the staleness is text."""
+"""Number of pushes by staleness, which is text of 1 to 9 digits."""
 
 
 class PushWaits(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class LedgerState(msgspec.Struct, frozen=True):
 
 
 class LinkCounts(msgspec.Struct, frozen=True):
-    """Bytes sent over one kind of link."""
+    """Bytes of all messages of one type that a role sent to one other role."""
 
     payload_bytes: Count
     frame_bytes: Count
@@ -87,7 +87,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger": "lendi
 
 
 class DataCounts(Counts, frozen=True, kw_only=True):
-    """Counts of a data server: its copy of the epoch."""
+    """Counts of a data server: the progress of the epoch."""
 
     epoch: Epoch
     finished: Count
@@ -98,7 +98,8 @@ class DataCounts(Counts, frozen=True, kw_only=True):
     drained: bool = False
     """Whether a run that stops has no leased group left."""
     finished_ranges: tuple[tuple[Count, Count], ...] | msgspec.UnsetType = msgspec.UNSET
-    """Ranges of the trained groups; unset if the driver did not ask for them."""
+    """Ranges of the trained groups; unset if the driver did not ask for them, or if the server does not know
+    all groups up to the requested clock."""
 
 
 class DiskAge(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from adam_async.run.result import EpochResult
 from adam_async.run.step_model import RunModel, StepModel
 
 TIMES_GUESSING = 10.0
-"""Loss above which a run diverges, in multiples of the loss of guessing; fresh models begin near 1."""
+"""Loss above which a run diverges, in multiples of the loss of guessing; a fresh model has about 1."""
 
 LITTLE_BELOW = 0.99
 """Minimum loss of a model that counts as guessing, in multiples of the loss of guessing among equally
@@ -50,7 +50,8 @@ def divergence(loss: float, *, largest: float, epoch: int, rate: float) -> str:
 
 
 def guessing_loss(model: RunModel, classes: int) -> float:
-    """Return the smallest loss that is no better than guessing; infinite for losses without a fixed scale."""
+    """Return the smallest loss that is no better than guessing; infinite with class weights, and for losses
+    without a fixed scale."""
     if isinstance(model, StepModel):
         return inf
     last = model.layers[-1]
@@ -93,7 +94,7 @@ class LossChecks:
         """Check the mean loss of an epoch so far; with `Config.keep_going`, warn once of a divergence.
 
         Raises:
-            Diverged: The run diverges.
+            Diverged: The run diverges, and `Config.keep_going` is off.
         """
         found = divergence(loss, largest=self._largest, epoch=epoch, rate=self._config.rate)
         if found and not self._config.keep_going:

@@ -84,9 +84,10 @@ class Driver:
     controller within `drain_s`.
 
     Raises:
-        CheckpointError: The run takes checkpoints with concurrent evaluation, or the resumed checkpoint does
-            not fit.
-        ConfigError: Two inputs set the first weights, or an option contradicts a step.
+        CheckpointError: The run takes checkpoints, or is kept on disks, with concurrent evaluation; or the
+            resumed checkpoint does not fit.
+        ConfigError: Two inputs set the first weights, an option contradicts a step, or `ack=durable` lacks
+            disks.
         StepFailed: The `arrays` of the step raised.
     """
 
@@ -150,7 +151,7 @@ class Driver:
         self._training_run: TrainingRun | None = None
         self._recorder: Recorder | None = None
         self._plan: dict[str, Any] | None = None
-        """Partition plan of the run that was submitted last."""
+        """Partition plan of the run that was submitted or taken over last."""
 
     async def __aenter__(self) -> Self:
         settings = self._settings
@@ -237,14 +238,14 @@ class Driver:
         the ended epochs of that run, but `on_epoch` is not called with them.
 
         With `RunInputs.attach` the first call takes over the run that waits for a driver, if there is one.
-        For each epoch that ended while the run had no driver, it evaluates the present weights of the
+        For each epoch that ended while the run had no driver, the call evaluates the present weights of the
         servers.
 
         Raises:
             CheckpointError: The folder has checkpoints of another run, or the data are not the checkpoint's.
             ConfigError: An option, the model or the step is not that of the run to take over.
-            DeadlineExceeded: Roles did not join or were not ready within `prepare_s`; the error lists them.
-                This error also reports a disk that did not answer within `checkpoint_s` at the beginning.
+            DeadlineExceeded: Roles did not join or were not ready within `prepare_s`; the error lists the
+                required and the joined roles. Or a disk did not answer within `checkpoint_s` at the start.
             RoleDied: A role that the run needs was lost; the error has its name.
             RunFailed: The run ended early for another reason, such as a restarted controller; or this driver
                 is already training; or another run waits for a driver; or the run to take over does not wait

@@ -90,7 +90,7 @@ class EpochCheckpoints:
                     reading = await self._checkpointer.read(self._membership.map, clock, within_s=within_s)
             except ClockPassed as passed:
                 # Steps may take less time than the request: name a clock farther ahead each time. A server
-                # whose clocks are wrong may lead to one that this epoch never reaches, so it has a deadline.
+                # with wrong clocks may lead to a clock that the epoch never reaches: set a deadline.
                 clock, ahead, within_s = passed.clock + ahead, 2 * ahead, self._config.waits.clock_s
                 continue
             if reading is not None:
@@ -98,7 +98,7 @@ class EpochCheckpoints:
                 last = clock
             else:
                 await self._wait_after_miss()
-                last += steps  # a server may have led to `clock`, so it does not count
+                last += steps  # not from `clock`, which a server with wrong clocks may have chosen
             clock, ahead, within_s = last + steps, 1, inf
 
     async def _wait_after_miss(self) -> None:
@@ -129,7 +129,7 @@ class EpochCheckpoints:
         """Return the counts of the groups up to a clock, which replicas report just after their pushes.
 
         Raises:
-            DeadlineExceeded: Not all were reported within `clock_s`.
+            DeadlineExceeded: Not all groups were reported within `clock_s`.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._config.waits.clock_s

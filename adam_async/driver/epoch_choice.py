@@ -1,7 +1,7 @@
 """Pure: the choice of the epoch whose weights a run keeps, and of the last epoch.
 
-Patience and `keep_best` use only validation images. `until_accuracy` uses test images without a validation
-split.
+Patience and `keep_best` use only validation images. `until_accuracy` uses validation images, or test images
+if the run has no validation split.
 """
 
 from collections.abc import Mapping, Sequence

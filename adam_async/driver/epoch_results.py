@@ -2,8 +2,8 @@
 
 The map has only the newest results; checkpoints and reports list all results. The resumed epoch begins with
 the images that the epoch before skipped. A run that continues a checkpoint therefore submits the results
-since the last epoch without skipped groups, from which its roles find these images. If there are many such
-results, the run submits only the last one, and one bit for each image.
+since the last epoch without skipped groups, from which its roles find these images. If these results are more
+than `RESULTS_KEPT` and longer than one bit for each image, the run submits these bits and the last result.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ class EpochResults:
         """Begin a run, or take one over.
 
         Args:
-            before: Results of the ended epochs, including those of the runs that it continues.
-            first: Epoch of the first of these results.
+            before: Results of the ended epochs, including those of the runs that the run continues.
+            first: Epoch of the first result in `before`.
         """
         self._run, self._first = run, first
         self._results = list(before)
@@ -42,7 +42,7 @@ class EpochResults:
         """Take the new results from a version of the map.
 
         Raises:
-            RunFailed: More epochs have ended since the last version than the map has results of.
+            RunFailed: More epochs have ended since the last version than the map has results.
         """
         if cluster.run is None or cluster.run.id != self._run or cluster.ended <= self.ended:
             return
@@ -55,7 +55,7 @@ class EpochResults:
         self._results.extend(cluster.results[-lacking:])
 
     def before(self, epoch: int) -> tuple[dict[str, Any], ...]:
-        """Return the results of all known epochs before one, in order."""
+        """Return the results of all known epochs before the given epoch, in order."""
         return tuple(self._results[: epoch - self._first])
 
     def of(self, epoch: int) -> dict[str, Any]:

@@ -60,7 +60,6 @@ class Evaluator:
         """Read the sample of training images from a data server, if the model is a step that still lacks it.
 
         Args:
-            model: The model.
             address: Returns the address of a data server.
         """
         if isinstance(model, StepModel) and model.lacks_sample:
@@ -104,7 +103,8 @@ class Evaluator:
     async def _read_from_any(
         self, address: Callable[[], str], *, validation: bool = False, sample: int = 0
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Read the images; a lost data server has a successor once the controllers notice the loss."""
+        """Read the images; retry for `dial_s` + `grace_s`, because a lost data server has a successor only
+        after the controllers notice the loss."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._waits.dial_s + self._waits.grace_s
         while True:
@@ -195,7 +195,7 @@ def _check(tensors: Sequence[NDArray[Any]], most: int, *, like: NDArray[Any] | N
 
 
 def _images_in(most_bytes: int, tensors: Sequence[NDArray[Any]]) -> int:
-    """Return the number of test images per message, at least 1; `tensors` is an answer with some images."""
+    """Return the number of test images per message, at least 1, from the images and labels of an answer."""
     images = max(len(tensors[1]), 1)
     image_bytes = max(sum(tensor.nbytes for tensor in tensors) // images, 1)
     return min(max(most_bytes // MESSAGE_SHARE // image_bytes, 1), TEST_CHUNK)

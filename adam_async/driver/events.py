@@ -20,7 +20,7 @@ from transport import TransportError
 logger = logging.getLogger(__name__)
 
 EVENTS_KEPT = 1 << 12
-"""Maximum number of events kept of a run."""
+"""Maximum number of events that a run keeps."""
 
 
 class RunEvents:
@@ -58,8 +58,8 @@ class RunEvents:
     def note(self, what: str) -> None:
         """Add an event, with its time.
 
-        ``NODE died: CAUSE`` notes a death with its cause; the map's report of the same death is then no
-            event.
+        The event ``NODE died: CAUSE`` has the cause of a death, so the map's report of this death adds no
+        second event.
         """
         node, died, _ = what.partition(" died: ")
         if died:
@@ -81,7 +81,7 @@ class RunEvents:
         return {"s": 0.0, "event": f"{self._dropped} earlier events were dropped"}, *self._events
 
     async def follow(self, maps: AsyncIterable[ClusterMap]) -> None:
-        """Note deaths, returns and successors of workers until cancelled."""
+        """Note deaths and returns of roles, successors of workers, and changes of copies until cancelled."""
         async for cluster in maps:
             for name in (self._ever | self._explained) - cluster.nodes.keys():
                 # The controllers have forgotten the node, so it returns as a new node.
@@ -92,7 +92,7 @@ class RunEvents:
                 self._silent.discard(name)
                 self._alive.pop(name, None)
             for name, node in cluster.nodes.items():
-                if node.role == "driver":  # its own driver, or an operator
+                if node.role == "driver":  # the driver of these events, or an operator
                     continue
                 known = self._alive.get(name)
                 if not node.live and known == node.incarnation:
@@ -114,7 +114,7 @@ class RunEvents:
             self._note_numerics(cluster)
 
     def _note_notices(self, cluster: ClusterMap) -> None:
-        """Note each new notice of a parameter server, such as one that cannot join."""
+        """Note each new notice of a parameter server, for example the notice that it cannot join."""
         notices = {name: str(cluster.nodes[name].info.get(NOTICE, "")) for name in cluster.live("ps")}
         for name, notice in notices.items():
             if notice and notice != self._notices.get(name, notice):

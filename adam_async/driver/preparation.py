@@ -72,8 +72,8 @@ class AttachedRun:
     Attributes:
         program: Its program, with the deadlines of this driver.
         asked: Options that its first driver was asked for.
-        results: Results of its ended epochs in the map, in order.
-        first_result: Epoch of the first of them.
+        results: Results of its ended epochs, in order, without a gap.
+        first_result: Epoch of the first of these results.
         epochs: Its evaluated epochs, in order.
         first: First epoch to evaluate.
         ended: Number of the last ended epoch.
@@ -151,7 +151,7 @@ async def prepare_model(
     Raises:
         CheckpointError: The data differ from the data of the resumed checkpoint.
         ConfigError: The model, the image size or the validation split does not fit the data; or the step is
-            invalid.
+            invalid, or not deterministic although the run is recorded.
         StepFailed: The `arrays` of the step raised.
     """
     if inputs.resume is not None:

@@ -1,6 +1,6 @@
 """Polls of the roles of a run: their counts for the live table, and the roles that do not answer.
 
-To the driver a stopped process and an unplugged cable are the same: the link stays up without messages, and
+To the driver a stopped process and an unplugged cable look the same: the link stays up without messages, and
 breaks much later.
 """
 
@@ -65,7 +65,7 @@ class Silence:
 
 
 Observe = Callable[[Mapping[str, RoleStatistics], float, float], None]
-"""Takes the counts of one poll, with the times of its requests and of its last answer."""
+"""Function that takes the counts of one poll, the time of its requests, and the time of its end."""
 
 
 class ProgressPoll:
@@ -86,7 +86,7 @@ class ProgressPoll:
         self.observe: Observe | None = None
 
     async def read(self, run: str, ended: Mapping[str, Any] | None = None) -> None:
-        """Ask all roles at once, for at most `POLL_S`."""
+        """Ask all data servers, parameter servers and workers at once, for at most `POLL_S`."""
         loop, progress = asyncio.get_running_loop(), self._progress
         addresses = self._counts.addresses("data", "ps", "worker")
         asked_at = loop.time()

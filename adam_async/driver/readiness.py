@@ -21,11 +21,12 @@ LONGER = "; where roles only need longer, raise prepare_s under [waits] in the f
 """End of the error message about roles that were not ready within `prepare_s`."""
 
 NO_RUN = "-"
-"""Id that belongs to no run; it stands in an error about missing roles before the run has an id."""
+"""Id that belongs to no run; with this id, an error before the submission lists all joined roles as not
+ready."""
 
 
 class Readiness:
-    """Waits for the roles of one configuration, each wait at most `prepare_s`."""
+    """Waits for the roles of one configuration; a wait takes at most `prepare_s`, unless it gets a time."""
 
     def __init__(
         self, *, config: Config, membership: Membership, queries: RoleQueries, progress: Progress
@@ -56,11 +57,11 @@ class Readiness:
         return cluster.nodes[cluster.live("data")[0]].info
 
     async def wait_for_workers(self) -> int:
-        """Wait until all replicas have workers; returns the sum of their groups in flight.
+        """Wait for all workers and data servers; returns the sum of the replicas' groups in flight.
 
         Raises:
-            DeadlineExceeded: Too few workers joined within `prepare_s`; the error lists missing and joined
-                roles.
+            DeadlineExceeded: Too few workers or data servers joined within `prepare_s`; the error lists
+                required and joined roles.
             ConfigError: The run is to be recorded, and a worker has several compute threads.
         """
         config = self._config
@@ -82,7 +83,7 @@ class Readiness:
         return workers >= self._workers and data >= self._config.data_servers
 
     def _at_once(self, worker: NodeRecord) -> int:
-        """Return the number of groups in flight of a worker's replica, the same for all its workers."""
+        """Return the number of groups in flight of a worker's replica, from the record of this worker."""
         given, threads = int(worker.info.get("in_flight", 0)), int(worker.info.get("threads", 1))
         return max(given or default_in_flight(threads, self._config.partitions), self._config.push_every)
 
@@ -90,7 +91,7 @@ class Readiness:
         """Wait until the shards of a run are placed on servers.
 
         Raises:
-            DeadlineExceeded: Too few servers joined; the error lists missing and joined roles.
+            DeadlineExceeded: Too few servers joined; the error lists required and joined roles.
             RunFailed, RoleDied: The run is over.
         """
         try:
@@ -112,7 +113,7 @@ class Readiness:
         """Wait until all roles are ready and training begins.
 
         Raises:
-            DeadlineExceeded: A role was not ready; the error names missing and joined roles.
+            DeadlineExceeded: A role was not ready; the error lists required and joined roles.
             RunFailed, RoleDied: The run is over.
         """
         self._progress.phase = "preparing"

@@ -3,10 +3,10 @@
 The operator joins the cluster with the keys of a driver, and puts a request into the `info` of its own node
 record. The run's driver sees it in the cluster map, acts, and puts the answer into its own `info`. So the
 driver needs no listener, the controllers need no further kind of key, and only members with the permission to
-set such a record may ask. The controllers remove request and answer with the operator's node.
+set such a record may ask. Once the operator's node is no longer live, the driver removes the answer.
 
-The driver answers one request after the other, and keeps the answers of at most `MOST_ANSWERS` operators.
-If further operators wait, the driver removes an answer that is `KEPT_S` old, so operators that stay in the
+The driver answers one request after the other, and keeps the answers to at most `MOST_ANSWERS` operators.
+If further operators wait, the driver removes its oldest answer after `KEPT_S`, so operators that stay in the
 cluster do not block others.
 """
 
@@ -190,7 +190,7 @@ async def ask(membership: Membership, request: Request, *, within_s: float) -> t
     Raises:
         ConfigError: The driver refused the request; the error has its reason.
         DeadlineExceeded: The driver did not answer in time.
-        RunFailed: The run is over or has no live driver.
+        RunFailed: The run is over, replaced, or without a live driver, or the answer is invalid.
     """
     await membership.set_info(**{REQUEST: msgspec.to_builtins(request)})
     cluster = await membership.wait_for(
@@ -228,8 +228,8 @@ def requests_in(cluster: ClusterMap, driver: Member) -> Mapping[Member, Request 
 
 
 def answer_in(cluster: ClusterMap, run: str, operator: Member) -> Answer | str | None:
-    """Return a driver's answer to an operator; None while it may still arrive, a text with the reason if it
-    cannot arrive."""
+    """Return a driver's answer to an operator; None while the answer may still arrive, a text with the reason
+    if it cannot arrive or is invalid."""
     program = cluster.run
     if program is None or program.id != run:
         return f"run {run} is no longer in the cluster map"

@@ -18,8 +18,8 @@ class RoleCounts:
     """Asks the roles in the cluster map for their counts.
 
     Args:
-        grace_s: Time for the ledger leader to answer, in seconds; if it does not, the next leader gets the
-            request.
+        grace_s: Time for the ledger leader to answer, in seconds. After a failure the newest leader gets the
+            request; a second failure in a row at one address is an error.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RoleCounts:
     async def final(self, run: str) -> dict[str, RoleStatistics]:
         """Return the counts of all roles at the end of a run, by node id; note roles that do not answer."""
         controllers = self._membership.controllers
-        # The other controllers replace a lost leader, so a short wait for it is enough.
+        # The other controllers replace a lost leader, so a short wait for each of them is enough.
         dial_s = POLL_S if len(controllers) > 1 else None
         found = await self._queries.all_statistics(controllers, run, on_silence=self._note, dial_s=dial_s)
         others = self.addresses("ps", "data", "worker")

@@ -26,7 +26,7 @@ from adam_async.runtime.trace_events import Part
 from transport import Link, RemoteProtocolError, TransportError
 
 PROFILE_CHUNK = 50_000
-"""Number of profile events in one message: about 6 MB."""
+"""Number of profile events that one message requests; the answer has about 6 MB."""
 
 MOST_PROFILE_EVENTS = 1 << 20
 """Maximum number of profile events of one role: over three times the default capacity of a timeline."""
@@ -100,7 +100,7 @@ class RoleQueries:
             try:
                 statistics = await self.statistics(address, run, dial_s=dial_s)
                 found[statistics.node] = statistics
-            except (TransportError, ValueError) as error:  # other roles may reach it over another network
+            except (TransportError, ValueError) as error:  # others may reach this role over another network
                 on_silence(f"the role at {address} did not report its counts: {error}")
         return found
 
@@ -164,7 +164,7 @@ class RoleQueries:
                 if total > MOST_PROFILE_EVENTS or events != min(total - have, PROFILE_CHUNK):
                     raise RemoteProtocolError("profile", f"{events} events after {have} of {total}")
                 parts.append(part)
-                have += PROFILE_CHUNK  # not `events`: each answer adds an event, so the end would move
+                have += PROFILE_CHUNK  # an answer with fewer events is the last one
         return parts
 
     async def record(self, address: str, run: str) -> bytes:

@@ -1,9 +1,9 @@
 """Notes of the progress of a run whose servers keep their shards on disks; see `checkpoint.run_notes`.
 
 With each poll the driver learns the trained groups of the epoch, and for each server the age of the oldest
-update that is not on its disk. A *point* is a moment of the run with its trained groups. It is on the disks
-once these ages show that every server has written the updates up to that moment. All times are those of the
-driver, so that clocks need not agree.
+update that is not on its disk. A *point* is a moment of the run with its trained groups. A point is on the
+disks once these ages show that every server has written the updates up to that moment. All times are those of
+the driver, so that clocks need not agree.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from adam_async.run.training_program import MOST_RANGES, ResumeRecord
 from adam_async.runtime.clock import Clock
 
 MOST_PENDING = 120
-"""Maximum number of points that wait for the disks; each poll makes one."""
+"""Maximum number of points that wait for the disks; a poll adds at most one."""
 
 END_S = 0.1
 """Pause between two polls at the end of a run, in seconds."""
@@ -127,7 +127,7 @@ class RunNoting:
 
         Args:
             asked_at: Time of the requests, on the loop's clock.
-            now: Time of the last answer, on the loop's clock.
+            now: Time of the poll's end, on the loop's clock.
             groups: Number of groups of the epoch in progress.
             ended: Number of the last ended epoch.
             results: Results of the ended epochs, in order; a driver that took a run over may lack the first
@@ -139,7 +139,7 @@ class RunNoting:
         if leader is not None and leader.epoch == ended + 1 and leader.finished_ranges is not UNSET:
             ranges = leader.finished_ranges[:MOST_RANGES]
             is_evaluated = not ended or (bool(epochs) and epochs[-1].epoch == ended)
-            # After the last group of an epoch its end follows, see `epoch_ended`.
+            # If all groups are trained, the epoch ends soon, and `epoch_ended` adds its point.
             if len(results) == ended and is_evaluated and ranges != ((0, groups),):
                 loss = read_number(leader.loss)
                 resume = ResumeRecord(
@@ -158,13 +158,13 @@ class RunNoting:
     def epoch_ended(
         self, results: tuple[dict[str, Any], ...], epochs: Sequence[EpochResult], *, now: float
     ) -> None:
-        """Take the end of an epoch that is evaluated.
+        """Take the end of an evaluated epoch.
 
         Args:
             results: Results of the ended epochs, in order; a driver that took a run over may lack the first
                 results.
             epochs: The evaluated epochs.
-            now: Time at which all its updates were applied, on the loop's clock.
+            now: Time at which all updates of the epoch were applied, on the loop's clock.
         """
         if len(results) == epochs[-1].epoch:
             resume = ResumeRecord(epoch=len(results) + 1, finished=(), clock=0, results=results)

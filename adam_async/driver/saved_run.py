@@ -134,7 +134,8 @@ class SavedRunReader:
         """Return the newest point of a run whose shards are on the disks; None if no point was on the disks.
 
         Raises:
-            CheckpointError: The disks lack shards, or have the shards of another model.
+            CheckpointError: The disks lack shards, have shards of another model, or have values that are not
+                finite.
             ConfigError, DeadlineExceeded: See `wait_for_servers`.
             TransportError: A server did not answer.
         """
@@ -149,7 +150,7 @@ class SavedRunReader:
                 if store is not None:
                     return await self._load(run, note, store, prepared, config, cluster)
                 if note.is_on_disk:
-                    break  # its other servers may still start, so the run before it does not count
+                    break  # other servers with its shards may still start, so no older note counts yet
             if not any(note.is_on_disk for note in notes):
                 self._note(f"run {notes[0].manifest.run} had not reached the disks: a new run begins")
                 return None

@@ -32,7 +32,7 @@ class DriverSettings:
     Attributes:
         controller: Address of the controller, or the addresses of several, joined by commas.
         threads: Threads that evaluate.
-        available_bytes: Returns the memory for a run if all roles are on this machine.
+        available_bytes: Returns the memory for a run, in bytes, if all roles are on this machine.
     """
 
     network: Network
@@ -88,7 +88,8 @@ def config_of(config: Config, inputs: RunInputs) -> Config:
     Raises:
         CheckpointError: The run takes checkpoints, or is kept on disks, with concurrent evaluation; or the
             resumed checkpoint does not fit.
-        ConfigError: Two inputs set the first weights, or an option contradicts a step.
+        ConfigError: Two inputs set the first weights, an option contradicts a step, or `ack=durable` lacks
+            disks.
         StepFailed: The `arrays` of the step raised.
     """
     if inputs.step is not None:

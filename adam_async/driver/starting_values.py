@@ -46,7 +46,7 @@ class StartingValues:
         Raises:
             ConfigError: The run and the saved model have no tensor in common.
             CheckpointError: The checkpoint has other tensors than the run.
-            DeadlineExceeded: The shards were not placed, or the servers did not take them, in `prepare_s`.
+            DeadlineExceeded: The shards were not placed, or not taken by the servers, within `prepare_s`.
             TransportError, ShardUnavailable: A server refused its shards, or did not answer.
             RunFailed, RoleDied: The run is over.
             StepFailed: The run's step did not return its first values.
@@ -119,5 +119,5 @@ def fill_from(tensors: RunTensors, network: RunModel, init: Model | None, *, see
 
 
 def first_states(tensors: RunTensors) -> tuple[ShardState, ...]:
-    """Return the tables of all shards before any step."""
+    """Return the states of all shards before any step."""
     return tuple(ShardState(shard=int(shard.id), version=0, clocks={}) for shard in tensors.table.shards)

@@ -102,7 +102,9 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
 async def read_status(
     membership: Membership, queries: RoleQueries | None, *, with_ended: bool
 ) -> ClusterStatus:
-    """Ask all roles, each for at most `POLL_S`. The asking member itself is not in the status.
+    """Ask all roles. A role in the map has `POLL_S` to answer, a controller `POLL_S` to connect.
+
+    The asking member itself is not in the status.
 
     Args:
         queries: Asks the roles; None: the status has the cluster map alone.

@@ -1,4 +1,4 @@
-"""Submission of a program to the controllers, its changes by its driver, and its takeover by another one."""
+"""Submission of a program to the controllers, changes by its driver, and takeover by another driver."""
 
 from collections.abc import Callable
 
@@ -51,7 +51,7 @@ async def take_over(membership: Membership, run: str) -> None:
     """Become the driver of a program that waits for one.
 
     Raises:
-        RunFailed: Another driver was faster, or the program is over, or the map has another one.
+        RunFailed: Another driver was faster, or the program is over, or the map has another program or none.
         DeadlineExceeded: No controller led, or answered.
     """
     node, incarnation = membership.member

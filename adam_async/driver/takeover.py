@@ -43,7 +43,7 @@ class Attach:
     """A request to take over a run that waits for a driver.
 
     Attributes:
-        run: Id of the run; empty: the run of the map if it waits, else a new one.
+        run: Id of the run; empty: the run of the map, or a new run if that one is absent or over.
         given: Names of the options that the caller sets; the run has the others.
     """
 
@@ -59,8 +59,8 @@ class DriverNotes(msgspec.Struct, frozen=True, kw_only=True):
     trained_again: Count = 0
     """Number of groups that the run trained again because of resumes."""
     epochs: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(max_length=RESULTS_KEPT + 1)] = ()
-    """Evaluated epochs, as `epoch_values` gives them: the newest `RESULTS_KEPT` epochs, and the best of the
-    earlier ones."""
+    """Evaluated epochs, as `epoch_values` gives them: the newest `RESULTS_KEPT` epochs, and the earlier epoch
+    with the best validation accuracy, if any."""
 
     def with_epochs(self, epochs: Sequence[EpochResult]) -> dict[str, Any]:
         """Return the notes with these evaluated epochs, in the form that a record has."""
@@ -94,7 +94,7 @@ def read_notes(run: ProgramRecord, *, ended: int) -> tuple[DriverNotes, tuple[Ep
         ended: Number of the last ended epoch.
 
     Raises:
-        RunFailed: The notes have another form.
+        RunFailed: The notes are invalid.
     """
     try:
         notes = msgspec.convert(run.notes, DriverNotes)
@@ -169,10 +169,10 @@ def check_options(given: Collection[str], asked: Config, config: Config, run: st
 
 
 def check_step(there: StepSpec | None, step: NamedStep | None, run: str) -> None:
-    """Check that a driver has the step of the run that it takes over, by its name and arguments.
+    """Check that the caller has the step of a run, by its name and arguments.
 
     Raises:
-        ConfigError: The driver lacks the step, has another one, or the run trains a network.
+        ConfigError: The caller lacks the step, has another one, or the run trains a network.
     """
     if there is None and step is not None:
         raise ConfigError(f"run {run} trains a network, not step {step.name}: leave --step out")
@@ -205,7 +205,7 @@ def joined_results(
 
 
 def is_checkpoint_of(manifest: Manifest, run: str, program: TrainingProgram) -> bool:
-    """Return whether a checkpoint is of a run, or the one that the run continues."""
+    """Return whether a checkpoint belongs to a run, or is the checkpoint that the run continues."""
     resumed = program.resumed
     if manifest.run == run or resumed is None:
         return manifest.run == run

@@ -9,21 +9,21 @@ The permanent rules, each of which reads the map and may change it:
     number    a live worker without a slot gets one: a replica, and a part of its model
     lead      a data server is ready: it leads the run's ledger; the next replica replaces a lost leader
     begin     the store, a data server and the wanted number of replicas are ready: the run begins
-    advance   the driver moved the run to its next epoch: its groups are shared out
+    advance   the epoch has ended: the map gets its result; the next epoch is due: its groups are shared out
 
 A replica has one worker for each part of its model, and restarts as a unit: if a worker is missing, the
 replica waits until another worker has the slot and all are ready for the next replica generation.
 `worker_assignment` assigns the slots.
 
 A run has as many replicas as its workers allow: replicas beyond the wanted number, and later ones, take part
-as soon as they are ready. A run that continues another run begins with that run's current epoch and its
-results.
+as soon as they are ready. A run that continues another run begins with that run's current epoch, its finished
+groups and its clock.
 
 The driver submits the run, and then its store with the arrays of its model. The loss of a worker
-fails no run that has enough other workers; its slot is free for the next worker.
+fails no run that has enough other workers; the lost worker's slot is free for the next worker.
 
-A run that trains outlives its driver. It goes on to the end of its epoch, or with concurrent evaluation to
-the end of its last one, and then waits for another driver to take it over.
+A run that trains outlives its driver. The run goes on to the end of its epoch, or with concurrent evaluation
+to the end of its last epoch, and then waits for another driver to take it over.
 """
 
 import shlex
@@ -277,7 +277,7 @@ def _drain_of_driver(attempt: Attempt, cluster: ClusterMap) -> str:
     old, run = cluster.epoch, cluster.run
     drained = msgspec.structs.replace(old, drain=True) if old is not None else None
     found = makes_only(attempt, old, drained)
-    # A record of this version was set after the takeover that gave the run its driver.
+    # Only the run's driver may change the present record; an attempt on an older record is a conflict.
     at_present = old is not None and attempt.expected == old.changed
     mine = run is not None and run.driven_by == (attempt.peer.node, attempt.peer.incarnation)
     return WRONG if found is RIGHT and at_present and not mine else found
@@ -390,7 +390,8 @@ def _number_workers(cluster: ClusterMap) -> ClusterMap:
 
 
 def _name_ledger_leader(cluster: ClusterMap) -> ClusterMap:
-    """Let the first ready data server lead the ledger; before the first epoch the ledger is empty."""
+    """Let the first ready data server lead the ledger, if no server leads it. The ledger is then empty,
+    because no epoch has begun."""
     run, nodes, record = cluster.run, cluster.nodes, cluster.ledger_record
     assert run is not None
     ready = [name for name in cluster.live("data") if nodes[name].ready == run.id]

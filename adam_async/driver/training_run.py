@@ -1,7 +1,8 @@
 """One run from its first epoch to its result: waits, evaluations, checkpoints, and the end.
 
-The data servers share out the groups and end each epoch in the cluster map; the driver follows the map. After
-an epoch the run evaluates the weights, and then lets the next epoch begin.
+The controllers share out the groups of each epoch, and the data servers end it in the cluster map; the driver
+follows the map. After an epoch the run evaluates the weights; the next epoch begins after the evaluation, or
+with concurrent evaluation at once.
 """
 
 import asyncio
@@ -83,7 +84,7 @@ class TrainingRun:
     Args:
         id: Id of the run.
         folder: Folder for checkpoints; None: no checkpoints.
-        notes_file: File for notes of its progress on the disks of the servers; None without these.
+        notes_file: File for notes of the run's progress on the disks of the servers; None without disks.
         first: First epoch that this driver evaluates.
         notes: Notes for a driver that takes the run over; the run adds its epochs.
     """
@@ -298,7 +299,7 @@ class TrainingRun:
                 raise RunFailed(f"no replica was live for {self._waits.replica_s:g} s")
             try:
                 await self._membership.wait_for(
-                    lambda m: m is not cluster,  # noqa: B023 - awaited in this turn
+                    lambda m: m is not cluster,  # noqa: B023 - awaited in this iteration
                     "a change of the cluster map",
                     max(poll_at - loop.time(), 0.0),
                 )

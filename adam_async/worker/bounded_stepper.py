@@ -4,8 +4,9 @@ Theory of operation
 -------------------
 A group joins a step when it is admitted (`replica_clock.py`). The group that opens a step is admitted when
 the copy has the values that the group may read; until then the *admission gate* is shut. Steps are pushed in
-their order, each after all its groups are trained; their gradients are summed in the order of their leases.
-At a *sync clock* a *clock skip*, a tick to all shards, separates two steps.
+their order. The gradients of a step are summed in the order of its groups' leases. With one group per step,
+messages may be sent during the backward pass. At a *sync clock* a *clock skip*, a tick to all shards,
+separates two steps.
 
 Under ``ssp``, as under ``asp``, answers to pushes contain values, with their clock. A clock-bound pull
 requests the necessary values only if no answer is in transit and the copy is too old; the server answers the
@@ -16,7 +17,7 @@ clock of this sum, and its snapshot is kept for the steps that read it: the firs
 admitted before newer values are installed, and the last one afterwards. A push of clock p waits until the
 copy has the values of clock p - 1; see `replica_clock.py`. Workers make no local steps.
 
-Errors and statistics of a wait name the slower replicas, which the servers report every half of `answer_s`.
+Errors and statistics of a wait name the slower replicas, which the servers report every `answer_s` / 2.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ class OrderedStep:
     """A step that groups join at their admission."""
 
     number: int
-    """Number of the replica's earlier steps."""
+    """Number of the step: the replica's clock before the step."""
     epoch: int
     needed: int
     """Clock of the values that the step's groups read: the exact clock under bsp, otherwise the minimum."""
@@ -88,8 +89,8 @@ class Ticks:
 
     Attributes:
         client: Sends the ticks.
-        shards: All shards of the model.
-        silent: Shards of frozen layers.
+        shards: All shards that the worker pushes or ticks.
+        silent: Shards of frozen tensors among them.
     """
 
     client: ParameterClient
@@ -175,7 +176,7 @@ class BoundedStepper:
         """Return whether the next group may be admitted; in either case apply its sync clock."""
         if group.sync_clock:
             self.sync_at(group.sync_clock)
-        # A group begins no earlier than its clock. A replica that joined late ticks up to its clock.
+        # A group begins no earlier than its clock. A replica that joined late ticks up to the group's clock.
         if group.clock > self._clock.step:
             self._epoch = group.lease.epoch
             self.sync_at(group.clock)
@@ -332,7 +333,7 @@ class BoundedStepper:
         self._pusher.push_ahead(step.leaving, messages)
 
     def _check_read(self, step: OrderedStep, trained: Trained) -> None:
-        # The gate should rule this out. A wrong read would silently break the guarantee of the run.
+        # The gate should rule out old values. A wrong read would silently break the guarantee of the run.
         if trained.read.clock < step.needed:
             raise RunFailed(
                 f"step {step.number} of replica {self._replica} read values of clock {trained.read.clock}, "
@@ -425,7 +426,7 @@ class BoundedStepper:
         self._puller.pull(partial(self._bound_landed, clock), clock=clock, on_behind=self._on_behind)
 
     def _bound_landed(self, clock: int) -> None:
-        # A later pull has replaced this one if the clocks differ; its own values are checked.
+        # If the clocks differ, a later pull has replaced this one, and the later values are checked instead.
         if clock == self._bound and self._synchronous:
             if self._weights.clock == self._weights.newest == clock:
                 self._keep(clock)

@@ -24,12 +24,12 @@ from dataflow import Firing, Graph
 from transport import BufferPool
 
 OPEN_GROUPS = 8
-"""Maximum number of groups whose pushes one server has not acknowledged. More groups do not raise the rate,
-because one step travels while the next computes; but if servers fall behind, more groups make every open push
-staler."""
+"""Maximum number of groups whose pushes one server has not acknowledged, unless `OPEN_STEPS` steps have more.
+More groups do not raise the rate, because one step travels while the next computes; but if servers fall
+behind, more groups make every open push staler."""
 
 OPEN_STEPS = 2
-"""Minimum number of steps that one server may leave unacknowledged, for any number of groups per step."""
+"""Number of steps that one server may always leave unacknowledged, for any number of groups per step."""
 
 
 def open_steps(push_every: int) -> int:
@@ -45,8 +45,8 @@ class CopyMode:
         model: The network, or a step of the user's.
         session: Identity of the worker towards the servers.
         buffers: Memory for pulled values.
-        in_flight: Number of groups in flight; with 1 each group waits for its pull, otherwise pulls run in
-            the background.
+        in_flight: Number of groups in flight; with 1 each group waits for its pull, except in bsp; otherwise
+            pulls run in the background.
         owned: Tensors that this worker pushes or ticks; None: all.
     """
 

@@ -120,8 +120,8 @@ class KernelChange:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + COMPILE_S
         with TemporaryFile() as output:
-            # Event loops watch children by a thread or from the main thread, and leave pipes open if they are
-            # cancelled; polling ten times per second avoids both.
+            # Event loops watch children by a thread or from the main thread, and leave pipes open after a
+            # cancellation; polling ten times per second avoids both.
             child = Popen(  # noqa: ASYNC220 - starting takes a millisecond
                 command, stdin=DEVNULL, stdout=output, stderr=output, env=child_environment(os.environ)
             )

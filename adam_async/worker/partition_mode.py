@@ -16,8 +16,8 @@ from transport import BufferPool
 class PartitionMode(CopyMode):
     """The training mode of one of several workers of a replica; see `TrainingMode`.
 
-    Its weights are a copy of the tensors that its layers read. The worker pushes the tensors that it owns,
-    and pulls the tensors that other workers of the replica own.
+    The mode's weights are a copy of the tensors that the partition's layers read. The worker pulls all these
+    tensors, and pushes the tensors that it owns; other workers of the replica push the rest.
 
     Args:
         setup: The run, with the shards of the partition.
@@ -74,7 +74,7 @@ class PartitionMode(CopyMode):
         )
 
     def statistics(self) -> WorkerStatistics:
-        """Return the statistics of `CopyMode`, and the size of the partition."""
+        """Return the statistics of `CopyMode`, and the partition's numbers of segments and send buffers."""
         counts = super().statistics()
         counts.part = PartitionStatistics(
             segments=len(self._partition.segments), wires=self._partition_trainer.wires_made

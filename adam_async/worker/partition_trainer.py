@@ -9,7 +9,7 @@ order. The loop then sends the blocks of the segment that other workers read:
               +-> [leave-0, light]             +-> ...
 
 The last segment fills the push buffer. If other workers compute parts of the same weights' gradients,
-`summed` waits for these parts, and adds them in the order of the workers.
+`summed` fills the buffer instead: it waits for these parts, and adds them in the order of the workers.
 """
 
 from collections import deque
@@ -122,7 +122,7 @@ class PartitionTrainer(GroupTrainer):
         # One snapshot for all segments: all segments of a group must read the same values.
         read = self._weights.snapshot() if admitted is None or admitted.read is None else admitted.read
         lease = images.lease
-        # The data server sends a partition without input rows labels only.
+        # To a partition without input rows, the data server sends only labels.
         pictures = images.images if self._reads_images else None
         if pictures is not None and self._features is not None:
             pictures = pictures.reshape(len(pictures), -1)[:, self._features]
@@ -146,7 +146,7 @@ class PartitionTrainer(GroupTrainer):
         """Run one segment whose wires are connected."""
         partition = self._partition
         partition.compute(passage.arrays, context, partition.segments[number])
-        # The first segment with backward layers begins at the loss layer, if it is in this partition.
+        # If the loss layer is in this partition, the first segment with backward layers begins at that layer.
         if number == self._loss_at and partition.has_loss:
             passage.loss = partition.network.loss(context)
 
@@ -249,7 +249,7 @@ def partition_graph(
     inputs = ["group", *(f"in-{crossing.number}" for crossing in partition.incoming)]
     before, last = "group", len(partition.segments) - 1
     for number, segment in enumerate(partition.segments):
-        # The last segment fills the push buffer, unless it must wait for partial gradients first.
+        # The last segment fills the push buffer, unless the buffer needs partial gradients of other workers.
         ends = number == last and not partition.sums
         sends = bool(segment.sends) or (number == last and bool(partition.partial))
         after = "trained" if ends else f"ran-{number}"

@@ -12,7 +12,7 @@ The engine gets received blocks at once. A message with blocks also confirms the
 direction; after `CONFIRM_BLOCKS` received blocks without a reply, a message without blocks confirms them.
 
 A worker that only sends, for example because its layers are frozen, could train far ahead of a slower worker.
-Each worker therefore reports its number of begun groups, and begins no group more than a *lead* ahead of a
+Each worker therefore reports its number of begun groups, and begins at most a *lead* more groups than each
 worker to which it sends. The lead bounds the number of waiting groups on every worker.
 """
 
@@ -449,7 +449,8 @@ class PeerWorkers:
         raise RoleDied(channel.peer, f"it did not answer for {self._waits.patience_s:g} s")
 
     async def _dialled(self, link: Link, other: PeerWorker) -> bool:
-        """Use a dialled link; returns whether the other side has the same replica generation."""
+        """Use a dialled link; returns whether the other side has the same replica generation, and broke no
+        rule."""
         known = False
         try:
             self._send_greet(link, other)

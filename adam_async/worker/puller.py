@@ -2,8 +2,8 @@
 
 Answers to pushes contain values. Values that are too many for these answers come in answers to pulls. A
 tensor of one shard is installed at its arrival: the answer's memory becomes the copy. The shards of a larger
-tensor arrive in one new buffer, directly from the socket if they are one range of it. The tensor is installed
-when its last shard has arrived.
+tensor are collected in one new buffer; an answer whose shards form a range of the tensor arrives there
+directly from the socket. The tensor is installed when its last shard has arrived.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +59,7 @@ class Landing:
         self._assemblies: dict[str, _Assembly] = {}
 
     def into(self, specs: Sequence[ShardSpec]) -> NDArray[Any] | None:
-        """Return memory for an answer with these shards if they form a range of a tensor; otherwise None."""
+        """Return memory for an answer whose shards form a range of a tensor of several shards; else None."""
         first, last = specs[0], specs[-1]
         if first.tensor not in self._puller.split:
             return None

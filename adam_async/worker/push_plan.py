@@ -428,7 +428,7 @@ class PushBuffer:
         np.add(flat, part, out=flat)
 
     def spread(self) -> None:
-        """Copy deltas whose shards are in several messages, after an addition to them."""
+        """Copy the deltas whose shards are in several messages into these messages, after an addition."""
         for fill in self._fills:
             for piece, source in fill.pieces:
                 piece[:] = source

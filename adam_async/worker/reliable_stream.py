@@ -56,7 +56,7 @@ class SendingStream:
         self._sent = 0
         """Number of blocks sent on the link in use, or confirmed before it."""
         self._ever_sent = 0
-        """Number of blocks sent on any link; a new link repeats some."""
+        """Number of blocks sent on earlier links; a new link may repeat some of them."""
         self.resent = 0
 
     @property
@@ -139,7 +139,7 @@ class ReceivingStream:
         """Count received blocks; returns the number of duplicates at their start.
 
         Raises:
-            RemoteProtocolError: An earlier block is missing, or the first has no number.
+            RemoteProtocolError: An earlier block is missing, or `first` is below 1.
         """
         if not 1 <= first <= self.received + 1:
             raise RemoteProtocolError("blocks", f"block {first} arrived when {self.received + 1} was next")

@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-Step c of a replica follows c earlier steps; its push has clock c + 1. Groups join steps at their admission,
-in the order of their leases, `push_every` to a step, so the same groups make the same step in every run. At a
-*sync clock*, which the data server sends, all replicas have the same clock: the open step ends short, and the
-clock *skips* to the sync clock without pushes in between.
+Step c of a replica begins when the replica's clock is c; its push has clock c + 1. Groups join steps at their
+admission, in the order of their leases, `push_every` to a step, so the same groups make the same step in
+every run. At a *sync clock*, which the data server sends, all replicas have the same clock: the open step
+ends short, and the clock *skips* to the sync clock without pushes in between.
 
 Under ``ssp:S`` the values that step c reads contain all pushes of live replicas up to clock c - S. A replica
 is therefore at most S steps ahead of the slowest replica when it begins a step, and S + 1 steps when its push
@@ -26,7 +26,7 @@ class StepPosition:
     """Position of a group in the steps of its replica."""
 
     step: int
-    """Number of earlier steps."""
+    """Number of the step: the replica's clock before the step."""
     index: int
     """Position of the group among the groups of the step."""
 
@@ -35,7 +35,7 @@ class ReplicaClock:
     """Adds groups to steps, and decides the values that a step may read.
 
     Args:
-        start: Number of steps that the replica has finished.
+        start: Clock of the replica at the beginning.
         push_every: Number of groups of a full step.
         slack: Number of steps by which the replica may be ahead of the slowest replica; with `synchronous`,
             number of steps by which sums may lag.
@@ -65,7 +65,7 @@ class ReplicaClock:
 
     @property
     def needs(self) -> int:
-        """Clock of the values that the next step reads: exact with `synchronous`, otherwise the minimum."""
+        """Clock of the values that the next group reads: exact with `synchronous`, otherwise the minimum."""
         needed = self.step - self._slack
         return max(needed, self.base) if self._synchronous else needed
 

@@ -133,7 +133,7 @@ class _Share(NamedTuple):
 class RunSession:
     """One worker's part in one run.
 
-    `prepared` is set when the first pull is installed; `run` then trains until it is cancelled.
+    `prepared` is set when the worker is ready to train; `run` then trains until it is cancelled.
     """
 
     def __init__(self, setup: SessionSetup) -> None:
@@ -485,7 +485,7 @@ class RunSession:
         """Wait for room that `_fill` lacks, as long as a group is trained within each `patience_s`.
 
         Raises:
-            WaitTimedOut: No group was trained in that time.
+            WaitTimedOut: No group was trained in that time, although no pushes wait for copies.
         """
         while True:
             trained = engine.statistics().finished

@@ -1,4 +1,4 @@
-"""The model-worker role: joins a cluster and trains one run after the other with T threads."""
+"""The model-worker role: joins a cluster and trains one run after the other on its compute threads."""
 
 import asyncio
 import logging

@@ -36,7 +36,7 @@ class KernelStatistics(
     total: int
     """Number of kernels of the set."""
     numpy_groups: int
-    """Number of groups trained before the compiled kernels were ready."""
+    """Number of groups trained before the change to compiled kernels."""
 
 
 class PeerWorkerStatistics(

@@ -70,7 +70,7 @@ class StepReports:
         self._on_finished = on_finished
         self._on_step = on_step
         self.clock = 0
-        """Number of steps that the replica has finished."""
+        """Clock of the replica's last step; before the first step, the clock from the servers."""
         self._groups: list[TrainedInPlace] = []
         tensors = [spec.tensor for spec in table.shards]
         by_server: dict[str, list[ShardId]] = {}

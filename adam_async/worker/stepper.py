@@ -6,7 +6,7 @@ shard, the oldest version that its groups read, and the number of the worker's o
 put into that copy. The server counts staleness from these numbers.
 
 In a run with a bound between replicas, groups belong to steps before they are trained
-(`bounded_stepper.py`); a step leaves in the same way.
+(`bounded_stepper.py`); a step is sent in the same way.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ class Step:
     """Epoch of the step's groups. In ssp and bsp, servers order the push once they know this epoch; 0 in
     asp."""
     unsettled: int = 0
-    """Number of pushes without an acknowledgement."""
+    """Number of messages of the step without an acknowledgement."""
     rate: float = 0.0
     landing: Landing | None = None
     """Pull after the step; None without a pull."""
@@ -212,7 +212,7 @@ class Stepper:
         self._pull_every = pull_every
         self._open: Step | None = None
         self.clock = 0
-        """Number of steps that the replica has finished."""
+        """Clock of the replica's last step; before the first step, the clock from the servers."""
 
     def start(self, clock: int) -> None:
         """Set the replica's clock before the first group."""

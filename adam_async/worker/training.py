@@ -6,9 +6,9 @@ segment: one job of the compute pool.
     group -> [train, heavy] -> trained -> [push, light]        landed -> [land, light]
 
 A tag is in flight until its nodes have fired. The second branch exists only if the worker trains on a copy
-with one group in flight, and not in bsp. The tag then ends when its step's pull is installed, and with a pull
-at every step training is exactly serial SGD. On other copies pulls run in the background; training in place
-needs no pulls.
+with one group in flight, and not in bsp. The tag then ends when its step's pull is installed; with one
+replica and a pull at every step, training is exactly serial SGD. On other copies pulls run in the background;
+training in place needs no pulls.
 """
 
 from collections import deque
@@ -78,8 +78,8 @@ class Ahead:
     step: Any = None
     """Step of the group; None before its first message is sent."""
     over: bool = False
-    """Whether the group is trained. The messages of a section that is reported afterwards are already sent,
-    with the rest."""
+    """Whether the group is trained. The messages of a section that is reported afterwards are sent with the
+    rest."""
 
 
 class ThreadScratch:
@@ -167,7 +167,7 @@ class GroupTrainer:
         return self._train(firing, group, self._weights.snapshot(), None)
 
     def train_admitted(self, firing: Firing, admitted: Admitted) -> Trained:
-        """Do the work of `train` for an admitted group, on the values of its admission."""
+        """Do the work of `train` for an admitted group, on `Admitted.read` or else on the current values."""
         read = self._weights.snapshot() if admitted.read is None else admitted.read
         return self._train(firing, admitted.group, read, admitted)
 
@@ -198,7 +198,7 @@ class GroupTrainer:
         return Trained(lease, loss, buffer, read, stepped, admitted)
 
     def _train_back(self, tag: Tag, context: Context, trained: Trained) -> None:
-        """Run the backward pass section by section; messages of a finished section may leave."""
+        """Run the backward pass section by section; messages of a finished section may be sent."""
         assert isinstance(self._network, Network), "only a whole network has sections"
         assert self._on_section is not None
         arrays, buffer = trained.read.arrays, trained.buffer

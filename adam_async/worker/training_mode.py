@@ -50,7 +50,7 @@ class ModeSetup:
 
 
 class AdmissionGate(Protocol):
-    """Admits a group only if the copy has the values that it may read."""
+    """Admits a group only if the copy has the values that the group may read."""
 
     def opens_for(self, group: ImageGroup) -> bool:
         """Return whether the next group may be admitted; in either case apply its sync clock."""

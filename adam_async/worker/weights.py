@@ -4,8 +4,8 @@ Theory of operation
 -------------------
 The copy is a dictionary from tensor to `TensorCopy`. A compute thread takes a snapshot of the dictionary at
 the start of a group, and uses its arrays to the end. A pull arrives in new memory and is *installed* by new
-entries in the dictionary. No value is copied, no reader sees parts of two versions, and no lock is taken. The
-old memory returns to its pool when the last group that reads it has ended.
+entries in the dictionary. The installation copies no value and takes no lock, and no reader sees a tensor
+half replaced. The old memory returns to its pool when the last group that reads it has ended.
 
 Local steps (plain SGD between pulls) write into the current arrays, from several threads at once and without
 locks; updates are additive, and the servers have the authoritative values (AD-11, AD-14). A local step into

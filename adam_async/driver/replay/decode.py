@@ -42,11 +42,11 @@ def read_recording(
     Args:
         origin: Name of the file, for errors.
         layers: Kinds of layers that the model may have.
-        step: Step of the run, if it trained one.
+        step: Step of the run, if the run trained one.
 
     Raises:
         ConfigError: The step is not that of the record.
-        RecordError: The file is no record, of another version or damaged, or lacks the log of a node.
+        RecordError: The file is no record, has another version, is damaged, or lacks the log of a node.
     """
     header, logs = load_record(data, origin=origin)
     model: RunModel | None = recorded_step(header, step)
@@ -56,7 +56,7 @@ def read_recording(
 
 
 def recorded_step(header: Header, step: NamedStep | None) -> StepModel | None:
-    """Return the step of a record; None if it trained a network.
+    """Return the step of a recorded run; None if the run trained a network.
 
     Raises:
         ConfigError: The caller's step is not that of the record; the error names the right options.
@@ -121,7 +121,7 @@ def _read_reads(log: Log, network: RunModel, table: ShardTable, config: Config) 
 
 
 def _check_tensors(first: GroupRead, table: ShardTable, node: str) -> None:
-    """Check that the first group in a worker's log has all tensors of this model."""
+    """Check that the first group in a worker's log has the tensors of this model, with all their shards."""
     logged = {name: len(versions) for name, versions in first.versions.items()}
     wanted = {name: len(shards) for name, shards in table.by_tensor.items()}
     if logged != wanted:

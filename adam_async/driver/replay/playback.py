@@ -11,7 +11,7 @@ and so on. The open requests form a stack. A request for a node that is already 
 served: the replay refuses the record, and the error names the whole cycle.
 
 Work on demand keeps memory small: a worker trains no further ahead of its servers than in the run. Before a
-batch changes a shard, the playback copies the version only if a group has yet to read it.
+batch changes a shard, the playback copies the version only if a group or an evaluation has yet to read it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,7 +79,7 @@ class Playback:
             for shard in range(len(self._orders))
         ]
         self.kept = 0
-        """Number of copied versions of shards."""
+        """Number of copied versions of shards at this moment."""
         self.most_kept = 0
         """Largest number of copies at once."""
         self._copied: set[tuple[int, int]] = set()
@@ -119,13 +119,14 @@ class Playback:
         """Play until each shard has reached a version, or with None to the end of the record.
 
         A shard may advance further if another node depends on it. Evaluated versions are kept until
-        `release`. The iterator yields after each batch of a shard, so its caller sets the pace.
+        `release`. The iterator yields after a shard's next batch, and the nodes that the batch depends on, so
+        its caller sets the pace.
 
         Args:
             versions: Version of each shard, shape (shards,).
 
         Raises:
-            RecordError: The record depends on itself, or on a version that no shard had.
+            RecordError: Nodes of the record depend on each other, or a shard never had an evaluated version.
         """
         goals = np.array([len(order.versions) for order in self._orders], np.int64)
         if versions is not None:

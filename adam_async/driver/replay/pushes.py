@@ -1,4 +1,4 @@
-"""Pure: computed pushes, each until all its shards have applied it."""
+"""Pure: computed pushes, each kept until all its shards have applied it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -38,7 +38,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     config: dict[str, Any]
     spec: dict[str, Any]
-    """Description of the model, from `ModelSpec.to_dict`."""
+    """Description of the model or step, from `ModelSpec.to_dict` or `StepSpec.to_dict`."""
     transforms: tuple[dict[str, Any], ...] = ()
     """Transforms of training images, as for `Recipe.of`."""
     data: dict[str, Any]

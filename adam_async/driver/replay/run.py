@@ -60,7 +60,7 @@ class Replay:
 
     Args:
         functions: Transforms of the record, as ``package.module:function``, that the replay may import.
-        step: Step of the record, if it trained one.
+        step: Step of the record, if the run trained one.
 
     Raises:
         ConfigError: The record names another function to import, or another step.

@@ -26,7 +26,7 @@ class RecordedModel:
     """The model of a recorded run, with the ranges of its shards.
 
     Attributes:
-        config: The run.
+        config: Options of the run.
         network: The model.
         table: Shards of the model.
         buckets: Home of each bucket.

@@ -1,7 +1,7 @@
 """Pure: one worker of a recorded run, which trains its groups again.
 
 The worker's own code (`adam_async/worker/`) computes a group, adds up a step and splits it for the servers.
-This module passes the recorded reads to the code, and changes the copy at the recorded points.
+This module passes the recorded reads to the code, and changes the worker's weights at the recorded points.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,11 +30,11 @@ NEVER = 1 << 62
 """Number of steps between two pulls: never reached, because the record gives the values."""
 
 Images = Callable[[int, int], tuple[NDArray[Any], NDArray[Any]]]
-"""Images and labels of a group, by epoch and number."""
+"""Function from the epoch and the number of a group to its images and labels."""
 
 
 class RecordedWeights(WorkerWeights):
-    """A worker's copy that changes at the recorded points.
+    """A worker's copy of the weights, which changes at the recorded points.
 
     Values that arrived while a group was computed are installed right after its snapshot, so a local step of
     the group changes the same copy as in the run.
@@ -45,7 +45,7 @@ class RecordedWeights(WorkerWeights):
         self._meanwhile: Iterable[tuple[str, NDArray[Any], tuple[int, ...]]] = ()
 
     def install(self, tensor: str, array: NDArray[Any], versions: Sequence[int], clock: int = 0) -> None:
-        """Replace a tensor without comparing clocks, which the record does not have."""
+        """Replace a tensor without a comparison of clocks and versions: the record sets the versions."""
         self._current[tensor] = TensorCopy(array, tuple(versions), clock)
 
     def install_after_snapshot(self, copies: Iterable[tuple[str, NDArray[Any], tuple[int, ...]]]) -> None:
@@ -53,7 +53,7 @@ class RecordedWeights(WorkerWeights):
         self._meanwhile = copies
 
     def versions(self, tensor: str) -> tuple[int, ...]:
-        """Return the versions of a tensor's shards in the copy; empty before the first one."""
+        """Return the versions of a tensor's shards in the copy; empty before the first install."""
         copy = self._current.get(tensor)
         return () if copy is None else copy.versions
 
@@ -139,7 +139,7 @@ class ReplayedWorker:
         """Train the next group, and push a step after its last group; returns the group's mean loss.
 
         Raises:
-            RecordError: The record has impossible local steps.
+            RecordError: The record has impossible versions or local steps.
         """
         reads = self._reads
         epoch, number, clock = (int(of[group]) for of in (reads.epochs, reads.numbers, reads.clocks))
