@@ -90,7 +90,7 @@ async def _verify_file(path: Path, record: FileRecord, disk: Disk) -> Problem | 
         async with aclosing(disk.read_pieces(path, PIECE_BYTES)) as pieces:
             async for piece in pieces:
                 await disk.run(contents.feed, piece)
-                if contents.read > record.bytes:  # another program writes it
+                if contents.read > record.bytes:  # another program writes the file
                     break
         check_digest(path, contents.digest.hexdigest(), record)
     except CheckpointError as error:
