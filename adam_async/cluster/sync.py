@@ -208,7 +208,7 @@ class LocalCluster:
                 return news
 
     def _call(self, function: Callable[[], None]) -> bool:
-        """Call a function on the cluster's loop. Returns False if the loop has ended."""
+        """Call a function on the cluster's loop. Returns False if the loop has not begun, or has ended."""
         if self._loop is None:
             return False
         try:
