@@ -361,7 +361,7 @@ async def blocks(rounds: int) -> list[dict[str, Any]]:
 
 
 async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every row."""
+    """Measure and return every row."""
     async with Disk() as disk:
         dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
     rows = []
@@ -378,7 +378,7 @@ async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

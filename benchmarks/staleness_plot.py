@@ -3,8 +3,8 @@
     ADAM_DATA_DIR=DIR python -m benchmarks.staleness_plot     measures, writes staleness.json and .svg
     python -m benchmarks.staleness_plot --draw                the picture alone, from staleness.json
 
-All roles are in one process, and replicas of one thread each share the cores. This makes stale gradients in a
-fair way, and does not measure speed. Three arms, plain SGD, 16 images per group:
+All roles are in one process, and replicas of one thread each share the cores. So no replica is favoured, and
+the runs do not measure speed. Three arms, plain SGD, 16 images per group:
 
 - `one rate`: the default of one replica for all.
 - `default rate`: falls with the groups in flight, and so with replicas.
@@ -179,7 +179,7 @@ def text(x: float, y: float, words: str, *, anchor: str = "middle", colour: str 
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -67,7 +67,7 @@ def cluster_network(
         advertise: Address to publish instead of the address of the listener; see `TcpNetwork`.
 
     Raises:
-        ConfigError: The token is guessable, or is a damaged line of keys.
+        ConfigError: The token is too short, or is a damaged line of keys.
     """
     secret = read_token_text(token) if token else None
     try:

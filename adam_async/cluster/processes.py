@@ -427,7 +427,7 @@ def orders_for(token: str, waits: Waits, *, profile_events: int, silence_s: floa
     """Return the first stdin line for the children of each role, with the keys of that role only.
 
     Raises:
-        ConfigError: The token is a line of keys of one role, or is guessable.
+        ConfigError: The token is a line of keys of one role, or is too short.
     """
     lines = {}
     for role in CHILDREN:
