@@ -185,7 +185,7 @@ def found(run: Run, result: RunResult, config: Config, cpu_s: tuple[float, ...])
 
 
 def ours(run: Run) -> Found:
-    """One run of ours."""
+    """Perform one run of ours in a separate process."""
     command = [sys.executable, "-m", "benchmarks.consistency", "--run", msgspec.json.encode(run).decode()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode:

@@ -107,7 +107,7 @@ def configs(mode: str, plan: PlanKind) -> tuple[Config, Config]:
 
 
 async def train(config: Config, spec: ModelSpec, dataset: Dataset) -> RunResult:
-    """One run."""
+    """Train once, in one process or as processes."""
     if not config.processes:
         async with LocalCluster(config, dataset=dataset, spec=spec) as local:
             return await local.train()
@@ -200,7 +200,7 @@ class End:
         self.take(arrived)
 
     async def converse(self, link: Link) -> None:
-        """Talk until cancelled."""
+        """Exchange messages over a link until cancelled."""
         greet = Greet(run="", replica=0, life=1, partition=self.peer_worker.part, received=0, begun=0)
         await self.peer_worker.converse(link, greet)
 

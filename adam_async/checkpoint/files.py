@@ -205,7 +205,7 @@ class CheckpointFolder:
     async def _remove_old(self, keep: int) -> None:
         """Remove the run's checkpoints that are newer than the one it continues, and then its oldest ones."""
         await self._sort_out()
-        # A run has written no link and no file of such a name.
+        # A run writes only folders under such names: links and files are not its own.
         names = self._known.intersection(await self._disk.folders(self.path))
         # A run that goes on from the disks of its servers may be behind its last checkpoint.
         left = self._left.union(_newer(names, self.latest))

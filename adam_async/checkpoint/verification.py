@@ -1,7 +1,7 @@
 """Reads every byte of checkpoints, and reports damage by its file and offset.
 
 A resumed run checks the one checkpoint that it reads; a verification checks all of them, before one is
-needed. It reads files in pieces, so a file of any size needs little memory. The verification checks the size
+needed. A verification reads files in pieces, so a file of any size needs little memory. It checks the size
 and the SHA-256 of each file. It also checks that all values are finite, because training does not recover
 from other values.
 """

@@ -83,7 +83,7 @@ class Checkpointer:
         self.missed = ""
         """Reason for the failure of the last due checkpoint; empty if it did not fail."""
         progress.takes_checkpoints = True
-        if folder.latest:  # the run continues this one
+        if folder.latest:  # the run continues this checkpoint
             progress.written(folder.latest, now=asyncio.get_running_loop().time())
 
     async def read(

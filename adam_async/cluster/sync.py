@@ -95,7 +95,7 @@ class LocalCluster:
     Args:
         loop_factory: Makes the thread's event loop. All other arguments are those of `local.LocalCluster`.
 
-    One thread at a time may call its methods.
+    One thread at a time may call its methods, except `stop`, which any thread may call.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-Updates are acknowledged from memory, and the disk follows (AD-50 to AD-54 of the paper: delayed persistence).
+Updates are acknowledged from memory, and the disk follows (AD-50 to AD-54 in docs/reference/paper-map.md).
 Rounds append the newest state of each dirty shard to segment files (`rounds.py`). A crash
 loses the updates since the last round, about `flush_s`; the copies on other servers have them.
 

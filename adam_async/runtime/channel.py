@@ -12,9 +12,9 @@ within its own deadline, on the schedule of `transport`.
 `progressed`, and is the default deadline of a dial. The user raises the error, because each role has an error
 of its own; the text of the channel names the peer in the error.
 
-*Pauses.* A peer that accepts a link and answers nothing would be dialled in a busy loop. The user therefore
-pauses after each link without progress. Each pause is longer than the last, up to a limit; `progressed`
-starts again with the shortest. Pauses have no jitter, because a peer has few dialling nodes.
+*Pauses.* Without pauses, a peer that accepts links and answers nothing is dialled in a busy loop. The user
+therefore pauses after each link without progress. Each pause is longer than the last, up to a limit;
+`progressed` starts again with the shortest. Pauses have no jitter, because a peer has few dialling nodes.
 
 The choice among several peers is the user's. `LeaderConnection` dials the controllers in parallel and pauses
 after each round. A data client sets its channel to the next data server's address, and a client of a bundle
