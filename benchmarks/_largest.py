@@ -1,4 +1,4 @@
-"""Every message of the role table at its largest permitted size, for `benchmarks.stalls`."""
+"""The messages of the role table at their largest permitted sizes, for `benchmarks.stalls`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -63,7 +63,7 @@ MOST_BYTES = {
 
 
 def largest_messages(facts: Facts) -> Iterator[Largest]:
-    """Yield every message of the table at its largest permitted size."""
+    """Yield the messages of the table at their largest permitted sizes, except those with a packed field."""
     for example in valid_messages(facts):
         name = type(example.body).__name__
         ride = example.ride
@@ -76,7 +76,7 @@ def largest_messages(facts: Facts) -> Iterator[Largest]:
 
 
 def _with_full_meta(example: Example, facts: Facts) -> Example:
-    """Repeat the elements of a message until its meta is full; `shards` has all shards of the server."""
+    """Repeat the elements of a message up to its bounds; `shards` has at most all shards of the server."""
     fields = {
         name: value
         for name in example.body.__struct_fields__

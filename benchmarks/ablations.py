@@ -9,8 +9,8 @@ copy of the packages. A row per safeguard: the number of seeds (0: not found wit
 the broken invariant, and the test that guards it directly. An assertion of the code counts as a check.
 Another exception that no check raises, such as a TypeError of a patch, counts only if the safeguard declares
 its type (`Ablation.errors`). Otherwise further seeds run, and a line shows the number of such runs with the
-first exception. Without `--all`, the benchmark skips safeguards whose removal seeds seldom show; their rows
-have the reason.
+first exception. Without `--all`, the benchmark skips safeguards whose removal seeds seldom show; with it,
+their rows have the reason.
 
 With `--guards` the guarding tests run instead of seeds: all of them with every safeguard, then each without
 its safeguard.
@@ -122,7 +122,7 @@ def run(
 
 
 def seeds_until_found(ablation: Ablation, limit: int) -> dict[str, object]:
-    """Run seeds of a scenario without a safeguard until a check, or a declared type of exception, finds it.
+    """Run seeds of a scenario without a safeguard until a check fails, or an exception of a declared type.
 
     Returns:
         The number of seeds, or 0 if none found it; the invariant with the observation; the number of runs

@@ -57,7 +57,7 @@ from adam_async.runtime.kernel_cache import use_kernel_cache
 
 IMAGES_PER_GROUP = 16
 PEER_IMAGES = 8000
-"""Of the data set, for PyTorch."""
+"""Number of images of the data set that PyTorch gets."""
 ROOT = Path(__file__).resolve().parent.parent
 WANTED = {"gather": 40_000, "grey, numba": 120_000, "grey, numpy": 25_000, "colour, numba": 60_000}
 WANTED_ACCURACY = 0.993
@@ -74,7 +74,7 @@ def rate_of(work: Callable[[int], int], seconds: float) -> float:
 
 
 def blocks_of(dataset: Dataset, transform: Any) -> Callable[[int], int]:
-    """Gather and transform block after block of one epoch, with a data server's number of images."""
+    """Return a function that gathers and transforms a block of an epoch, of the size of a data server's."""
     order = epoch_order(
         Dice(0), epoch=1, num_images=len(dataset.train_labels), images_per_group=IMAGES_PER_GROUP
     )
@@ -90,7 +90,7 @@ def blocks_of(dataset: Dataset, transform: Any) -> Callable[[int], int]:
 
 
 def pillow(dataset: Dataset) -> Callable[[int], int]:
-    """The affine part of the recipe with Pillow, image by image."""
+    """Return a function that applies the affine part of the recipe with Pillow, image by image."""
     from PIL import Image
 
     dice = np.random.default_rng(0)
@@ -115,7 +115,7 @@ def pillow(dataset: Dataset) -> Callable[[int], int]:
 
 
 def affine(angle: float, scale: float, shear: float, down: float, right: float) -> NDArray[Any]:
-    """About the middle of an image of 28 x 28."""
+    """Return the matrix of an affine map about the middle of an image of 28 x 28."""
     middle = np.array([[1, 0, 13.5], [0, 1, 13.5], [0, 0, 1.0]])
     turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1.0]])
     moved = np.array([[scale, shear, right], [0, scale, down], [0, 0, 1.0]])
@@ -123,7 +123,7 @@ def affine(angle: float, scale: float, shear: float, down: float, right: float) 
 
 
 def recipe_work(dataset: Dataset, kernels: str) -> Callable[[int], int]:
-    """Blocks of the default recipe for such images."""
+    """Return a function that applies the default recipe for such images to a block."""
     recipe = Recipe.of(default_steps(dataset.image_shape), dataset.image_shape, kernels=kernels)
 
     def transform(images: Any, numbers: Any) -> Any:
@@ -148,7 +148,7 @@ def in_colour() -> Dataset:
 
 
 def torchs(python: str, images: NDArray[np.uint8], batch: int, seconds: float) -> float:
-    """The same of PyTorch."""
+    """Images per second of PyTorch's process time."""
     file = io.BytesIO()
     np.save(file, images)
     command = [
@@ -231,7 +231,7 @@ async def accuracy(dataset: Dataset, seeds: int, epochs: int) -> dict[str, Any]:
 
 
 async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every row."""
+    """Measure and return every row."""
     async with Disk() as disk:
         dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
     rows = speed(dataset, arguments) if "speed" in arguments.only else []
@@ -241,7 +241,7 @@ async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -4,10 +4,10 @@ The script needs only torch and numpy.
 
 The script reads a NumPy file of images (n, 1, H, W) from its input. Our recipe from PyTorch's parts: an
 affine map and displacements of a coarse grid for each image, `affine_grid`, a bicubic `interpolate` of the
-displacements, `grid_sample`, and the conversion to whole numbers. Draws are PyTorch's. With `--batch 1` each
-image is transformed alone, as in data sets that transform on request.
+displacements, `grid_sample`, and the conversion to whole numbers. PyTorch draws the random numbers. With
+`--batch 1` each image is transformed alone, as in data sets that transform on request.
 
-Prints images per second of the process's time.
+The script prints images per second of the process's time.
 """
 
 import argparse
@@ -24,7 +24,7 @@ WARM_UP_BATCHES = 20
 
 
 def transformed(images: torch.Tensor) -> torch.Tensor:
-    """Limits: a shift by 1 pixel, a rotation by 7 degrees, scale and shear by 0.07, bending by 2 pixels."""
+    """Transform by at most 1 pixel of shift, 7 degrees, 0.07 of scale and shear, and 2 pixels of bending."""
     n, _, rows, columns = images.shape
     angle, scale, shear, right, down = (torch.rand(n, 5) * 2 - 1).unbind(1)
     angle, scale, shear = angle * 0.1222, 1 + 0.07 * scale, 0.07 * shear
@@ -39,7 +39,7 @@ def transformed(images: torch.Tensor) -> torch.Tensor:
 
 
 def rate(images: torch.Tensor, batch: int, seconds: float) -> float:
-    """Transform batch after batch."""
+    """Transform batch after batch; return images per second."""
     places = len(images) // batch
     for turn in range(WARM_UP_BATCHES):
         transformed(images[turn % places * batch :][:batch])

@@ -66,9 +66,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One run in a separate process."""
 
     options: dict[str, Any]
-    """Of `Config`."""
+    """Options of `Config`."""
     folder: str
-    """With `images.npz` and, later, `checkpoints`."""
+    """Folder with `images.npz` and, later, `checkpoints`."""
     resume: bool = False
 
 
@@ -90,11 +90,11 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     groups_beyond: tuple[int, ...]
     written_s: tuple[float, ...]
     bytes: int
-    """Figures of one checkpoint."""
+    """Size of the last checkpoint, in bytes."""
 
 
 async def perform(run: Run) -> Found:
-    """Train as told, and look at the profile."""
+    """Train with the options of a run, and measure times in its profile."""
     folder, timeline = Path(run.folder), Timeline()
     data, checkpoints = folder / "images.npz", folder / "checkpoints"
     config = Config(
@@ -295,7 +295,7 @@ def measure(case: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -3,13 +3,13 @@
     ADAM_DATA_DIR=DIR python -m benchmarks.consistency --torch 'PYTHON torch_mnist.py --data DIR' --json FILE
     ... --only slack --pairs 15
 
-Every run is one epoch of `mnist-adam` from the same seed, in one or more separate processes, with 16 images
-per group, plain SGD, float32, one compute thread per worker, and two workers. Runs of a case alternate, and
-the ratio is the median of the ratios within each round. Cases:
+Every run is one epoch of `mnist-adam`, in one or more separate processes, with 16 images per group, plain
+SGD, float32, one compute thread per worker, and two workers. The two runs of a ratio have the same seed, and
+the ratio of a row is the median of the ratios of all rounds. Cases:
 
 - `lockstep`: bsp as processes, and in one process, against PyTorch DDP over gloo with two processes of 16
   images each: the same batch of 32, the same rate on both sides.
-- `slack`: ssp:1000 against asp on a copy, in one process: the cost of clocks without waits.
+- `slack`: ssp:1000 against asp, both on copies, in one process: the cost of clocks without waits.
 - `stalls`: a seeded plan, the same for both sides, stops and resumes worker processes; no stall is as long as
   S steps take. ssp:S against asp.
 - `paced`: asp, ssp:4 and bsp with both workers limited to `--share` of a core, then with one of them at a
@@ -70,11 +70,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One run in a separate process."""
 
     options: dict[str, Any]
-    """Of `Config`."""
+    """Options of `Config`."""
     images: int
-    """Training images; 0 takes all."""
+    """Number of training images; 0 takes all."""
     first_s: float = 0.0
-    """Report the rate of this many first seconds, too."""
+    """Length of the beginning of the run whose rate is reported too, in seconds; 0 for none."""
     stalls: Stalls | None = None
     shares: tuple[float, ...] = ()
     """Share of a core that each worker may use; empty: no limit."""
@@ -185,7 +185,7 @@ def found(run: Run, result: RunResult, config: Config, cpu_s: tuple[float, ...])
 
 
 def ours(run: Run) -> Found:
-    """One run of ours."""
+    """Perform one run of ours in a separate process."""
     command = [sys.executable, "-m", "benchmarks.consistency", "--run", msgspec.json.encode(run).decode()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode:
@@ -324,7 +324,7 @@ CASES: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -3,7 +3,7 @@
     ADAM_DATA_DIR=DIR python -m benchmarks.controller_gaps [--data mnist] [--epochs 12] [--every 4] [--json
     FILE]
 
-`adam-async train --processes --controllers 3` runs with a profile. The benchmark kills its controllers
+`adam-async train --processes --controllers 3` runs with a profile. The benchmark kills the controllers
 (SIGKILL) in turn, at a fixed interval, and the command starts them again. Two rows, with kills and without:
 case; kills; the longest time between the beginnings of two pushes of one epoch, and from the last push of an
 epoch to the first of the next, in seconds; accuracy. Wanted with kills: 1 s and 4 s. The evaluation between

@@ -1,4 +1,4 @@
-"""Rate of agreement of three durable controllers, length of a change of leader, and effect of load on it.
+"""Rate of agreement of three durable controllers, length of a change of leader, and changes under load.
 
     python -m benchmarks.controllers [--seconds 10] [--clients 32] [--folder DIR] [--json FILE]
     python -m benchmarks.controllers --kills 60
@@ -16,7 +16,7 @@ worst.
 
 With `--saturate`: one process per core (or `--spinners`; 0 if another program keeps the cores busy)
 multiplies matrices without a pause for this many seconds, under a light load of sets. The row has the number
-of changes of leader, and the growth of terms; the goal is none of either.
+of changes of leader, and the growth of terms; the goal is no change.
 """
 
 import os
@@ -54,8 +54,8 @@ WAITS = Waits(dial_s=60.0, call_s=60.0)
 RECORD_BYTES = 200
 """Approximate size of a frame with one set, in bytes."""
 SETTLE_S = 1.5
-"""Maximum wait after a restart, before the next kill, until the controller is a voter with all entries, in
-seconds."""
+"""Wait from a restart to the next kill, in seconds, in which the controller becomes a voter with all
+entries."""
 CALM_S = 0.02
 """Pause between two sets of the light load, in seconds."""
 SPIN = "import numpy as np; a = np.ones((400, 400), np.float32)\nwhile True: a @ a"
@@ -271,7 +271,7 @@ async def _end(tasks: "list[asyncio.Task[None]]") -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

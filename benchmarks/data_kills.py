@@ -3,11 +3,10 @@
     ADAM_DATA_DIR=DIR python -m benchmarks.data_kills --kills 200 --seed 1 [--data mnist] [--data-servers 3]
         [--json FILE]
 
-Every role is a process. A killed role (SIGKILL) is started again, here without the limit on restarts of one
-role in a row. Every 0.2 to 2 s the benchmark draws a victim: the ledger leader, any data server with the
-leases, or a worker. It spares the last server with the leases. After the last kill one more epoch must end.
-The result of each epoch is checked: trained images and images left for the next epoch together are the data
-set.
+Every role is a process. A killed role (SIGKILL) is started again. Every 0.2 to 2 s the benchmark draws a
+victim: the ledger leader, any data server with the leases, or a worker. The benchmark spares the last server
+with the leases. After the last kill the current epoch and one more must end. The result of each epoch is
+checked: trained images and images left for the next epoch together are the data set.
 
 One row: case; kills by victim; ended epochs; epochs that do not add up (the goal is none); images that were
 trained again; the longest time in seconds without progress, an ended epoch or a finished group. The driver
@@ -37,7 +36,7 @@ from adam_async.run.result import EpochResult
 VICTIMS = ("lender", "data server", "worker")
 LOOK_S = 0.05
 LAST_EPOCH_S = 120.0
-"""Deadline for the end of the epoch after the last kill, in seconds."""
+"""Time within which two epochs must end after the last kill, in seconds."""
 
 
 class Killer:
@@ -93,7 +92,7 @@ class Killer:
 
 
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The row."""
+    """Measure and return the row."""
     config = Config(
         data=arguments.data,
         data_servers=arguments.data_servers,
@@ -134,7 +133,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

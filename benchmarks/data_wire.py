@@ -2,11 +2,11 @@
 
     python -m benchmarks.data_wire --json FILE [--rounds 7] [--seconds 1]
 
-A process has a controller, a parameter server and a data server with images in memory; in this process a
-`DataClient`, the client of workers, takes group after group and reports them. For comparison, one of our
-links between the same two processes requests messages of the size of these answers: the images in memory
-order, one after the other. Both alternate for `--rounds` rounds; megabytes of images per second, and the
-medians. Both have one open request at a time.
+A process has a controller and a data server with images in memory, and members without work in place of the
+other roles; in this process a `DataClient`, the client of workers, takes and reports groups. For comparison,
+one of our links between the same two processes requests messages of the size of these answers: the images in
+memory order, one after the other. Both alternate for `--rounds` rounds; megabytes of images per second, and
+the medians. Both have one open request at a time.
 
 Rows: case, ours, peer (the link), ratio, unit. Wanted: 0.8.
 """
@@ -70,7 +70,7 @@ def count_of(shape: tuple[int, int, int]) -> int:
 
 
 def child(channel: Any, shape: tuple[int, int, int], images: int, ahead: int) -> None:
-    """The process of the servers."""
+    """Run the process of the servers."""
     uvloop.run(serve(channel, shape, images, ahead))
 
 
@@ -168,7 +168,7 @@ def who(role: str) -> Identity:
 
 
 async def measure(case: tuple[tuple[int, int, int], int, int], rounds: int, seconds: float) -> dict[str, Any]:
-    """Rates of both links, in bytes per second."""
+    """Median rates of the client and of the bare link, in bytes per second."""
     shape, images, ahead = case
     ours, theirs = [], []
     channel, far = multiprocessing.get_context("spawn").Pipe()

@@ -1,4 +1,4 @@
-"""Cost of a firing: N empty nodes with 8 tags in flight and 2 pool threads, against a bare queue.
+"""Cost of a firing of an empty node, with 8 tags in flight and 2 pool threads, against a bare queue.
 
     python -m benchmarks.engine --json engine.json [--firings 20000] [--rounds 7]
 
@@ -31,7 +31,7 @@ def nothing(firing: Firing, value: object) -> None:
 
 
 def graph(*, heavy: bool) -> Graph:
-    """One empty node."""
+    """Return a graph of one empty node."""
     return Graph(inputs=("x",), nodes=(Node("nothing", nothing, inputs=("x",), heavy=heavy),))
 
 
@@ -49,7 +49,7 @@ async def time_engine(count: int, *, heavy: bool) -> float:
 
 
 async def time_light_chain(count: int, length: int = 50) -> float:
-    """Seconds per light firing within a chain: the cost of the firing, without admission."""
+    """Seconds per light firing within a chain: one admission per `length` firings."""
     ports = [f"p{index}" for index in range(length + 1)]
     nodes = tuple(
         Node(f"n{index}", lambda firing, value: value, inputs=(ports[index],), outputs=(ports[index + 1],))
@@ -115,7 +115,7 @@ def run(work: Any) -> float:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -66,7 +66,7 @@ def hello() -> bytes:
 
 
 class Attacker(asyncio.Protocol):
-    """One connection of an attacker; ``again`` is called when it closes."""
+    """One connection of an attacker; ``again`` is set when the connection closes."""
 
     def __init__(self, kind: str, again: "asyncio.Future[None]") -> None:
         self._kind = kind

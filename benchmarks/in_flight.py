@@ -66,12 +66,12 @@ from transport.slow import SlowNetwork
 
 ENDS = ("worker-0", "worker-1")
 SUMMING = 1
-"""The worker that adds up the gradients of shared weights, and so keeps each group longest."""
+"""Number of the worker that adds up the gradients of shared weights, and so keeps each group longest."""
 PINGS = 20
 POLL_S = 0.001
 WARM_UP_S = 0.7
 TIMES = 4
-"""The training images repeated this many times, so no epoch ends within a window."""
+"""Number of repetitions of the training images, so that no epoch ends within a window."""
 BOUND, BOUND_AT_KNEE = 0.15, 0.30
 RATES = {1: 0.0015, 16: 0.003}
 """Learning rates of the accuracy runs, by images per group: chosen for gradients that are 63 pushes old."""
@@ -144,7 +144,7 @@ class Pings:
 
 @asynccontextmanager
 async def slow_network(delay_s: float) -> AsyncIterator[Network]:
-    """Local links, slow between the two workers. A given network makes parts use links."""
+    """Local links, slow between the two workers. With a given network the workers of a replica use links."""
     local = LocalNetwork(rules=role_table())
     if not delay_s:
         yield local
@@ -182,12 +182,12 @@ async def measure(
 
     Args:
         dataset: Enough images that no epoch ends.
-        images: Of a group.
-        in_flight: Groups.
-        halo: Of the plan.
-        delay_s: As asked for.
-        trip_s: Time of a group alone, in seconds, or more; the warm-up is at least twice that.
-        seconds: Length of the window, or more.
+        images: Number of images of a group.
+        in_flight: Number of groups in flight.
+        halo: Kind of the plan's halos.
+        delay_s: Delay of the slow links, in seconds.
+        trip_s: Time of all crossings of a group, in seconds; the warm-up is at least twice as long.
+        seconds: Minimum length of the window, in seconds.
     """
     config = config_of(images, in_flight, halo, epochs=1)
     async with (
@@ -371,7 +371,7 @@ def with_training(dataset: Dataset, images: Any, labels: Any) -> Dataset:
 
 
 async def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every row."""
+    """Measure and return every row."""
     async with Disk() as disk:
         dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
     many = with_training(
@@ -386,7 +386,7 @@ async def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

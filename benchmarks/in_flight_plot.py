@@ -70,7 +70,7 @@ class Panel:
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
     def axes(self, title: str) -> list[str]:
-        """Lines and numbers."""
+        """Return the lines and numbers of both axes."""
         right, bottom = self._left + self._width, HEIGHT - BOTTOM
         parts = [text(self._left, TOP - 14, f"{title}: groups/s", anchor="start")]
         for power in range(self._low, self._high + 1):
@@ -98,7 +98,7 @@ class Panel:
 
 
 def legend(x: float, colour: str, name: str) -> list[str]:
-    """The name of a delay."""
+    """Return the entry of a delay in the legend."""
     return [
         f'<path d="M{x} 24h26" stroke="{colour}" stroke-width="3"/>',
         text(x + 34, 28, name, anchor="start"),
@@ -106,5 +106,5 @@ def legend(x: float, colour: str, name: str) -> list[str]:
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "middle") -> str:
-    """Words at a place."""
+    """Return a text element at a position."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{INK}">{escape(words)}</text>'

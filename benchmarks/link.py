@@ -1,8 +1,8 @@
 """Round trips on loopback: our links against ours with checksums, bare sockets, uvloop and gRPC.
 
 A client sends N bytes and waits for a short answer. Our round trip is complete: a numpy tensor in a message
-in, a reply message out, with prelude, msgpack meta, checksum, role table and counting. Each kind has a server
-process. The client alternates between the kinds in rounds, so noise affects all of them, and the medians of
+in, a reply message out, with prelude, msgpack meta, role table and counting. Each kind has a server process.
+The client alternates between the kinds in rounds, so noise affects all of them, and the medians of
 all round trips are compared. Client and server share a core or have one each, equally for all kinds: by
 default the kernel places pairs differently, which at 1 KiB is a factor of three.
 

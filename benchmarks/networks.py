@@ -1,4 +1,4 @@
-"""Other networks than the named one, compared with PyTorch's Hogwild, and as specs of other shapes.
+"""Networks against PyTorch's Hogwild, variants of PyTorch, and specs of other shapes against `mnist-adam`.
 
     OPENBLAS_NUM_THREADS=1 python -m benchmarks.networks --json networks.json --torch PYTHON
 
@@ -145,7 +145,7 @@ def ours(spec: ModelSpec, group: int, *, threads: int, seconds: float, shared: b
 def torchs(
     spec: ModelSpec, group: int, *, python: str, processes: int, seconds: float, variant: str = "plain"
 ) -> float:
-    """The same of PyTorch's Hogwild."""
+    """Images per second of PyTorch's Hogwild, all processes together."""
     command = [python, "-m", "benchmarks.networks_torch", "--group", str(group)]
     command += ["--processes", str(processes), "--seconds", str(seconds), "--variant", variant]
     text = json.dumps(spec.to_dict())
@@ -195,7 +195,7 @@ def network_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def variant_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The named network against each of PyTorch's ways to run it."""
+    """`mnist-adam` against each of PyTorch's variants."""
     spec, found = named_model("mnist-adam"), []
     for group in options.groups:
         for variant in ("plain", "channels_last", "compile"):

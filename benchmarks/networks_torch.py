@@ -1,8 +1,8 @@
 """PyTorch's side of `benchmarks.networks`: Hogwild, as in its own example. The script needs only torch.
 
-Reads a model as JSON. Processes of one thread each train one network in shared memory, without locks, by
-plain SGD; prints their images per second, added up. Variants: `channels_last` stores images and convolution
-weights with the channels innermost; `compile` makes the network's kernels by torch.compile.
+The script reads a model as JSON. Processes of one thread each train one network in shared memory, without
+locks, by plain SGD; the script prints the sum of their images per second. Variants: `channels_last` stores
+images and convolution weights with the channels innermost; `compile` makes the kernels by torch.compile.
 """
 
 import argparse

@@ -23,7 +23,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Order:
-    """Seconds after the beginning at which this process is stopped or resumed."""
+    """The stop or the resumption of a worker's process, in seconds after the beginning."""
 
     at_s: float
     worker: int
@@ -36,7 +36,7 @@ def stalls(
     """Stalls of random workers, one at a time, without end.
 
     Args:
-        seed: Of moments, workers and lengths.
+        seed: Seed of moments, workers and lengths.
         workers: Number of workers.
         every_s: Mean pause between two stalls.
         longest_s: Maximum length; lengths are drawn evenly from `shortest_s` to this.
@@ -55,8 +55,8 @@ def stalls(
 def duties(shares: Sequence[float], *, period_s: float = 0.01) -> Iterator[Order]:
     """Let each worker run for its share of every period, without end.
 
-    All periods begin at once, because replicas that wait for each other would otherwise wait for the next
-    period, whatever their shares.
+    The periods of all workers begin at the same times, because replicas that wait for each other would
+    otherwise wait for the next period, whatever their shares.
 
     Args:
         shares: Share of a core of each worker, in (0, 1), an upper limit of its use.
@@ -76,7 +76,7 @@ class Pacer:
     """Carries out a plan on processes until its block ends, and then resumes all of them.
 
     Args:
-        orders: In the order of their times.
+        orders: Stops and resumptions, in the order of their times.
         pids: Process of each worker. The processes must outlive the block.
     """
 

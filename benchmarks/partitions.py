@@ -107,7 +107,7 @@ def configs(mode: str, plan: PlanKind) -> tuple[Config, Config]:
 
 
 async def train(config: Config, spec: ModelSpec, dataset: Dataset) -> RunResult:
-    """One run."""
+    """Train once, in one process or as processes."""
     if not config.processes:
         async with LocalCluster(config, dataset=dataset, spec=spec) as local:
             return await local.train()
@@ -200,7 +200,7 @@ class End:
         self.take(arrived)
 
     async def converse(self, link: Link) -> None:
-        """Talk until cancelled."""
+        """Exchange messages over a link until cancelled."""
         greet = Greet(run="", replica=0, life=1, partition=self.peer_worker.part, received=0, begun=0)
         await self.peer_worker.converse(link, greet)
 
@@ -361,7 +361,7 @@ async def blocks(rounds: int) -> list[dict[str, Any]]:
 
 
 async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every row."""
+    """Measure and return every row."""
     async with Disk() as disk:
         dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
     rows = []
@@ -378,7 +378,7 @@ async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Time to the acknowledgement of an update while a server catches up: paths of their own, and one link.
+"""Time to the acknowledgement of an update while a server catches up: separate links, and one link.
 
     python -m benchmarks.paths --json FILE [--rounds 3] [--seconds 6] [--kib 16] [--mib-per-s 5]
         [--big-mib 128] [--layout "three links"] [--joining-yields]
@@ -11,7 +11,7 @@ members on the copies link. A latency counts from the time at which its push is 
 
 Layouts: *three links*: `ps --bind`, `ps --copies-bind` and `controller --bind` name a link each; *one link*:
 everything on the first link, as without the options; *one link, pieces apart*: `ps --copies-bind` names the
-first link, so that only the yielding of pieces is there.
+first link, so that only the yielding of pieces differs.
 
 States: *idle*: three members in sync; *two copies*: a member is gone, and none joins; *catch-up*: the third
 member was killed and joins again; *foreign*: another program sends one TCP stream from the primary's host to
@@ -56,7 +56,7 @@ SERVERS = ("ps-0", "ps-1", "ps-2")
 MOST_WAITING = 256
 """Number of unacknowledged updates at which the client waits before the next one."""
 CALM = 3
-"""Number of unacknowledged updates up to which none is late."""
+"""Maximum number of unacknowledged updates while none is late."""
 SETTLE_S = 0.5
 """Pause before a measurement, in seconds."""
 STATE_S = 120.0
@@ -107,7 +107,7 @@ class Cluster:
         self.processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def program(self, host: str, *words: str) -> asyncio.subprocess.Process:
-        """Start a program of Python's on a host."""
+        """Start a Python program on a host."""
         process = await asyncio.create_subprocess_exec(
             *self.network.within(host),
             sys.executable,
@@ -120,7 +120,7 @@ class Cluster:
         return process
 
     async def role(self, host: str, *words: str) -> None:
-        """Start a role on a host, and wait until it has joined."""
+        """Start a role on a host, and wait for the line with its address."""
         process = await self.program(host, "-m", "adam_async", *words)
         self.processes[host] = process
         assert process.stdout is not None
@@ -287,7 +287,7 @@ class Measurement:
             await asyncio.sleep(self._seconds)
 
     async def _attempts(self) -> int:
-        """Wait for a third member in sync; return how often it began to join, one time included."""
+        """Wait for a third member in sync; return how often it began to join, at least 1."""
         attempts, was_joining = 1, True
 
         def is_whole() -> bool:

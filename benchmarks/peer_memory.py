@@ -2,8 +2,8 @@
 
 A controller, a parameter server, a data server and a worker run as processes and train. Peers of every kind
 below attack each role, one kind after the other, on loopback. A row has the role's own memory (`RssAnon`)
-before, at most during, and after the attack, the number of links some time later, and the number of valid
-questions answered during the attack.
+before, at most during, and after the attack, the number of hostile links, and the number of valid questions
+answered from the beginning of the attack to `AFTER_S` after it.
 
     python -m benchmarks.peer_memory --json FILE [--deaf 8] [--dead 100] [--seconds 15]
 
@@ -46,7 +46,7 @@ MB = 1 << 20
 ROLES = ("controller", "ps", "data", "worker")
 KINDS = ("deaf", "one-way", "half", "silent")
 QUESTIONS = 2000
-"""Maximum number of requests of a deaf or silent peer."""
+"""Maximum number of requests or messages of a deaf, one-way or silent peer."""
 AFTER_S = 15.0
 """Seconds from the end of an attack to the last measurement, during which stalled links end."""
 
@@ -63,7 +63,7 @@ def who(role: str, name: str) -> Identity:
 
 
 def own_bytes(pid: int) -> int:
-    """Return the anonymous memory of a process."""
+    """Return the anonymous memory of a process, in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) << 10
 

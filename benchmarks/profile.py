@@ -72,7 +72,7 @@ async def run(data: str, rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

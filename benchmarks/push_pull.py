@@ -90,7 +90,7 @@ class Face:
     async def push_pull(self) -> float:
         """Push the gradients, and wait for the new values after their application.
 
-        Returns one of these functions.
+        Returns one of the new values.
         """
         values = await self._store.push_pull(self._gradients)
         return float(values[next(iter(values))][-1])
@@ -108,7 +108,7 @@ class Client:
         self._version = 0
 
     async def push_pull(self) -> float:
-        """Push the gradient, and wait for the new values in place. Returns one of these functions."""
+        """Push the gradient, and wait for the new values in place. Returns one of the new values."""
         missing = 2 * len(self._shards)
         done = asyncio.get_running_loop().create_future()
 
@@ -243,7 +243,7 @@ def row(case: str, us: float, peer: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

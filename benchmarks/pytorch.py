@@ -131,7 +131,7 @@ def row(case: str, ours: float, peer: float, ratio: float, unit: str, **more: An
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -6,7 +6,7 @@
 
 The first command searches on a split of the training images, whose last 5,000 serve as test images. The
 second command trains at the defaults and is the only one that uses the test set; it takes no rates. The third
-command holds back every fifth of the digits inside the package. Each row is one mode and rate: the accuracies
+command holds back every fifth image of the data set `digits`. Each row is one mode and rate: the accuracies
 of all seeds after the last epoch, their mean and minimum.
 """
 
@@ -27,8 +27,8 @@ from adam_async.data_server.sources.datasets import load
 from adam_async.runtime.disk import Disk
 
 HELD_BACK = {"mnist": slice(-5_000, None), "digits": slice(None, None, 5)}
-"""Training images that are the test images of the search. The data set has the digits sorted by their
-writers."""
+"""Training images that are the test images of the search, by data set. The images of `digits` are sorted by
+their writers."""
 
 MODES = {
     "one process": [],
@@ -41,7 +41,7 @@ MODES = {
 
 
 async def split(name: str, data_dir: Path | None, file: Path) -> None:
-    """Write a data set without its test images, with the last training images in their place."""
+    """Write a data set without its test images, with the training images of `HELD_BACK` in their place."""
     async with Disk() as disk:
         whole = await load(name, disk, data_dir=data_dir)
     images, labels, held = (

@@ -60,13 +60,13 @@ RATE = 1e-4
 SLICE_S = 0.1
 """Seconds for which one side works before the other."""
 STREAM_VALUES = 24 << 20
-"""Values of each of the three arrays of the bandwidth: 96 MiB."""
+"""Number of values of each of the three arrays for the memory bandwidth: 96 MiB each."""
 MOST_BUFFERS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One row of the result, or two."""
+    """One case, with one to three rows of the result."""
 
     model: str
     protocol: str
@@ -232,7 +232,7 @@ class Stream:
 
 
 def per_second(work: Callable[[], int]) -> float:
-    """Repeat the work for a slice of this thread's time; returns the repetitions per second of it."""
+    """Repeat the work for a slice of this thread's time; returns the sum of its results per second."""
     done, began = 0, time.thread_time()
     while (spent := time.thread_time() - began) < SLICE_S:
         done += work()

@@ -3,8 +3,8 @@
     python -m benchmarks.simulated_lines [--seeds 40] [--scenario NAME] [--json FILE]
 
 The command runs seeds 1, 2, 3, ... of each scenario in this process. It prints a row for each file of
-`FOLDERS`: number of lines, share that ran, and the lines that did not run. The exit code is 1 if a file's
-share is below 90 %, or a seed failed. Only executable lines count, without those of `UNCOUNTED`. The command
+`FOLDERS` except `EXEMPT`: number of lines, share that ran, and the lines that did not. The exit code is 1 if
+a row's share is below 90 %, or a seed failed. Only executable lines count, without `UNCOUNTED`. The command
 needs `coverage`. 20 seeds of each scenario take four minutes of one core, twice as long as without coverage.
 """
 

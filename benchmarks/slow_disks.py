@@ -49,7 +49,7 @@ os.unlink(sys.argv[1])
 sync_s = sorted(times[:3])[1]
 print(json.dumps({"sync_ms": round(1e3 * sync_s, 1), "mb_per_s": round(20 / (times[3] - sync_s), 1)}))
 """
-"""Measures a disk: a sync of one byte, and the rate of a large write with its sync."""
+"""Program that measures a disk: a sync of one byte, and the rate of a large write with its sync."""
 
 
 def measured(folder: Path, within: Sequence[str] = ()) -> dict[str, Any]:

@@ -9,9 +9,9 @@ epochs. Python's garbage collector runs at each replacement, because by itself i
 later. The time of the collection is left out, because it visits all results of epochs that the driver keeps.
 With `--processes` each role is a process, and workers are killed (SIGKILL) and started again.
 
-At about 200 epochs a sample is taken: resident memory, bytes of the cluster map as JSON text, open
-descriptors, and processor time per epoch since the last sample. With `--processes` memory, descriptors and
-time are those of all processes except the workers, which are short-lived.
+The benchmark takes about 200 samples, at ends of epochs: resident memory, bytes of the cluster map as JSON
+text, open descriptors, and processor time per epoch since the last sample. With `--processes` memory,
+descriptors and time are those of all processes except the workers, which are short-lived.
 
 One row for each of these: the median of the second tenth of the samples, the median of the last tenth, and
 their ratio. The measurement leaves out the first tenth, because caches fill and libraries load in it.
@@ -80,16 +80,16 @@ class Sample:
     map_kb: float
     descriptors: int
     cpu_ms: float
-    """Of an epoch, since the sample before."""
+    """Processor time per epoch since the sample before, in milliseconds."""
     wall_ms: float
-    """The same on the clock."""
+    """Elapsed time per epoch since the sample before, in milliseconds."""
 
 
 class Sampler:
     """Takes samples at the ends of epochs.
 
     Args:
-        epochs: Of the run.
+        epochs: Number of epochs of the run.
     """
 
     def __init__(self, epochs: int) -> None:
@@ -102,7 +102,7 @@ class Sampler:
         self._last: tuple[int, float, float] | None = None
 
     def ended(self, result: EpochResult, cluster: ClusterMap, pids: Iterable[int]) -> None:
-        """An epoch has ended."""
+        """Note the end of an epoch, and take a sample if it is due."""
         self.epoch = result.epoch
         self.next_epoch.set()
         if self.epoch == WARM_EPOCHS:
@@ -130,7 +130,7 @@ class Sampler:
         self._collecting_s = 0.0
 
     def collect(self) -> None:
-        """Collect garbage, on no epoch's account."""
+        """Collect garbage; samples leave this time out."""
         begin_s = time.thread_time()
         gc.collect()
         self._collecting_s += time.thread_time() - begin_s
@@ -275,7 +275,7 @@ def draw(samples: list[Sample], file: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -3,8 +3,8 @@
     ADAM_DATA_DIR=DIR python -m benchmarks.staleness_plot     measures, writes staleness.json and .svg
     python -m benchmarks.staleness_plot --draw                the picture alone, from staleness.json
 
-All roles are in one process, and replicas of one thread each share the cores. This makes stale gradients in a
-fair way, and does not measure speed. Three arms, plain SGD, 16 images per group:
+All roles are in one process, and replicas of one thread each share the cores. So no replica is favoured, and
+the runs do not measure speed. Three arms, plain SGD, 16 images per group:
 
 - `one rate`: the default of one replica for all.
 - `default rate`: falls with the groups in flight, and so with replicas.
@@ -57,7 +57,7 @@ async def measure(replicas: list[int], seeds: int, epochs: int) -> list[dict[str
 async def once(
     dataset: Dataset, arm: str, replicas: int, seed: int, epochs: int, alone: float
 ) -> dict[str, Any]:
-    """One run."""
+    """Train once; return the record of the run."""
     config = Config(
         model="mnist-adam",
         weights="copy",
@@ -166,7 +166,7 @@ def curve(rows: list[dict[str, Any]], widest: int, colour: str) -> list[str]:
 
 
 def legend(x: float, colour: str, name: str) -> list[str]:
-    """The name of an arm."""
+    """Return the entry of an arm in the legend."""
     return [
         f'<line x1="{x}" y1="30" x2="{x + 26}" y2="30" stroke="{colour}" stroke-width="3"/>',
         text(x + 34, 34, name, anchor="start"),
@@ -174,12 +174,12 @@ def legend(x: float, colour: str, name: str) -> list[str]:
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "middle", colour: str = INK) -> str:
-    """Words at a place."""
+    """Return a text element at a position."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(words)}</text>'
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

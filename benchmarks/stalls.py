@@ -2,14 +2,14 @@
 
     python -m benchmarks.stalls [--repeats 5] [--only TEXT] [--json FILE]
 
-A simulated cluster of shipped roles, on virtual time, has a model of 67 MB on one parameter server. A peer
+A simulated cluster of shipped roles, on virtual time, has a model of 66 MB on one parameter server. A peer
 with the keys of a role sends each message at the largest size that the frame's meta, the permitted text and
 the message allow. The figure is the longest later step of the receiver's loop in processor time, the median
 of the repeats: decoding, validation, handling and the answer. Answers are decoded and validated separately,
 because the simulation has no client that requests all of them.
 
 A row per message, the longest stall first: message, receiver, bytes of fields and of tensors, milliseconds,
-and the stall as a share of the election time-out. A controller that stalls for longer loses its leadership.
+and the stall as a share of the election time-out. A leader that stalls for longer than that is replaced.
 """
 
 import os
@@ -58,10 +58,10 @@ REST_S = 0.5
 
 
 class Stopwatch:
-    """Times each step of one machine of a simulation by the wall clock.
+    """Times each step of one machine of a simulation by processor time.
 
     Attributes:
-        longest_s: The longest since `begin`.
+        longest_s: Longest step since `begin`, in seconds.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Stopwatch:
 
 
 async def _measure_requests(world: World, watch: Stopwatch, repeats: int, only: str) -> list[dict[str, Any]]:
-    """Send each message that a role receives, from a peer that may."""
+    """Send each message that a role receives, from a peer that may send it."""
     setup = setup_of({}, TRAINING)
     config = msgspec.structs.replace(setup.config, shard_bytes=1 << 20, servers=1, epochs=1000)
     cluster = TrainingCluster(world, replace(setup, spec=MODEL, config=config), Ledger(lambda: world.now))

@@ -2,14 +2,15 @@
 
     ADAM_DATA_DIR=DIR python -m benchmarks.store_disk --json FILE [--part latency ack rate] [--folder DIR]
 
-Every part compares clusters of processes on this machine, alternately; ratios are medians of the ratios
-within a round. `--folder` is on the disk to measure.
+Every part compares clusters of processes on this machine, alternately. Ratios of `latency` and `rate` are
+medians of the ratios within a round or pair; other ratios are ratios of medians. `--folder` is on the disk to
+measure.
 
 - `latency`: two servers with two copies (mode `replicated`), each with a disk of its own that takes 10 MB/s
   and 50 ms per sync (`benchmarks.slow_disks`; needs root and gcc), beside two servers without disks. A client
   pushes the gradients of a model at a fixed rate, with the factors that a worker sends for 16 images. A
   latency counts from the time at which its push is due. The goal: a 99th percentile at most 1.2 times that
-  without disks. The first row is the disk as a process measures it.
+  without disks. `disk` is the disk as a process measures it.
 - `ack`: pushes per second of a client with several pushes under way, by mode, on the real disk and without
   disks. The first row is the disk.
 - `rate`: `--epochs` epochs of training with two workers and two servers, with and without `--store`, on the
@@ -386,7 +387,7 @@ async def run(folder: Path, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -8,11 +8,11 @@ store is open; one in seven may come earlier, while the store comes back. All pr
 again without the records of the controller, and the clients open the store by its name. This goes on with the
 same folders until the last kill; the cases alternate.
 
-A push adds random whole numbers to its client's row of a large and of a small array. For each row this
-process keeps a digest after each push, and the time of the push's acknowledgement. So a recovered row has the
-digest of one number of pushes, or is wrong: torn, older than at the last return, with a push twice, or
-without an earlier one. The rows of one piece have to agree, too: a push is in all of them if a later one of
-its client is in any.
+A push changes its client's row of a large and of a small array by random whole numbers. For each row this
+process keeps a digest after each push, and the time of the push's acknowledgement. So a recovered row has one
+of these digests, or is wrong: torn, older than at the last return, with a push twice, or without an earlier
+one. The rows of one piece have to agree, too: a push is in all of them if a later push of its client is in
+any.
 
 Rows, one per case: kills, and those before the store was open; acknowledged pushes, and those lost; for the
 kills with losses the seconds from the acknowledgement of the oldest lost push to the kill; seconds from the
@@ -64,7 +64,8 @@ PAUSE_S = 0.004
 LATEST_S = 3.0
 """Latest moment of a kill, in seconds after the store was open."""
 EARLY, EARLY_S = 0.15, 1.0
-"""Share of kills that may come before, and their latest moment, in seconds from the start of the servers."""
+"""Share of kills that may come before the store is open, and the latest moment of such a kill, in seconds
+after all processes have started."""
 START_S = 60.0
 """Deadline of the start of all processes, and of the return of a store, in seconds."""
 LATE_S = 0.1
@@ -110,7 +111,7 @@ class Row:
         self.values = values.copy()
         self._known = {digest_of(self.values): 0}
         self.numbers: list[int] = []
-        """Number of each push in the order of its client's."""
+        """Number of each push to this array, in the count of all pushes of its client."""
 
     def push(self, number: int, gradient: NDArray[np.float32]) -> None:
         """Add a push, whose acknowledgement may follow."""
@@ -135,7 +136,7 @@ class Result:
     recoveries_s: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     error: str = ""
-    """Why the store did not come back; the case ends then."""
+    """Reason why the store did not come back, which ends the case; empty otherwise."""
 
 
 class Journal:
@@ -327,7 +328,7 @@ class CaseRunner:
         return stores
 
     def _later(self, task: "asyncio.Task[Any]") -> None:
-        """Let a task end beside other work: its processes are gone, and its farewell has deadlines."""
+        """Let a task end during other work: its servers are gone, and its last messages have deadlines."""
         self._ending.add(task)
         task.add_done_callback(self._has_ended)
 
@@ -402,7 +403,7 @@ class CaseRunner:
         await asyncio.wait(self._ending, timeout=START_S)
 
     async def attempt(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something; an error of the store ends the case."""
+        """Await a step of the case; an error of the store ends the case."""
         try:
             await work
         except (AdamError, TransportError, TimeoutError) as error:
@@ -470,7 +471,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, A
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -47,10 +47,10 @@ def config_of(arguments: argparse.Namespace, *, uneven: bool, fraction: float, s
     """One run.
 
     Args:
-        arguments: Of the command line.
+        arguments: Arguments of the command line.
         uneven: Whether the last worker is a straggler.
-        fraction: When an epoch ends.
-        seed: Of the run.
+        fraction: Share of the replicas that must train their share of an epoch before it ends.
+        seed: Seed of the run.
     """
     pace = arguments.share * usable_cores() / THREADS
     paces = [pace] * (REPLICAS - 1) + [pace / SLOW_BY if uneven else pace]
@@ -69,7 +69,7 @@ def config_of(arguments: argparse.Namespace, *, uneven: bool, fraction: float, s
 
 
 async def train(config: Config, dataset: Dataset) -> RunResult:
-    """Train it."""
+    """Train one run."""
     async with LocalCluster(config, dataset=dataset) as cluster:
         return await cluster.train()
 
@@ -99,12 +99,12 @@ def row(
 
 
 def epoch_seconds(runs: Sequence[RunResult]) -> float:
-    """Median over all epochs."""
+    """Return the median seconds of training per epoch, over all runs."""
     return statistics.median(epoch.train_s for run in runs for epoch in run.epochs)
 
 
 def accuracies(runs: Sequence[RunResult]) -> list[float]:
-    """After the last epoch of each run."""
+    """Return the test accuracy of each run after its last epoch."""
     return [run.epochs[-1].test_accuracy for run in runs]
 
 
@@ -119,7 +119,7 @@ def computing(run: RunResult) -> list[float]:
 
 
 async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every row."""
+    """Measure and return every row."""
     async with Disk() as disk:
         dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
     found: dict[tuple[bool, float], list[RunResult]] = {}
@@ -142,7 +142,7 @@ async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -66,7 +66,7 @@ def ended(command: list[str], **also: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -375,7 +375,7 @@ def compared(arguments: argparse.Namespace, modes: tuple[str, ...], **more: Any)
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

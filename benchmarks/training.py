@@ -63,7 +63,7 @@ def row(case: str, ours: float, peer: float, **more: Any) -> dict[str, Any]:
 
 
 def facts(report: dict[str, Any]) -> dict[str, Any]:
-    """Accuracy and loop lag of the same run."""
+    """Accuracy, loop lag and peak memory of a run."""
     lag = max((worker["lag_s"]["p99"] for worker in report["workers"]), default=0.0)
     return {
         "test_accuracy": report["totals"]["test_accuracy"],
@@ -73,7 +73,7 @@ def facts(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

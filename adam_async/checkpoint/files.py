@@ -4,14 +4,14 @@ The writer writes a checkpoint into a hidden folder, syncs every file, and gives
 replaces the file ``latest``, which names the newest checkpoint, by a rename. `latest` therefore always names
 a whole checkpoint. A crash leaves a hidden folder, which the next start removes, or a whole checkpoint that
 `latest` does not name yet. The folder keeps a fixed number of the newest checkpoints. The writer removes an
-older checkpoint only after `latest` names the new one, so a crash never leaves fewer checkpoints than before.
+older checkpoint only after `latest` names the new one, so the named checkpoint is there after any crash.
 If the newest checkpoint is damaged, a reader takes the one before it. A run that continues an older
 checkpoint removes the newer ones only after its own first checkpoint is durable.
 
 **A run removes its own checkpoints only**: the checkpoints that it wrote, and those of the runs that it
 continues in this folder. The note of progress lists these runs. Other checkpoints stay, also those with an
-unreadable manifest; if a new checkpoint needs the name of such a checkpoint, the writer renames the older
-one. **A reader prefers the training of `latest`**, because the folder may have checkpoints of other
+unreadable manifest; if a new checkpoint needs the name of such a checkpoint, the writer renames the
+existing one. **A reader prefers the training of `latest`**, because the folder may have checkpoints of other
 trainings: if the checkpoint that `latest` names is damaged, the reader takes the one before it of the same
 training.
 """
@@ -89,7 +89,7 @@ class CheckpointFolder:
         """New name of another run's checkpoint that the last write renamed; empty if it renamed none."""
 
     async def take_up(self, resumed: Manifest | None, *, runs: Collection[str] = ()) -> None:
-        """Prepare the folder for a run; the folder may have only checkpoints that the run continues.
+        """Prepare the folder for a run. If the folder has checkpoints, the run must continue one of them.
 
         Args:
             resumed: Manifest of the resumed checkpoint, from this folder or another.
@@ -97,7 +97,8 @@ class CheckpointFolder:
                 them.
 
         Raises:
-            CheckpointError: The folder has checkpoints of another run, or cannot be written to.
+            CheckpointError: The folder has checkpoints, but none that the run continues; or it cannot be
+                written to.
         """
         self.latest, self._left, self._known, self._unsure, self._runs = "", set(), set(), set(), ()
         try:
@@ -127,7 +128,8 @@ class CheckpointFolder:
             Manifest of the newest checkpoint; None if the folder has none.
 
         Raises:
-            CheckpointError: The folder has checkpoints of another run, or cannot be written to.
+            CheckpointError: The newest checkpoint is of another run, no manifest is readable, or the folder
+                cannot be written to.
         """
         try:
             await self._disk.make_folder(self.path)
@@ -146,7 +148,7 @@ class CheckpointFolder:
         return CheckpointError(f"checkpoints cannot be written to {self.path}: {error.strerror or error}")
 
     async def _continued(self, resumed: Manifest | None, runs: Collection[str]) -> Manifest:
-        """Return the manifest of the resumed checkpoint in this folder."""
+        """Return the manifest of the checkpoint in this folder that the run continues."""
         if runs:
             newest = await newest_manifest(self.path, self._disk)
             if newest.run in runs:
@@ -168,13 +170,13 @@ class CheckpointFolder:
 
         Args:
             checkpoint: The checkpoint; this method adds the list of files and the checksum to its manifest.
-            keep: Number of checkpoints that stay, this one included, at least 1.
+            keep: Number of the run's checkpoints that stay, this one included, at least 1.
 
         Returns:
             Size of its files in bytes.
 
         Raises:
-            OSError: The checkpoint could not be written; the earlier checkpoints are unchanged.
+            OSError: The checkpoint could not be written; the newest earlier checkpoint is unchanged.
         """
         name = checkpoint.manifest.name
         self.renamed = ""
@@ -203,7 +205,7 @@ class CheckpointFolder:
     async def _remove_old(self, keep: int) -> None:
         """Remove the run's checkpoints that are newer than the one it continues, and then its oldest ones."""
         await self._sort_out()
-        # A run has written no link and no file of such a name.
+        # A run writes only folders under such names: links and files are not its own.
         names = self._known.intersection(await self._disk.folders(self.path))
         # A run that goes on from the disks of its servers may be behind its last checkpoint.
         left = self._left.union(_newer(names, self.latest))
@@ -485,7 +487,7 @@ def _newer(names: Iterable[str], name: str) -> list[str]:
 
 
 async def _runs_of(folder: Path, manifest: Manifest, disk: Disk) -> tuple[str, ...]:
-    """Return the ids of a checkpoint's run and of the other runs of its training in the folder."""
+    """Return the ids of a checkpoint's run and of the runs that the progress note lists with it."""
     note = await read_progress(folder, disk)
     # The note may be one of another run.
     noted = note.runs if note is not None and manifest.run in note.runs else ()

@@ -68,7 +68,7 @@ CRC_KEY = "crc32/"
 """Prefix of a tensor's name in the metadata of its file; the value has 8 hexadecimal digits per block."""
 
 TENSOR_FILE = re.compile(rf"({MODEL}|{STATE})-\d{{5,9}}-of-\d{{5,9}}\.safetensors")
-"""Name of a file of tensors; the first group is its kind."""
+"""Pattern of the name of a file of tensors; its first group is the kind of the file."""
 
 MAY_CHANGE = frozenset(
     (
@@ -78,7 +78,7 @@ MAY_CHANGE = frozenset(
         "memory_budget checksum record read_ahead ack flush_s waits"
     ).split()
 )
-"""Options that a resumed run may change. `data` is the address of the data, whose content is checked.
+"""Options that a resumed run may change. `data` is the address of the data; `check_data` compares the data.
 `transforms` is the name of a file; the checkpoint has the transforms themselves."""
 
 _DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64}
@@ -204,7 +204,7 @@ def epochs_of(values: Iterable[Mapping[str, Any]]) -> tuple[EpochResult, ...]:
 
 
 def folder_name(epoch: int, groups: int) -> str:
-    """Return the name of a checkpoint's folder; names sort in the order of the checkpoints."""
+    """Return the name of a checkpoint's folder; `age_order` is the key that sorts these names."""
     return f"checkpoint-{epoch:04}-{groups:06}"
 
 
@@ -315,7 +315,8 @@ def _check_files(files: Sequence[FileRecord], origin: str) -> None:
     """Check that a manifest names files of a checkpoint, each once.
 
     Raises:
-        CheckpointError: A name could be that of another file, such as ``../x``, or a size is negative.
+        CheckpointError: A name is repeated, or could be that of another file, such as ``../x``; or a size is
+            negative.
     """
     seen = set[str]()
     for record in files:
@@ -339,7 +340,7 @@ def resumed_options(manifest: Manifest) -> dict[str, Any]:
     """Return the options of a checkpoint's run, as the defaults of a run that continues it.
 
     In-place training depends on the processes of the roles, so the new run decides again whether to use it. A
-    record and stragglers are not carried over; the caller must request them again. The manifest has the
+    record and stragglers are not carried over; the caller may request stragglers again. The manifest has the
     transforms themselves, because their file may have changed.
     """
     options = {**manifest.config, "record": False, "slow": (), "transforms": ""}

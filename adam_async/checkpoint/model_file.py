@@ -1,7 +1,7 @@
 """A trained model as one file: tensors by name, with the spec and the class names in the metadata.
 
 The file has the safetensors format, which other libraries can read. The file does not depend on time or
-machine: equal weights and specs give equal bytes.
+machine: equal weights, specs and class names give equal bytes.
 """
 
 import json
@@ -64,7 +64,7 @@ def dump_model(
         class_names: Name of class 0, 1, ... of the training data; empty if classes have only numbers.
 
     Raises:
-        SavedModelError: A tensor is missing, superfluous or has the wrong shape.
+        SavedModelError: A tensor is missing or superfluous, or has the wrong shape or type.
         StepFailed: The model is a step that did not return its derived tensors.
     """
     _check(network, weights, "the weights")

@@ -96,7 +96,7 @@ async def check_size(path: Path, record: FileRecord, disk: Disk) -> None:
     """Check a file without reading it.
 
     Raises:
-        CheckpointError: It is missing, is no regular file, or has another size than in the manifest.
+        CheckpointError: The file is missing, is no regular file, or has another size than in the manifest.
     """
     size = (await file_facts(path, disk)).size
     if size != record.bytes:
@@ -113,8 +113,8 @@ async def checkpoint_manifest(folder: Path, disk: Disk) -> Manifest:
     """Read the manifest of one checkpoint.
 
     Raises:
-        CheckpointError: It is missing or damaged, or is that of a checkpoint with another name; or the
-            available memory does not suffice.
+        CheckpointError: The manifest is missing or damaged, or is that of a checkpoint with another name or
+            format; or the available memory does not suffice.
     """
     path = folder / MANIFEST_FILE
     text = await read_small(path, disk, MANIFEST_BYTES)
@@ -129,7 +129,7 @@ async def file_facts(path: Path, disk: Disk) -> FileFacts:
     """Return size and time of a regular file of a checkpoint.
 
     Raises:
-        CheckpointError: It is missing, or is no regular file.
+        CheckpointError: The file is missing, or is no regular file.
     """
     try:
         return await disk.file_facts(path)
@@ -140,7 +140,7 @@ async def file_facts(path: Path, disk: Disk) -> FileFacts:
 
 
 async def read_small(path: Path, disk: Disk, most: int) -> bytes:
-    """Read a regular file of at most `most` bytes. Raises CheckpointError."""
+    """Read a regular file of at most `most` bytes. Raises CheckpointError: it is larger or unreadable."""
     size = (await file_facts(path, disk)).size
     if size > most:
         raise CheckpointError(f"{path} is damaged: it has {size} bytes of at most {most}")

@@ -2,10 +2,10 @@
 
 The shards are on the disks of the servers, and the notes in a file of the driver. A note is a manifest
 without tensors: the options and the model of the run, and its trained groups at one moment. The driver writes
-a note once all updates of that moment are on the disks, so a run that goes on from the newest note has the
-updates of all its groups, and trains only later groups again. The driver writes the first note of a run
-before its shards are on the disks. Until the shards are there, the file also keeps a note of the run that the
-new run continues.
+the first note of a run before its shards are on the disks. Until the shards are there, the file also keeps a
+note of the run that the new run continues. The driver writes a later note once all updates of its moment are
+on the disks, so a run that goes on from this note has the updates of all its groups, and trains only later
+groups again.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -128,7 +128,7 @@ class RunNotesFile:
         """Replace the notes; durable on return.
 
         Raises:
-            OSError: They could not be written; the earlier ones are unchanged.
+            OSError: The notes could not be written; the earlier ones are unchanged.
         """
         content = RunNotes(notes=tuple(notes), seen=seen, seen_at=seen_at)
         sealed = msgspec.structs.replace(content, checksum=_checksum(content))

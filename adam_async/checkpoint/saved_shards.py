@@ -208,8 +208,7 @@ class SavedShards:
         Returns the states of the shards, in the order of their numbers.
 
         Raises:
-            CheckpointError: A server no longer has a piece, or the piece is damaged.
-            TransportError: A server did not answer.
+            CheckpointError: A server no longer has a piece, the piece is damaged, or a server did not answer.
         """
         states: dict[int, ShardState] = {}
         of_server: dict[str, list[tuple[str, int]]] = {}
@@ -275,7 +274,7 @@ def _merge(
     """Add the pieces of one server to the store with the same record, among the stores with its id.
 
     Returns the number of shards of the store, and an empty text. A store that cannot be read, or that has
-    more shards than `room`, counts as absent from the server; for such a store the method returns 0 and the
+    more shards than `room`, counts as absent from the server; for such a store the function returns 0 and the
     reason.
     """
     try:

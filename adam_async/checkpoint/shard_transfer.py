@@ -121,10 +121,10 @@ class _Bundle:
     """Timeout of the attempt in progress, which ends when the primary changes; None between attempts."""
 
     def map_changed(self, cluster: ClusterMap) -> None:
-        """Follow the primary of the bundle; a new one ends the attempt in progress."""
+        """Follow the primary of the bundle; a change of the primary ends the attempt in progress."""
         store, primary = cluster.store(self.store), primary_of(cluster, self.store, self.home)
         self.stands = store is not None and store.phase != "failed"
-        # A store that is loaded lacks copies by nature.
+        # During the loading of a store, its bundles always lack copies.
         is_open = store is not None and store.phase == "open"
         self.lacks_copies = is_open and lacks_copies(cluster, self.store, self.home)
         if primary != self.primary:
@@ -341,7 +341,7 @@ class ShardCopies:
                 if (link.peer.node, link.peer.incarnation) != (primary.node, primary.incarnation):
                     return unavailable
                 await work(link, bundle.shards)
-            bundle.attempt = None  # it has ended, and cannot end earlier
+            bundle.attempt = None  # a timeout that has ended cannot be rescheduled
             await channel.aclose()
             return None
         except PASSING as error:

@@ -1,7 +1,7 @@
 """Reads every byte of checkpoints, and reports damage by its file and offset.
 
 A resumed run checks the one checkpoint that it reads; a verification checks all of them, before one is
-needed. It reads files in pieces, so a file of any size needs little memory. The verification checks the size
+needed. A verification reads files in pieces, so a file of any size needs little memory. It checks the size
 and the SHA-256 of each file. It also checks that all values are finite, because training does not recover
 from other values.
 """
@@ -90,7 +90,7 @@ async def _verify_file(path: Path, record: FileRecord, disk: Disk) -> Problem | 
         async with aclosing(disk.read_pieces(path, PIECE_BYTES)) as pieces:
             async for piece in pieces:
                 await disk.run(contents.feed, piece)
-                if contents.read > record.bytes:  # another program writes it
+                if contents.read > record.bytes:  # another program writes the file
                     break
         check_digest(path, contents.digest.hexdigest(), record)
     except CheckpointError as error:

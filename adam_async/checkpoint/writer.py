@@ -1,9 +1,9 @@
 """Takes the checkpoints of one run: reads its shards, and writes them while training continues.
 
 The writer writes one checkpoint at a time. The next checkpoint waits for the current one, for `checkpoint_s`
-at most; a note of progress has the same limit. A failed checkpoint is a *miss*: the driver logs it at once as
-an event of the run, and keeps the earlier checkpoint. `checkpoint_misses` in a row end the run, because a
-crash would lose all training since the newest checkpoint.
+at most; a note of progress has the same limit. A failed checkpoint is a *miss*: the driver keeps the earlier
+checkpoint, and logs the first, second, fourth, ... miss in a row as an event of the run. `checkpoint_misses`
+in a row end the run, because a crash would lose all training since the newest checkpoint.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reading:
-    """All shards, read one after the other."""
+    """All shards of a run, read for one checkpoint."""
 
     tensors: RunTensors
     states: tuple[ShardState, ...]
@@ -83,7 +83,7 @@ class Checkpointer:
         self.missed = ""
         """Reason for the failure of the last due checkpoint; empty if it did not fail."""
         progress.takes_checkpoints = True
-        if folder.latest:  # the run continues this one
+        if folder.latest:  # the run continues this checkpoint
             progress.written(folder.latest, now=asyncio.get_running_loop().time())
 
     async def read(
@@ -124,7 +124,10 @@ class Checkpointer:
         results: tuple[dict[str, Any], ...],
         epochs: Sequence[EpochResult],
     ) -> None:
-        """Begin to write the shards of the end of an epoch; training continues during the write."""
+        """Begin to write the shards of the end of an epoch, unless its training loss is not finite.
+
+        Training continues during the write.
+        """
         ended = cluster.epoch
         assert ended is not None
         resume = ResumeRecord(epoch=ended.number + 1, finished=(), clock=0, results=results)
@@ -141,7 +144,9 @@ class Checkpointer:
         *,
         beyond: int,
     ) -> None:
-        """Begin to write shards read within an epoch; training continues during the write.
+        """Begin to write shards read within an epoch, unless its loss so far is not finite.
+
+        Training continues during the write.
 
         Args:
             beyond: See `CheckpointResult.groups_beyond`.
@@ -241,12 +246,12 @@ class Checkpointer:
                 "--checkpoint-misses 0 a run goes on without checkpoints"
             )
         if self._misses & (self._misses - 1):
-            return  # only the first miss in a row is an event, and each doubling of their number
+            return  # only the first miss in a row and each doubling of the number of misses are events
         often = "" if self._misses == 1 else f", {self._misses} failed in a row"
         self._note(f"{what}; training goes on without it{often}")
 
     def note_progress(self, epoch: int, groups: int) -> None:
-        """Write the progress of training to a file, beside the checkpoints. Never waits."""
+        """Begin to write the progress of training to a file beside the checkpoints. Never waits."""
         common = self._common
         self._seen = ProgressNote(
             epoch=epoch, groups=groups, trained_again=common.trained_again, runs=(common.run,)

@@ -5,7 +5,7 @@
 still has its state. In both clusters the driver of the run is in the caller's process.
 
     local.py           `LocalCluster`: all roles in one event loop, joined by local links
-    sync.py            its synchronous interface for scripts and notebooks, on a thread of its own
+    sync.py            `LocalCluster` without `await`, for scripts and notebooks, on a thread of its own
     setup.py           the arguments of both clusters, checked and in one value
 
     processes.py       `ProcessCluster`: start of the roles in order, training, scaling of the workers

@@ -46,7 +46,7 @@ class RoleSpec:
         orders: First line on the stdin of the process, with the keys of the role. Other users of a machine
             can read the arguments and the environment of a process, but not this line.
         environment: Variables of the process. A launcher on other machines adds these to the variables there.
-        bind: Address to listen on; empty: any free port of the address of its machine.
+        bind: Address to listen on; empty: any free port at the address of its machine.
         threads: Compute threads of a worker; 0: its share of the cores of its machine.
         memory_bytes: Memory that the engine reserves for the process, if it can reserve memory; 0: the engine
             decides.

@@ -79,7 +79,7 @@ class LocalCluster:
             too. Tests pass faulty networks.
         address: Address on which every role listens, with port 0, such as ``tcp://127.0.0.1:0``.
         entropy: Random bytes for incarnations and session ids.
-        timeline: Records the work of all roles; see docs/how-to/profile.md.
+        timeline: Records the work of all roles except the controllers; see docs/how-to/profile.md.
         checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
         resume: Folder of checkpoints, or one of them; the first training continues its run.
         store: Folder in which the servers keep their shards; see `ClusterSetup`.
@@ -399,7 +399,7 @@ def _refuse_copies_path(config: Config) -> None:
 
 
 def _with_weights(config: Config, step: NamedStep | None, *, one_process: bool) -> Config:
-    """Return the run with `weights` set: copies for a step, in place for other runs if possible.
+    """Return the run with `weights` set: copies for a step; for other runs see `Config.weights_in`.
 
     Raises:
         ConfigError: Training in place is wanted and impossible, or an option does not go with a step.

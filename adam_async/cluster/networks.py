@@ -59,7 +59,7 @@ def cluster_network(
     """Make the network of one process over TCP.
 
     Args:
-        token: The text of a token file; see `token_text`.
+        token: The text of a token file; see `read_token_text`.
         entropy: Returns a number of unpredictable bytes.
         buffers: Memory for received messages.
         checksum: Whether sent payloads carry a CRC-32C; see `LinkConfig.checksum`.

@@ -37,7 +37,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a child that its command line must not show, or has no room for."""
 
     token: str
-    """Keys of the child's role, as `token_text` reads them; empty if the cluster has no token."""
+    """Keys of the child's role, as `read_token_text` reads them; empty if the cluster has no token."""
     waits: Waits
     profile_events: int = 0
     """Maximum number of events of a profile; 0: no profile."""

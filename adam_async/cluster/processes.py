@@ -1,9 +1,9 @@
 """Roles as processes, by default children over loopback TCP: `async with ProcessCluster(config) as cluster`.
 
 The children have the command lines of roles started by hand, and find each other through the controller. The
-cluster supervises them. It reports the death of a child at once, with its cause, to the caller and to the
-controller, so that no role waits for its return. It restarts a worker, which loses only its groups in flight;
-a data server if another one serves; a parameter server if each of its shards has another copy; and a
+cluster supervises them. The cluster reports the death of a child at once, with its cause, to the caller and
+to the controller, so that no role waits for the dead child. It restarts a worker, which loses only its groups
+in flight; a data server if another one serves; a parameter server if each shard has another copy; and a
 controller of several, which continues from its folder, even an empty one. The death of a role with the run's
 only copy of some state ends the run. The children end with this process, however it ends (see `parent_pipe`).
 """

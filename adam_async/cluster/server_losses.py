@@ -53,7 +53,7 @@ def successors_text(servers: tuple[str, ...]) -> str:
 
 
 def _bundles_of(cluster: ClusterMap) -> Iterator[tuple[str, BundleRecord]]:
-    """Yield home and record of each bundle of the run in progress, once its store is open."""
+    """Yield home and record of each bundle of the run in progress, once its store was opened."""
     store = cluster.run_store
     if store is None or not cluster.in_progress or store.phase not in ("open", "failed"):
         return

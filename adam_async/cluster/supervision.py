@@ -114,6 +114,7 @@ class Supervisor:
 
         Raises:
             RoleDied: The role could not start, or no restart could listen.
+            DeadlineExceeded: See `address_of`.
         """
         while True:
             process = self.processes[node]

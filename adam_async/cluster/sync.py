@@ -95,7 +95,7 @@ class LocalCluster:
     Args:
         loop_factory: Makes the thread's event loop. All other arguments are those of `local.LocalCluster`.
 
-    One thread at a time may call its methods.
+    One thread at a time may call its methods, except `stop`, which any thread may call.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class LocalCluster:
                 return news
 
     def _call(self, function: Callable[[], None]) -> bool:
-        """Call a function on the cluster's loop. Returns False if the loop has ended."""
+        """Call a function on the cluster's loop. Returns False if the loop has not begun, or has ended."""
         if self._loop is None:
             return False
         try:

@@ -7,13 +7,13 @@ positions up to which no entries are needed, and the homes that the owner forgot
 A file is *damaged* if whole frames of its own, or the newest round, prove that bytes after its last good
 frame were on disk. Otherwise these bytes were in flight at a crash: the tail is *torn*, and has no confirmed
 record. The whole frames behind the damage still count. The rounds list the states that they have confirmed,
-so states lost by the damage have names.
+so a reader can name the states that the damage has cost.
 
 Damage may also hide a state together with its round. Each round has the numbers of the two rounds before it,
-so that a reader notices hidden rounds. It also lists the states of the round before it again. If two rounds
-in a row are hidden, and no later round lists a name, its state may be older than the newest floor says, so a
-state below the floor counts as lost. So does a state that is older than these rounds list, even if the newest
-round was in flight, because its floor counts.
+so that a reader notices hidden rounds. Each round also lists the states of the round before it again. If two
+rounds in a row are hidden, and no later round lists a name, the state of this name may be older than the
+newest floor says, so a state below the floor counts as lost. A state also counts as lost if a readable round
+lists a newer one, even if the newest round was in flight, because the floor of that round counts.
 """
 
 from collections.abc import Mapping, Sequence

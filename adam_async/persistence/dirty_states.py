@@ -1,4 +1,4 @@
-"""Pure: the dirty shards of a folder: those whose newest state is not on disk."""
+"""Pure: the dirty shards of a folder: those with updates that no round has taken."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class Mark:
     """A dirty shard."""
 
     since: float
-    """Time of the first update that is not on disk, in seconds of the loop's clock."""
+    """Time of the first update that no round has taken, in seconds of the loop's clock."""
     nbytes: int
     """Size of its state, in bytes."""
 
@@ -34,7 +34,7 @@ class DirtyStates:
         return list(self._marks)
 
     def oldest(self) -> float | None:
-        """Return the time of the oldest update that is not on disk; None if there is none."""
+        """Return the time of the oldest update that no round has taken; None if there is none."""
         return min([mark.since for mark in self._marks.values()], default=None)
 
     def add(self, name: StateName, mark: Mark) -> None:

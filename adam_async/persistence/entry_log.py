@@ -1,7 +1,7 @@
 """Log entries on disk, durable before they are acknowledged, many with one sync.
 
 Entries that arrive during a write and its sync wait, and the next write takes all of them (*group commit*).
-After the last sync the log appends an empty record, and does not sync again: the head of this record proves
+Once no entry waits, the log appends an empty record, and does not sync again: the head of this record proves
 that the entries before it were on disk, so later damage to them is not taken for a torn tail.
 """
 

@@ -51,8 +51,8 @@ class LostState:
 
     name: StateName
     order: tuple[int, int]
-    """Generation and position of the state that was on disk; if damage may hide it, the newest possible ones
-    that the disk knows of."""
+    """Generation and position of the state that was on disk; if damage may hide the state, the greatest ones
+    that it can have had."""
     found: StateKey | None
     """Key of the newest state that is still on disk, which is older; None if there is none."""
 
@@ -63,9 +63,9 @@ class Recovery:
 
     Attributes:
         states: Key of the newest whole state of each name.
-        entries: Keys of the log entries of each bundle that no round of states has covered, by position. The
-            last appended one of a position counts, and an entry of a newer generation ends older ones at and
-            after its position, as in the log of a member.
+        entries: Keys of the log entries of each bundle that no round of states has covered, by position. Of
+            one position the newest generation's last entry counts, and an entry of a newer generation ends
+            older ones at and after its position, as in the log of a member.
         floors: Position up to which every state has all entries, by home; a state in `lost` may lack some.
             Entries up to this position may be absent.
         as_of: Wall-clock time of the last complete round of states, in seconds since 1970; updates up to this

@@ -32,7 +32,7 @@ STUCK_S = 10.0
 
 
 class DamagedState(DataError):
-    """A state or an entry that was whole at the opening is damaged now. It must be fetched from a copy."""
+    """A state or an entry that was whole on disk is damaged now. It must be fetched from a copy."""
 
 
 class Folder:
@@ -175,7 +175,7 @@ class Folder:
     def losses(self, damages: Sequence[Damage]) -> Payload:
         """Return the list of all states with a record of damage, with which the rounds begin anew.
 
-        Later openings find the damage under any names of the files.
+        Later openings report this damage, even if its files are renamed by then.
         """
         record = self._list_of_states()
         self._previous = record.number, record.number  # rounds before it may be hidden

@@ -62,7 +62,7 @@ async def opened(
     async with AsyncExitStack() as stack:
         try:
             await disk.make_folder(path)
-            # A killed process may have made it without syncing its name.
+            # A killed process may have made the folder without syncing its name.
             await disk.sync_folder(path.parent)
             await stack.enter_async_context(disk.hold(path / LOCK))
             scans, names = await _read(disk, path, identity)
@@ -85,10 +85,10 @@ async def opened(
 
 
 async def read_identity(disk: Disk, path: Path) -> Identity | None:
-    """Return the owner of a folder of segment files; None if it has none. Changes nothing.
+    """Return the owner of a folder of segment files; None if no file names one. Changes nothing.
 
     Raises:
-        DataError: No file names the owner, although a file has more than a torn start.
+        DataError: No file names the owner, although a file is in quarantine or has more than a torn start.
         NewerFormat: The files are of a newer release.
         OSError: The folder cannot be read.
     """

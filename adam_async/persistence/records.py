@@ -69,7 +69,7 @@ class EntryRecord(msgspec.Struct, frozen=True, array_like=True, tag="entry"):
 class RoundRecord(msgspec.Struct, frozen=True, array_like=True, tag="round"):
     """End of a round of states, or with `is_directory` the list of all states, in a new file.
 
-    The last record in the last file has the facts of the whole folder.
+    The last such record in the last file of states has the facts of the whole folder.
     """
 
     number: Number
@@ -84,7 +84,7 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True, tag="round"):
     forgotten: dict[Home, Number]
     """Number up to which records do not count, by the home of each forgotten bundle."""
     files: dict[str, Number]
-    """Size that each file of the folder has on disk at least, by name; other files are superfluous."""
+    """Size that each file of the folder has on disk at least, by name, without superfluous files."""
     is_directory: bool = False
     previous: tuple[Number, Number] = (0, 0)
     """Numbers of the last two rounds before this one, the older one first; 0 for none. A reader thus notices

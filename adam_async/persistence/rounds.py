@@ -14,8 +14,8 @@ record follows, and is not synced: the head of this record proves that the round
 
 If shards that seldom change keep old files in use, the files of states grow beyond twice the size of the
 states, plus one file. Then the round appends the states of these shards again (*compaction*). Compaction
-never writes more bytes than the updates before it, so the disk writes at most two bytes per byte folded,
-without heads and records.
+stops once it has written as many bytes as the updates, so the disk writes at most about two bytes per byte
+folded, without heads and records.
 
 A round that takes longer than half of `flush_s` lengthens the pause before the next one, so the disk is busy
 for at most half of the time. The store reports this, because a crash may lose the updates of that time.
@@ -162,7 +162,7 @@ class Rounds:
 
     @property
     def dirty_age_s(self) -> float:
-        """Age of the oldest update that is not on disk, in seconds; 0 if there is none."""
+        """Age of the oldest update that no round has taken, in seconds; 0 if there is none."""
         oldest = self._dirty.oldest()
         return 0.0 if oldest is None else self._clock() - oldest
 

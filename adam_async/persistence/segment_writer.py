@@ -103,7 +103,7 @@ class SegmentWriter:
         self._segment_bytes = segment_bytes
         self._durable_sizes = durable_sizes
         self.beginning: Callable[[], Sequence[Payload]] = tuple
-        """Callback that returns the records for the begin of a new file."""
+        """Callback that returns the records for the beginning of a new file."""
         self._is_new = False
         """Whether the records for the beginning of the file are still to be appended, perhaps after a full
         disk."""

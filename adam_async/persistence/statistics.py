@@ -22,7 +22,7 @@ class SegmentStatistics:
     entry_bytes: int = 0
     """Size of the appended log entries, in bytes."""
     written_bytes: int = 0
-    """Number of all bytes written to files of states, with heads and tables."""
+    """Number of all bytes written to files of states, with heads and records."""
     syncs: int = 0
     """Number of calls of ``fdatasync``."""
     rounds: int = 0
@@ -34,9 +34,9 @@ class SegmentStatistics:
     segments: int = 0
     """Number of files."""
     dirty: int = 0
-    """Number of shards whose newest state is not on disk."""
+    """Number of shards with updates that no round has taken."""
     dirty_age_s: float = 0.0
-    """Age of the oldest update that is not on disk, in seconds; 0 if there is none."""
+    """Age of the oldest update that no round has taken, in seconds; 0 if there is none."""
     round_s: float = 0.0
     """Duration of the last round, in seconds."""
     in_round: bool = False
@@ -47,8 +47,7 @@ class SegmentStatistics:
     """Present time between the beginnings of two rounds, in seconds: more than `flush_s` if the disk is too
     slow."""
     on_disk_as_of: float | None = None
-    """Wall-clock time up to which all updates are on disk, in seconds since 1970; None before the first
-    round."""
+    """Wall-clock time up to which all updates are on disk, in seconds since 1970; None if it is unknown."""
     is_full: bool = False
     """Whether the last write found no space on the disk."""
 

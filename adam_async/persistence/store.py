@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-Updates are acknowledged from memory, and the disk follows (AD-50 to AD-54 of the paper: delayed persistence).
+Updates are acknowledged from memory, and the disk follows (AD-50 to AD-54 in docs/reference/paper-map.md).
 Rounds append the newest state of each dirty shard to segment files (`rounds.py`). A crash
 loses the updates since the last round, about `flush_s`; the copies on other servers have them.
 
@@ -41,7 +41,7 @@ class SegmentStore:
 
     Args:
         disk: Disk of the states, made with `private`. The caller owns the disk.
-        entries_disk: Disk, with a thread of its own, of the log entries, so that a durable append does not
+        entries_disk: Disk of the log entries, with a thread of its own, so that a durable append does not
             wait behind a round of states; `disk` itself works too.
         path: Folder of this server and this store alone; it is made if absent.
         identity: Owner of the folder.
@@ -80,8 +80,8 @@ class SegmentStore:
     async def opened(self) -> AsyncIterator["SegmentStore"]:
         """Lock, read and repair the folder, for as long as the block lasts. `recovery` has the contents then.
 
-        All recovered states and entries are on disk again when the block begins. Run `run` in the block, as a
-        task. The end of the block writes nothing: call `flush` before it, for an orderly end.
+        All recovered states and entries are on disk when the block begins. Run `run` in the block, as a task.
+        The end of the block writes nothing: call `flush` before it, for an orderly end.
 
         Raises:
             OtherRun, OtherContents, NewerFormat: The folder is another owner's; it stays untouched.
@@ -128,7 +128,7 @@ class SegmentStore:
         return key, await self._folder.read(location)
 
     async def read_entry(self, key: EntryKey) -> list[memoryview]:
-        """Read an entry of `recovery`, before the first round after `applied` of its home.
+        """Read an entry of `recovery`; call this before the first round after `applied` of its home.
 
         Raises:
             KeyError: The folder had no such entry.
@@ -169,10 +169,10 @@ class SegmentStore:
         await self._log.append_durably(key, parts)
 
     async def flush(self) -> None:
-        """Write a round now: all shards marked before the call are on disk on return, if the disk has room.
+        """Write a round now: the shards marked before the call are on disk on return.
 
-        `statistics().dirty` is 0 afterwards if all states could be taken and written, and no shard was marked
-        since.
+        Shards stay dirty if their states could not be taken, or the disk has no room; see
+        `statistics().dirty`.
 
         Raises:
             DiskFailed: As for `run`.

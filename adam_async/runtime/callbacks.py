@@ -7,8 +7,8 @@ and continues. A role that missed one callback may wait for ever for the next. T
 
 - `Callbacks` runs the callbacks of one block. The block has a task that waits for `failure`; the first error
   ends that task, and the task group ends the block. The loop may belong to a host program.
-- `ending_on_errors` is the exception handler of a loop that this package owns. The handler logs every error
-  with its place. An error in a callback cancels the command's task and replaces its result.
+- `ending_on_errors` installs an exception handler in a loop that this package owns. The handler logs every
+  error. The first error in a callback cancels the command's task and replaces its result.
 
 A link closes itself after an error in one of its callbacks (`transport/endpoint.py`), and tasks report to
 their groups. The handler only logs these two kinds of errors.

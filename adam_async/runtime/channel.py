@@ -12,9 +12,9 @@ within its own deadline, on the schedule of `transport`.
 `progressed`, and is the default deadline of a dial. The user raises the error, because each role has an error
 of its own; the text of the channel names the peer in the error.
 
-*Pauses.* A peer that accepts a link and answers nothing would be dialled in a busy loop. The user therefore
-pauses after each link without progress. Each pause is longer than the last, up to a limit; `progressed`
-starts again with the shortest. Pauses have no jitter, because a peer has few dialling nodes.
+*Pauses.* Without pauses, a peer that accepts links and answers nothing is dialled in a busy loop. The user
+therefore pauses after each link without progress. Each pause is longer than the last, up to a limit;
+`progressed` starts again with the shortest. Pauses have no jitter, because a peer has few dialling nodes.
 
 The choice among several peers is the user's. `LeaderConnection` dials the controllers in parallel and pauses
 after each round. A data client sets its channel to the next data server's address, and a client of a bundle
@@ -84,7 +84,7 @@ class Channel:
 
     Attributes:
         link: The link between `dial` and `drop`, otherwise None. The peer may have ended the link already.
-        patience_s: Seconds without progress after which the peer is lost; a new value counts from `renew` on.
+        patience_s: Seconds without progress after which the peer is lost; the next `renew` uses a new value.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Channel:
         return self._deadline - self._now()
 
     def renew(self) -> None:
-        """Grant the peer the full `patience_s`, at the beginning and after a link without open requests."""
+        """Grant the peer the full `patience_s`, such as at the start and after a link without requests."""
         self._deadline = self._now() + self.patience_s
 
     def progressed(self) -> None:
@@ -165,7 +165,7 @@ class Channel:
 
     async def pause(self, wake: asyncio.Event | None = None) -> None:
         """Wait for the next pause of the schedule, or until `wake` is set. Cancelling it loses nothing."""
-        # A schedule has an end; a peer that refuses for longer gets its longest pause from then on.
+        # A schedule has an end; after the end, each pause is the longest one.
         pause_s = next(self._pauses, self._schedule.longest_s)
         if wake is None:
             await asyncio.sleep(pause_s)

@@ -19,7 +19,7 @@ INTERVAL_S = 0.02
 """Time between two samples of a loop's lag, in seconds."""
 
 SAMPLES = 4096
-"""Number of lag samples in memory, those of about 80 s."""
+"""Maximum number of lag samples in memory: those of about 80 s."""
 
 
 def fine_clock() -> float:

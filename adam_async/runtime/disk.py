@@ -6,7 +6,7 @@ Product code receives a `Disk` as an argument, so a simulation can replace it.
 suffices for ordinary disks, and keeps the order of the calls. `write_atomic` writes a temporary file, makes
 its bytes durable with ``fdatasync``, renames it, and syncs the folder: after a crash the target is the old
 file or the new one, whole. A set of files is written into a temporary folder, file by file with `write_down`,
-and the folder is then renamed. The opener of a `Disk` owns it (``async with Disk() as disk``).
+and the folder is then renamed. The code that opens a `Disk` owns it (``async with Disk() as disk``).
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class Disk:
     Args:
         name: Name of the thread, for the log.
         close_timeout_s: Time limit of `aclose` for earlier calls, in seconds.
-        private: Makes files and folders that only their owner can access (0600 and 0700). Without a mode the
+        private: Makes files and folders that only their owner can access (0600 and 0700). Otherwise the
             process's umask decides.
     """
 
@@ -376,7 +376,7 @@ class Disk:
 
 
 def check_size(path: Path, held: int, expected: int) -> None:
-    """Check the size of a file before an append. Raises OSError."""
+    """Check the size of a file before an append. Raises OSError: the size differs."""
     if held != expected:
         raise OSError(f"{path} holds {held} bytes instead of {expected}; does another program write it?")
 

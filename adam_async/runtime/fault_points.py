@@ -6,9 +6,9 @@
         fault_points.sometimes("a push came again after its server was asked for values")
 
 `ON` is False in production, so a fault point costs one test of a name. A simulated run enables or disables
-each fault point for its whole duration, and an enabled fault point fires at random. Such
-subsets find more errors than a few faults of every kind in every run. A mark that none of many runs sets
-shows an event that the scenarios do not reach.
+each fault point for its whole duration, and an enabled fault point fires at random. Runs with different
+subsets of faults find more errors than runs with a few faults of every kind. A mark that none of many runs
+sets shows an event that the scenarios do not reach.
 """
 
 from collections import Counter
@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from adam_async.runtime.random_streams import RandomStream
 
 ENABLED = 0.25
-"""Share of the fault points enabled in a run."""
+"""Probability that a run enables a fault point."""
 
 FIRES = 0.25
-"""Share of the calls at which an enabled fault point fires."""
+"""Probability that an enabled fault point fires at a call."""
 
 ON = False
 """Whether fault points are on: in simulated runs only."""

@@ -95,7 +95,7 @@ async def health_endpoint(
             if ending:
                 writer.transport.abort()
                 return
-            client = (writer.get_extra_info("peername") or ("",))[0]  # without one, it has left already
+            client = (writer.get_extra_info("peername") or ("",))[0]  # none if the client has left already
             if len(clients) >= MOST_CLIENTS:
                 counts = Counter((*clients.values(), client))
                 oldest = max(clients, key=lambda task: counts[clients[task]])
@@ -107,7 +107,7 @@ async def health_endpoint(
             def on_done(task: asyncio.Task[None]) -> None:
                 """Forget the client, and cut its connection."""
                 clients.pop(task, None)
-                writer.transport.abort()  # here, because a task that is cancelled early runs no line
+                writer.transport.abort()  # here: a task cancelled before its start runs no line
 
             task.add_done_callback(on_done)
 

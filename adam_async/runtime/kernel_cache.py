@@ -28,10 +28,10 @@ VECTORS = "ADAM_VECTORS"
 """Environment variable that forces one kind of vector registers."""
 
 AUTO = "auto"
-"""Value for the widest registers of the processor; the default."""
+"""Value of `ADAM_VECTORS` for the widest registers of the processor; the default."""
 
 _FORCED_PROCESSORS = {"avx2": ("x86-64-v3", "+avx2,+fma,+f16c,+bmi,+bmi2")}
-"""Name and features, by LLVM's names, of the processor that numba compiles for."""
+"""Name and features (LLVM's names) of the processor that numba compiles for, by kind of registers."""
 
 RETRY_S = 0.05
 """Time between two attempts to lock the folder, in seconds."""
@@ -67,7 +67,7 @@ def kernel_folder() -> str:
 def use_kernel_cache(environment: MutableMapping[str, str] = os.environ) -> None:
     """Choose the folder for this process and its children, unless the user has chosen one.
 
-    With `ADAM_VECTORS` the kernels are compiled for a processor that has no wider registers. The main program
+    With ``ADAM_VECTORS=avx2`` numba compiles for a processor that has no wider registers. The main program
     calls this function before it imports numba.
     """
     processor = _FORCED_PROCESSORS.get(wanted_vectors(environment))
@@ -125,7 +125,7 @@ class KernelCache:
 
     @contextmanager
     def turn(self, *, wait_s: float = 60.0) -> Iterator[None]:
-        """Hold the lock for compiling in the block; wait for another process, but no longer than ``wait_s``.
+        """Hold the lock for compiling in the block; after ``wait_s`` the block begins without the lock.
 
         Without a writable folder no lock exists, and each process compiles for itself.
         """

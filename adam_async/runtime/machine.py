@@ -1,7 +1,7 @@
 """The machine of a run, for reports and doctor.
 
-Facts come from ``/proc`` and ``/sys``; on systems without them unknown facts are None. These small files of
-the kernel answer at once, so they are read without the disk's thread.
+Sizes of memory and caches come from ``/proc`` and ``/sys``, and are None on systems without these folders.
+The small files of the kernel answer at once, so they are read without the disk's thread.
 """
 
 import os
@@ -19,7 +19,7 @@ import numpy as np
 from adam_async.runtime.clock import fine_clock
 
 _BEGAN_S = fine_clock()
-"""Time of the import of this module, soon after the start of the process."""
+"""Time of the import of this module, soon after the start of the process, in seconds of `fine_clock`."""
 
 
 class Blas(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class Blas(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Name and version, from numpy's build."""
     threads: int | None
-    """Number of threads that one product may use; None without threadpoolctl."""
+    """Number of threads that one product may use; None if threadpoolctl is missing or finds no BLAS."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
     peak_rss_mb: float
     """Largest resident set so far, in MiB."""
     age_s: float = 0.0
-    """Time since the process began, in seconds."""
+    """Time since the import of this module, soon after the start of the process, in seconds."""
 
 
 def describe_machine(*, loop: str) -> Machine:
@@ -112,8 +112,8 @@ def numerics() -> dict[str, str]:
 def apply_numerics() -> Mapping[str, str]:
     """Return the facts that last bits of applied pushes depend on, for `cluster_map.NUMERICS`.
 
-    BLAS forms the products of factors, and libm the powers of Adam. All other arithmetic is exact to the last
-    bit in each kind of kernels and registers.
+    BLAS forms the products of factors, and libm the powers of Adam. All other arithmetic gives the same bits
+    with all kernels and registers.
     """
     facts = numerics()
     libc = " ".join(platform.libc_ver())
@@ -196,15 +196,15 @@ def count_listed(text: str) -> int:
 
 
 def memory_mb() -> int | None:
-    """Return the memory of the machine, in MiB."""
+    """Return the memory of the machine, in MiB; None if unknown."""
     total = _fields("/proc/meminfo").get("MemTotal")
     return int(total.split()[0]) // 1024 if total is not None else None
 
 
 def available_bytes() -> int:
-    """Return the memory that this process could still use, in bytes: of the machine, or of its control group.
+    """Return the machine's available memory, or the limit of the control group if that is less, in bytes.
 
-    Without a figure of the system the result is a gibibyte.
+    Without either figure the result is a gibibyte.
     """
     found = _fields("/proc/meminfo").get("MemAvailable")
     sizes = [int(found.split()[0]) << 10] if found is not None else []
@@ -216,7 +216,7 @@ def available_bytes() -> int:
 
 
 def cache_kb(level: int) -> int | None:
-    """Return the size of the cache of core 0 at one level, in KiB."""
+    """Return the size of the cache of core 0 at one level, in KiB; None if unknown."""
     for index in range(8):
         folder = f"/sys/devices/system/cpu/cpu0/cache/index{index}"
         size = _text(f"{folder}/size").strip()
@@ -238,7 +238,7 @@ def blas_name() -> str:
 
 
 def blas_threads() -> int | None:
-    """Return the maximum number of threads of one matrix product; None without threadpoolctl."""
+    """Return the maximum number of threads of one matrix product; None without threadpoolctl or a BLAS."""
     if util.find_spec("threadpoolctl") is None:
         return None
     from threadpoolctl import threadpool_info

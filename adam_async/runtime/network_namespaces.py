@@ -39,11 +39,11 @@ LEAST_BURST_BYTES = 3 << 10
 """Minimum size of the burst of a limited link after a pause, in bytes: two Ethernet packets."""
 
 QUEUE_S = 0.05
-"""Maximum wait of a packet in the queue of a limited link, in seconds; the link drops others."""
+"""Maximum wait of a packet in the queue of a limited link, in seconds; further packets are dropped."""
 
 CONGESTION = "cubic"
-"""Congestion control of the connections between hosts, the default of Linux. The default of a machine may be
-another one: with BBR the bytes after a pause wait for up to 0.1 s."""
+"""Congestion control of the connections between hosts, the default of Linux. A machine's own default may
+differ: with BBR the bytes after a pause wait for up to 0.1 s."""
 
 IP_S = 10.0
 """Maximum time of one call of `ip` or `tc`, in seconds."""
@@ -150,7 +150,7 @@ class NamespaceNetwork:
             subnet = SUBNET.format(number)
             address = (f"{subnet}.1/24", "dev", bridge)
             await _ip("addr", "add", *address)
-            # If two processes claim one subnet at a time, the later one finds both addresses here.
+            # If two processes claim one subnet at the same time, the later one finds both addresses here.
             if (await _subnets()).count(number) == 1:
                 return subnet
             await _ip("addr", "del", *address)
@@ -162,7 +162,7 @@ class NamespaceNetwork:
 
 @asynccontextmanager
 async def namespace_network(hosts: Sequence[str], *, paths: int = 1) -> AsyncIterator[NamespaceNetwork]:
-    """Make namespaces for the length of the block; the block also removes those of ended processes.
+    """Make namespaces for the length of the block; its start removes those of ended processes.
 
     Raises:
         OSError: The system has no `ip`, or refuses a namespace; the message has the reason.

@@ -43,7 +43,7 @@ EVENT_TEXT_BYTES = 160
 """Size that an answer reserves in advance for the text of one event, in bytes."""
 
 MOST_ANSWERED = 100_000
-"""Maximum number of events of one answer: some 20 MB of text."""
+"""Maximum number of events of one answer, for which it reserves 16 MB of text."""
 
 
 class Timeline:
@@ -130,7 +130,7 @@ class Timeline:
         return self.dropped > 0 or any(part.dropped for part in self.others)
 
     def part(self, start: int = 0, stop: int | None = None) -> Part:
-        """Return the events of this process, from one number to another."""
+        """Return the events of this process from number `start` to number `stop`, without the latter."""
         return Part(self.process, self.dropped, self._events[start:stop])
 
     @property

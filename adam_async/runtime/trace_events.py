@@ -3,18 +3,17 @@
 Lanes
 -----
 Each process has one lane per thread: its event loop, shared by its roles, and each compute thread. Work on a
-thread is a complete event (``X``) with its node as category. Three further kinds of lane belong to no thread.
+thread is a complete event (``X``) with its node as category. Two further kinds of lane belong to no thread.
 ``links of NODE`` has an instant per message, sent or received. ``NODE`` has the phases that span many
 iterations of the loop, such as an epoch. The time of a job in the queue of the compute threads is an
 asynchronous event (``b``, ``e``) named ``waits for a thread``, because many jobs wait at once.
 
 Arrows
 ------
-A group's journey is one flow: leased, delivered, trained, taken to be pushed, pushed with its step, applied
-(or recorded) by each server, reported. A flow point belongs to the slice of its lane that encloses its time.
-Each point is the beginning of a slice, except the push of a step of several groups, which is within the slice
-of the last group. Servers count steps, not groups: a step is (session, clock), and the worker noted its
-groups.
+A group's journey is one flow: leased, delivered, run by each node of the worker's graph, pushed with its
+step, applied (or recorded) by each server, reported. A flow point belongs to the slice of its lane that
+encloses its time. Each point is the beginning of a slice, except the push of a step, which lies within a
+slice. Servers count steps, not groups: a step is (session, clock), and the worker noted its groups.
 
 Times are seconds of one monotonic clock; the file counts microseconds from the first event.
 """
@@ -51,7 +50,7 @@ class _OfGroup(_Event, frozen=True):
 
 
 class Leased(_Event, frozen=True):
-    """A data server's answer."""
+    """A data server's answer to a request for groups."""
 
     node: str
     run: str
@@ -81,7 +80,7 @@ class Fired(_Event, frozen=True):
 
 
 class Stepped(_Event, frozen=True):
-    """A step in transit to the servers."""
+    """A step that a worker is about to push or record."""
 
     node: str
     run: str

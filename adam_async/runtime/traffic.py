@@ -42,7 +42,7 @@ class Traffic:
         self._timeline = timeline
         self._live: dict[Link, None] = {}
         self._gone: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
-        """Counts by node and role of a peer without links, the oldest first."""
+        """Counts of closed links, by node and role of the peer; the last peer is the one that left last."""
         self._earlier: dict[str, Counter[tuple[str, str]]] = {}
         """Counts of all earlier peers, by role."""
 

@@ -28,7 +28,7 @@ async def on_user_thread(work: Callable[[], _Made], what: str, *, within_s: floa
         BaseException: Errors of the function.
     """
     made: Future[_Made] = Future()
-    made.set_running_or_notify_cancel()  # so a cancelled wait leaves the thread its result
+    made.set_running_or_notify_cancel()  # a cancelled wait then cannot cancel the future
 
     def run() -> None:
         try:

@@ -28,7 +28,7 @@ def controller(
         BindRefused: Other machines can reach the address, and the role has no token.
     """
     role = Controller(
-        replace(place, controller="").settings("controller"),  # a controller of a group is no member of it
+        replace(place, controller="").settings("controller"),  # a controller joins no other controller
         ConsensusSetup(entropy=place.entropy, file=file),
         peers=peers,
         alone=alone,

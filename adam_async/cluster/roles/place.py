@@ -46,8 +46,8 @@ class Place:
         entropy: Random bytes for the incarnation and session ids.
         timeline: Records the work of the role.
         layers: Kinds of layers that models may use, the same in all workers of a cluster.
-        steps: Steps of the user's that a worker may run.
-        functions: Functions of the user's that the transforms of a run may name, by import path.
+        steps: Steps of the user that a worker may run.
+        functions: Functions of the user that the transforms of a run may name, by import path.
         copies: Path of a parameter server to the other servers; None: they use `bind` too.
     """
 

@@ -15,7 +15,7 @@ def model_worker(
     Args:
         place: Place of the worker.
         threads: Compute threads.
-        in_flight: Groups in flight; 0: twice the threads of its replica.
+        in_flight: Number of groups in flight; see `ComputeSettings`.
         pace: Share of a core's time that each thread may use.
     """
     role = ModelWorker(
