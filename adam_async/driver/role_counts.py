@@ -69,7 +69,8 @@ class RoleCounts:
                 async with asyncio.timeout(self._grace_s):
                     found = (await self._ask(asked, ranges=ranges, clock=clock)).counts
             except (TransportError, TimeoutError):
-                if asked == before:
+                # A lost leader stays in the map until its successor is known.
+                if asked == before and self.data_address() == asked:
                     raise
                 continue
             if not isinstance(found, DataCounts):
