@@ -18,6 +18,12 @@ import numpy as np
 
 from adam_async.runtime.clock import fine_clock
 
+MEMORY_GROUPS = (
+    ("/sys/fs/cgroup/", "memory.max", "memory.current"),
+    ("/sys/fs/cgroup/memory/", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+"""Folder of the process's control group, and its files with limit and use of memory; versions 2 and 1."""
+
 _BEGAN_S = fine_clock()
 """Time of the import of this module, soon after the start of the process, in seconds of `fine_clock`."""
 
@@ -202,17 +208,35 @@ def memory_mb() -> int | None:
 
 
 def available_bytes() -> int:
-    """Return the machine's available memory, or the limit of the control group if that is less, in bytes.
+    """Return the available memory of the machine, or of the control group if that has less, in bytes.
 
     Without either figure the result is a gibibyte.
     """
     found = _fields("/proc/meminfo").get("MemAvailable")
     sizes = [int(found.split()[0]) << 10] if found is not None else []
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        text = _text(limit).strip()
-        if text.isdigit():
-            sizes.append(int(text))
+    for folder, limit, used in MEMORY_GROUPS:
+        left = left_in_group(_text(folder + limit), _text(folder + used), _text(folder + "memory.stat"))
+        if left is not None:
+            sizes.append(left)
     return min(sizes, default=1 << 30)
+
+
+def left_in_group(limit: str, used: str, stat: str) -> int | None:
+    """Return the memory that a control group may still use, in bytes; None without a limit.
+
+    Args:
+        limit: Content of ``memory.max``: bytes, or ``max``.
+        used: Content of ``memory.current``: bytes, the cached pages of files included.
+        stat: Content of ``memory.stat``; the kernel takes its ``inactive_file`` bytes back on demand.
+    """
+    if not limit.strip().isdecimal():
+        return None
+    counts = dict(line.split(" ", 1) for line in stat.splitlines() if " " in line)
+    in_use = int(used) if used.strip().isdecimal() else 0
+    # In version 1 only the former counts inner groups, as the use of memory does.
+    cached = counts.get("total_inactive_file", counts.get("inactive_file", ""))
+    reclaimable = int(cached) if cached.strip().isdecimal() else 0
+    return max(int(limit) - max(in_use - reclaimable, 0), 0)
 
 
 def cache_kb(level: int) -> int | None:

@@ -10,12 +10,14 @@ import pytest
 
 from adam_async.runtime import machine
 from adam_async.runtime.machine import (
+    available_bytes,
     blas_threads,
     cache_kb,
     cores_of_quota,
     count_listed,
     describe_machine,
     installed_version,
+    left_in_group,
     memory_mb,
     memory_nodes,
     peak_rss_mb,
@@ -140,6 +142,33 @@ def test_the_loop_is_named_by_its_package() -> None:
 )
 def test_the_quota_of_a_control_group_is_a_number_of_cores(text: str, cores: int) -> None:
     assert cores_of_quota(text) == cores
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "stat", "left"),
+    [
+        ("max", "100", "", None),
+        ("", "", "", None),
+        ("1000\n", "300\n", "anon 100\ninactive_file 50\n", 750),
+        ("1000", "300", "inactive_file 50\ntotal_inactive_file 200", 900),
+        ("1000", "300", "", 700),
+        ("1000", "", "inactive_file x", 1000),
+        ("1000", "300", "inactive_file 400", 1000),
+        ("1000", "1200", "", 0),
+    ],
+)
+def test_a_control_group_leaves_its_limit_less_its_use(
+    limit: str, used: str, stat: str, left: int | None
+) -> None:
+    assert left_in_group(limit, used, stat) == left
+
+
+def test_the_limit_of_a_control_group_is_available_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"/proc/meminfo": "MemAvailable: 8 kB", "/sys/fs/cgroup/memory.current": "1000"}
+    monkeypatch.setattr(machine, "_text", lambda path: files.get(path, ""))
+    assert available_bytes() == 8192
+    files["/sys/fs/cgroup/memory.max"] = "5000"
+    assert available_bytes() == 4000
 
 
 def test_a_quota_below_the_affinity_limits_the_usable_cores(monkeypatch: pytest.MonkeyPatch) -> None:
