@@ -82,8 +82,8 @@ SETTINGS = Settings(
     state_bytes=4 * MOST_MAP_BYTES,
 )
 """Consensus settings of all controllers. A follower starts an election after 0.8 to 1.6 s without a message
-of its leader. A command holds a record of the map, names and numbers; a state holds the map, the run and up
-to 16 MiB of sessions."""
+of its leader. A command holds a record of the map, names and numbers; a state holds the map and up to 16 MiB
+of sessions."""
 
 ADMIT_S = 0.25
 """Interval of a leader's checks for controllers to add to the group, in seconds."""
@@ -188,7 +188,7 @@ class ConsensusNode:
     # --- requests of the owner ---------------------------------------------------------------
 
     def set_addresses(self, addresses: Mapping[str, str]) -> None:
-        """Set names and addresses of all controllers, this one among them. The node starts with them.
+        """Set names and addresses of all controllers, this one among them; `run` waits for them.
 
         Raises:
             ValueError: This controller is not among them.
@@ -286,7 +286,7 @@ class ConsensusNode:
         )
 
     async def resign(self) -> None:
-        """Hand over leadership, if this controller leads, to a linked voter, if any, within `RESIGN_S`."""
+        """If this controller leads, hand leadership to a linked voter, if there is one, within `RESIGN_S`."""
         core = self._core
         if core is None or not self.leads:
             return
@@ -496,7 +496,7 @@ class ConsensusNode:
     # --- members -----------------------------------------------------------------------------
 
     def _is_counted(self) -> bool:
-        """Return whether this identity is a voter, so that no controller needs to receive it."""
+        """Return whether this identity is a voter, so that this controller need not send it any more."""
         return self._core is not None and self._core.me in self._core.members.voters
 
     async def _admit(self) -> None:

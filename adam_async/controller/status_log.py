@@ -14,7 +14,7 @@ that sent nothing during this time, in which every running controller asks for v
 The leading controller also logs each important change of the map (`report_changes`).
 
 Lines for an operator have level `INFO`, a missing majority `WARNING`; a program that starts controllers
-beside other roles reports changes of the cluster itself. The command `controller` shows both.
+beside other roles reports changes of the cluster itself. The command `controller` shows both levels.
 """
 
 import logging
@@ -80,8 +80,8 @@ class StatusLog:
         """Last term with this controller as leader."""
         self._check_at = math.inf
         self._lost: set[str] = set()
-        """Names of the controllers logged as lost and not yet as back, since the last change of the
-        leader."""
+        """Names of the controllers logged as missing, lost or silent, and not yet as back; empty once another
+        controller leads."""
         self._other_groups: set[tuple[str, str]] = set()
         """Pairs of a controller and its other group that were logged."""
 

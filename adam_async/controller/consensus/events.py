@@ -110,7 +110,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The proposal is committed and applied here; or the transfer has ended this node's leadership."""
+    """The proposal is committed and applied here; or leadership has ended after a request to transfer it."""
 
     tag: Hashable
     index: int
@@ -126,7 +126,10 @@ class ReadReady:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The request has no effect, now or later. `leader` is the known leader, if any."""
+    """The request has no effect, now or later; but a transfer that took too long may still take effect.
+
+    `leader` is the known leader, if any.
+    """
 
     tag: Hashable
     reason: str
