@@ -1,6 +1,6 @@
 """Decoded images of one data server: in memory while it has room, else in a file or decoded again.
 
-Each epoch takes every image once, in a new order, so the image used last is used next as late as possible.
+Each epoch takes every image once, in a new order, so the least recently used images are needed again soonest.
 With room for a share c of the images, a cache that evicts the least recently used finds c + (1 - c) ln(1 - c)
 of the images (3 % with room for a quarter), and one that evicts nothing finds c. The images decoded first
 therefore stay, and none is ever evicted.

@@ -43,7 +43,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     opening: Opening | None = None
     """State before the first entry, for a replica that reads from the start; None for other replicas."""
     whole: bool = True
-    """Whether the part has all entries so far."""
+    """Whether the part ends with the last entry so far."""
 
 
 class CopyRefused(Exception):
@@ -63,8 +63,8 @@ class _Copy:
     reported: int = -1
     """Number of settled entries that the leader has reported to the replica; -1 at first."""
     whole: bool = False
-    """Whether the replica has had the whole ledger at some time since it began to read. Before that time the
-    replica does not count for settling."""
+    """Whether the replica has had the whole ledger at some time since it began to read. Before that time a
+    replica with `counts` lets the leader settle no entry."""
     counts: bool = False
     """Whether settling an entry needs this replica."""
 
@@ -175,7 +175,7 @@ class LedgerReplication:
         self._copies.clear()
 
     def take(self, term: int, part: Part) -> list[Settled]:
-        """Take a part from the leader; return the newly settled entries. A refused part changes nothing.
+        """Take a part from the leader; return the newly settled entries. A refused part adds no entries.
 
         Raises:
             CopyRefused: The part is of an older term, leaves a gap, or has entries that no state accepts.

@@ -40,12 +40,12 @@ HEADER_BYTES = 1 << 12
 """Size of the first read of an image, in bytes; an image with a longer header is read wholly."""
 
 SURELY_FITS = 32
-"""Divisor of the automatic cache size. If the encoded size of all images is at most the quotient, the decoded
-images surely fit, and the loader decodes all of them at once without reading their headers first."""
+"""Divisor of the automatic cache size. If the encoded size of all images is at most the quotient, the loader
+assumes that the decoded images fit, and decodes all of them at once."""
 
 
 def listed(request: LoadRequest) -> Samples[StoredSample]:
-    """Return a collection of the positions of images, with its own damage and limits."""
+    """Return an empty collection for the positions of images, with its own damage and limits."""
     own = Damage(request.damage.policy)
     return Samples(replace(request, damage=own, room_bytes=limits.MAX_TOTAL_BYTES))
 

@@ -38,8 +38,7 @@ UPRIGHT = {
 }
 """Transposition for each orientation, by Pillow's names."""
 DRAFT = 2
-"""Minimum factor of the wanted size at which a JPEG is decoded at a half, a quarter or an eighth of its
-size."""
+"""Multiple of the wanted size above which a JPEG is decoded at a half, a quarter or an eighth of its size."""
 LYING = (5, 6, 7, 8)
 """Orientations that exchange rows and columns."""
 GREY_MODES = ("1", "L", "LA", *DEEP_GREY_MODES)

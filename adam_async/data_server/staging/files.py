@@ -138,7 +138,7 @@ class Source:
                     stack.push_async_callback(disk.aclose)
 
     async def pieces(self, file: File) -> AsyncGenerator[bytes, None]:
-        """Yield a file piece by piece, in the order of the queue.
+        """Yield a file piece by piece, once a reader is idle.
 
         Raises:
             OSError: The file cannot be read, or a piece missed its deadline (`TimeoutError`).

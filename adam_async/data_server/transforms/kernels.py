@@ -99,9 +99,9 @@ def _source_of(
     high: int,
     out: Halves,
 ) -> None:
-    """Compute the source position of each pixel along one axis, from 0 at a pixel before the image.
+    """Compute the source position of each pixel along one axis; 0 is one pixel before the image.
 
-    The positions are in units of 1/256, clipped to `low` and `high`, beyond which all pixels are equal. The
+    The positions are in units of 1/256 pixel, clipped to `low` and `high`, beyond which pixels are equal. The
     lines of a field are longer than a row; the next row overwrites the values after a row.
     """
     for r in range(at.shape[0]):
@@ -149,7 +149,7 @@ def _mix_fours(
     for p in range(out.shape[2]):
         row, column = np.uint32(ys[p] >> np.uint32(8)), np.uint32(xs[p] >> np.uint32(8))
         near[p] = np.uint32(np.uint32(row * across) + column)
-    for p in range(out.shape[2]):  # alone: vectors look up slowly
+    for p in range(out.shape[2]):  # a loop of its own: vectorised look-ups are slow
         near[p] = fours[np.uint64(near[p])]
     for p in range(out.shape[2]):
         left = np.uint32(near[p] & two)

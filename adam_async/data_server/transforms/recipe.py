@@ -217,7 +217,7 @@ def default_steps(image_shape: tuple[int, int, int]) -> list[dict[str, Any]]:
     side = min(rows, columns)
     if channels == 1:
         return [
-            # Twice as much costs accuracy in runs of eight epochs.
+            # Steps twice as strong cost accuracy in runs of eight epochs.
             {"kind": "shift", "pixels": max(1, round(side / 28))},
             {"kind": "rotate", "degrees": 7},
             {"kind": "scale", "by": 0.07},
