@@ -208,10 +208,7 @@ def overhead_bytes(store: StoreRecord) -> int:
 
 
 def used_bytes(cluster: ClusterMap, *, without: str = "") -> Counter[str]:
-    """Return the bytes that bundles need on each server, except those of the store `without`.
-
-    The bundles of failed stores that belong to no program do not count.
-    """
+    """Return the bytes of bundles on each server, except of the store `without` and failed client stores."""
     used: Counter[str] = Counter()
     for name, store in cluster.stores.items():
         is_dropped = store.phase == "failed" and not store.program

@@ -69,8 +69,7 @@ class Membership:
         controller: Address of one controller, or of several with commas between them.
         record: The member's record in the map; `run` keeps it set.
         traffic: Counts of the links to the controllers.
-        seen: Called with each received version of the map, in order; an error in it ends `run`, or the method
-            that received the version.
+        seen: Called with each received version of the map, in order; its error ends the receiving method.
 
     Run `run` as a task of the owner's group; the other methods need it.
 

@@ -101,10 +101,7 @@ class Core:
         )
 
     def silent_s(self, node: str, *, now: float) -> float:
-        """Return the seconds since a node's last answer to this leader; 0 for itself or an unknown node.
-
-        A node that does not lead returns 0 for all nodes.
-        """
+        """Return the seconds since another node's last answer to this leader; 0 if unknown or not leading."""
         known = self._leading.progress.get(node) if self._leading is not None else None
         return now - known.heard if known is not None and node != self.me else 0.0
 
@@ -534,10 +531,7 @@ class Core:
         self._serve_reads()
 
     def _serve_reads(self) -> None:
-        """Answer the reads with a confirmed round and a committed index; begin a round for later reads.
-
-        No round begins while one is under way.
-        """
+        """Answer the reads with a confirmed round and index; begin a round for others if none is under way."""
         leading = self._led
         # A loop: in a group of one a new round is confirmed at once.
         while leading.reads:

@@ -126,10 +126,7 @@ class ReadReady:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The request has no effect, now or later; but a transfer that took too long may still take effect.
-
-    `leader` is the known leader, if any.
-    """
+    """The request has no effect; only an expired transfer may still have one. `leader` is None if unknown."""
 
     tag: Hashable
     reason: str

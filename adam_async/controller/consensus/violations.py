@@ -158,10 +158,7 @@ def _check_term(message: Message, term: int) -> None:
 
 
 def _check_leader(message: Message, me: str, term: int, leader: str | None) -> None:
-    """Refuse a leader's message from a second leader of this term, and messages under this node's name.
-
-    A node may send `TakeOver` to itself.
-    """
+    """Refuse a message of a second leader of this term, and any of this node itself except `TakeOver`."""
     if message.sender == me and not isinstance(message, TakeOver):
         raise Violation("sender", f"{me} is this node")
     if isinstance(message, Append | Chunk) and message.term == term and leader not in (None, message.sender):

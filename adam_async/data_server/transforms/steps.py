@@ -4,8 +4,7 @@
     flip        direction = "horizontal", chance = 0.5
     rotate      degrees, edge                             at most so many, either way
     scale       by, edge                                  larger or smaller by at most this share
-    shear       by, edge                                  a row, by at most this share of its distance to the
-                                                          middle row
+    shear       by, edge                                  at most this share of a row's distance to the centre
     elastic     pixels, grid = 4, edge                    a smooth random field moves every pixel
     crop        rows, columns, padding = 0, edge          at a random place; unless given, of the image's size
     pad         pixels, edge                              on each side
