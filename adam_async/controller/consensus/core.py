@@ -531,7 +531,7 @@ class Core:
         self._serve_reads()
 
     def _serve_reads(self) -> None:
-        """Answer the reads with a confirmed round and index; begin a round for others if none is under way."""
+        """Answer the reads with a confirmed round and index; begin a round for others if none is running."""
         leading = self._led
         # A loop: in a group of one a new round is confirmed at once.
         while leading.reads:
