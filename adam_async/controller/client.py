@@ -57,8 +57,8 @@ class NodeChanges(TypedDict, total=False):
 Confirmation = Literal["confirmed", "conflict", "unknown"]
 """Outcome of a change of a bundle.
 
-`confirmed`: the controllers made the change. `conflict`: they will never make it; the bundle has another
-record by now, its store has failed or is deleted, or a new member is lost. `unknown`: it may be made or not.
+`confirmed`: the controllers made the change. `conflict`: they will never make it; the bundle has a newer
+record, its store has failed or is deleted, or a new member is lost. `unknown`: the change may be made or not.
 """
 
 

@@ -95,7 +95,7 @@ SNAPSHOT_ENTRIES = 1000
 """Number of applied entries after which a node replaces them by a snapshot of its own."""
 
 SNAPSHOT_BYTES = 4 << 20
-"""Bytes of applied commands after which a node replaces them by a snapshot of its own."""
+"""Size of applied commands after which a node replaces them by a snapshot of its own, in bytes."""
 
 SLOW_S = 0.05
 """Delay of a simulated controller before it writes, in seconds."""
@@ -109,7 +109,7 @@ class Answer:
     refused: str = ""
     """Reason for a refusal, after which the request has no effect, now or later; empty without a refusal."""
     unknown: bool = False
-    """Whether the request may take effect, now or later."""
+    """Whether the outcome is unknown: the request may have taken effect, or may still do so."""
 
 
 Observe = Callable[[Core, ReplicatedState, Event | None, Sequence[Effect]], None]

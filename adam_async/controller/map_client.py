@@ -91,7 +91,7 @@ class MapClient:
         self._waits = waits
         self._session = 0
         self._session_of: str | None = None
-        """Group of the session; in another group the same number is another client's session."""
+        """Group of the session; in another group the same number may be another client's session."""
         self._number = 0
         self._asking = asyncio.Lock()
 

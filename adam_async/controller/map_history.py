@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from adam_async.run.map_changes import Change
 
 KEPT = 1024
-"""Number of changes that a controller keeps; a watcher behind them gets the whole map."""
+"""Number of changes that a controller keeps; a watcher with an older version gets the whole map."""
 
 
 class History:

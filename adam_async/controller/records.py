@@ -17,7 +17,7 @@ MOST_ADDRESS = 1024
 """Maximum length of an address, in characters."""
 
 MOST_WORD = 512
-"""Maximum length of the `ready` field of a node, in characters."""
+"""Maximum length of a node's `ready` and `store`, and of each store in `serves`, in characters."""
 
 MOST_SERVED = 128
 """Maximum number of stores that a server reports."""

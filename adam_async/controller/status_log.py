@@ -6,7 +6,7 @@ The consensus node passes its core to the log after every event; the log keeps o
 The log has no timer: a core has a tick at least once in two election time-outs, and a leader has one with
 each heartbeat, so a line is late by at most one such interval.
 
-*Leader.* The log has a line for each election, and none for a request for votes. *Lost and returned
+*Leader.* The log has a line for each elected leader, none for requests for votes. *Lost and returned
 controllers.* The leader reports them, because it measures each voter's silence; it reports none in its first
 `LOST_S`. *No majority.* A warning follows `LEADERLESS_S` without a leader. The warning names the controllers
 that sent nothing during this time, in which every running controller asks for votes.

@@ -25,7 +25,7 @@ class _Course:
     """Leases of one replica since the server last reported the end to it."""
 
     clock: int
-    """Earliest clock of the groups leased after that report."""
+    """Earliest clock at which the groups leased after that report begin."""
     given: int = 0
 
 

@@ -24,7 +24,7 @@ from adam_async.runtime.clock import Clock
 logger = logging.getLogger(__name__)
 
 SHARE_OF_BLOCKS = 4
-"""Divisor of the budget that gives the least memory for blocks and answers."""
+"""Divisor of the cache size that gives the minimum memory for blocks and answers."""
 
 MakeScratch = Callable[[Path], Scratch]
 

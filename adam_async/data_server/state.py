@@ -164,7 +164,7 @@ class EpochEnded:
     train_s: float
     """Time from the first lease to the last report, in seconds, earlier parts of a resumed epoch included."""
     clock: int
-    """Sync clock; without rounds the highest clock of a replica."""
+    """Sync clock; without rounds the highest reported clock of a replica."""
     skipped: tuple[tuple[int, int], ...] = ()
     behind: tuple[Replica, ...] = ()
     """Replicas in whose shares the skipped groups were."""

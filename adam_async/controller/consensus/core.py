@@ -101,7 +101,7 @@ class Core:
         )
 
     def silent_s(self, node: str, *, now: float) -> float:
-        """Return the seconds since another node's last answer to this leader; 0 if unknown or not leading."""
+        """Return the seconds since another member's last answer to this leader; 0 in all other cases."""
         known = self._leading.progress.get(node) if self._leading is not None else None
         return now - known.heard if known is not None and node != self.me else 0.0
 

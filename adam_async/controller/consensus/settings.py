@@ -21,7 +21,7 @@ class Settings:
     chunk_bytes: int = 256 << 10
     """Maximum size of the piece of a snapshot in one message, in bytes."""
     window: int = 64
-    """Number of unanswered entries from which on a leader sends a node no further entries."""
+    """Number of unanswered entries at which the leader stops sending entries to a node."""
     backlog: int = 128
     """Maximum number of uncommitted entries, and of waiting reads; the node refuses more."""
     catch_up: int = 64

@@ -11,7 +11,7 @@ Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 
 HELD_OUT = ("test", "val", "validation")
-"""Names of the folder beside ``train``; the first existing one counts."""
+"""Names of the test folder beside ``train``; the first existing one counts."""
 
 ONE_IN = 5
 """Number of images of which one is a test image, in a data set without a test set."""
