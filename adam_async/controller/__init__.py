@@ -1,7 +1,7 @@
 """The cluster map on one, three or five controllers: its rules, the group that agrees on it, and its clients.
 
-A role sends its request through the client of this room to the leading controller. `service.py` receives the
-request and checks it by `permissions.py`; `consensus_node.py` proposes a change as a command of one
+A role sends its request through the client of this package to the leading controller. `service.py` receives
+and checks the request (`permissions.py`); `consensus_node.py` proposes a change as a command of one
 replicated log. Each controller applies the committed commands in the order of the log (`replicated_state.py`)
 by the rules in `state.py`. The leader then answers the request, and the watches of the map.
 

@@ -271,7 +271,7 @@ def next_member(
 def unready_copy(cluster: ClusterMap, member: Member) -> str:
     """Return the home of a bundle that this server should have in sync, but has not; empty if there is none.
 
-    A restarted server is invited by the primaries of its bundles, and joins the bundles one by one.
+    The primaries of its bundles invite a restarted server, and the server joins the bundles one by one.
     """
     for key, bundle in cluster.bundles.items():
         home = key.rpartition("/")[2]

@@ -2,8 +2,8 @@
 
 The log appends records to its one file, and syncs it. After the core's snapshot a new file with the whole
 state replaces it. A file exists with its whole first record or not at all, because the log writes the first
-record in the same way. A crash can tear only the last append; a file that does not begin with a whole record
-is no log, and stays untouched. A lock beside the file keeps a second process out. Each error ends the
+record as a whole new file too. A crash can tear only the last append; a file that does not begin with a whole
+record is no log, and stays untouched. A lock beside the file keeps a second process out. Each error ends the
 controller: it must acknowledge nothing after a write with an unknown outcome.
 """
 

@@ -138,7 +138,7 @@ class MapClient:
         """Set a key if its record still has version `expected`. One request runs at a time; others wait.
 
         Args:
-            key: Such as ``nodes/worker-0``.
+            key: Key of the record, such as ``nodes/worker-0``.
             expected: Expected version; 0 if the record must not exist.
             after: Version after which the outcome has updates of the map; -1: the whole map.
             group: Group of the versions. Another group applies nothing. Empty: any group.

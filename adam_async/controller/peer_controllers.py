@@ -7,8 +7,8 @@ cannot send at once: the core repeats all important messages. The two controller
 identities, and repeat this every `ASK_S` until the group has the dialling controller as a voter.
 
 *Names and identities.* All controllers get the same names and addresses once (`set_addresses`); the node
-ignores messages under other names. A name gets a new identity after each loss of its disk (`bootstrap`); the
-leader adds the newest one to the group.
+ignores messages under other names. A controller gets a new identity after each loss of its disk
+(`bootstrap`); the leader adds the newest one to the group.
 
 *Membership.* A controller with an empty disk has a new identity. The leader adds it as a learner, removes the
 silent old identity of the same name, and promotes the new one: three changes of the membership, one after the

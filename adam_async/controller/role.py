@@ -66,7 +66,7 @@ class Role:
 
     Args:
         settings: Its place in the cluster.
-        info: Its entry in the cluster map.
+        info: Facts about it for the cluster map (`NodeRecord.info`).
     """
 
     def __init__(self, settings: RoleSettings, *, info: Mapping[str, Any] | None = None) -> None:
@@ -164,7 +164,7 @@ class Role:
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """The role's entry in the cluster map."""
+        """Facts about the role in the cluster map (`NodeRecord.info`)."""
         return self._info
 
     def changes(self) -> AsyncIterator[ClusterMap]:

@@ -175,7 +175,7 @@ class Epoch:
         self._close_if_due()
 
     def progress(self, number: int) -> float:
-        """Return the progress of the run at a group, in epochs, for the replica of its share."""
+        """Return the progress of the run at a group, in epochs, for the replica whose share has the group."""
         return self.number - 1 + self._progress[number]
 
     # --- the end -----------------------------------------------------------------------------

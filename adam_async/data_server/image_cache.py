@@ -1,4 +1,4 @@
-"""Decoded images of one data server: in memory while it has room, else in a file or decoded again.
+"""Decoded images of one data server: in memory while the cache has room, else in a file or decoded again.
 
 Each epoch takes every image once, in a new order, so the least recently used images are needed again soonest.
 With room for a share c of the images, a cache that evicts the least recently used finds c + (1 - c) ln(1 - c)

@@ -9,9 +9,9 @@ therefore has all settled entries, and the first of them becomes the next leader
 
 A new replica reads the ledger from its opening, counts as soon as it has the whole ledger, and is then added
 to the map. In a new term every replica reads the ledger again, because it may have entries that the new
-leader never got. It drops its ledger only when the new one is whole, so at any moment all replicas have all
-settled entries. Replicas refuse copies of an older term: a removed leader that has not learnt of its removal
-settles no more entries, because a replica that it waits for has a newer term.
+leader never got. A replica drops its old ledger only when the new one is whole, so all replicas always have
+all settled entries. Replicas refuse copies of an older term: a removed leader that has not learnt of its
+removal settles no more entries, because a replica that it waits for has a newer term.
 """
 
 import math

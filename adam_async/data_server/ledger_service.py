@@ -430,7 +430,7 @@ class LedgerService:
             await asyncio.get_running_loop().create_future()
 
     def statistics(self) -> LedgerStatistics:
-        """Return the role in the ledger, its term, and the number of replicas."""
+        """Return whether this server leads the ledger, the term, and the number of replicas."""
         ledger_record = self._map.ledger_record
         return LedgerStatistics(
             leads=self._ledger_replication.leads,

@@ -135,7 +135,7 @@ class EpochOrders:
 
 
 def _bits(images: NDArray[np.int64], num_images: int) -> bytes:
-    """Return one bit for each image of the data set, set for these images; empty without any."""
+    """Return one bit for each of `num_images` images, set for these images; empty without any."""
     if not len(images):
         return b""
     chosen = np.zeros(num_images, np.bool_)

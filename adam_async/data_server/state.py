@@ -146,7 +146,7 @@ class Grant:
     last: bool
     """Whether the replica has no more groups."""
     progress: tuple[float, ...] = ()
-    """Progress of the run at each group, in epochs, for the replica of its share."""
+    """Progress of the run at each group, in epochs, for the replica whose share has the group."""
     clock: int = 0
     """Earliest clock at which the first of the groups begins."""
     end: int = 0

@@ -49,8 +49,8 @@ class Core:
     """One node of a group. The shell restores `saved.snapshot` into its state machine before the first event.
 
     Args:
-        saved: The durable state: the result of `records.recover`; or that of `records.bootstrapped`, or for a
-            joining node `Saved` with a new identity alone, after the caller has written it to disk.
+        saved: The durable state: the result of `records.recover`, or, already written to disk, that of
+            `records.bootstrapped` or, for a joining node, `Saved` with a new identity alone.
         draw: Returns a new random number from 0 to 1 at each call, which spreads the election time-outs.
         now: The time, in seconds of the caller's clock.
         contents: Checks that the state machine can read commands and states of other nodes.

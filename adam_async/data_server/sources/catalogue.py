@@ -1,6 +1,6 @@
 """Encoded images that stay in their files: their places, and the facts needed before serving begins.
 
-The data set reads names and labels, and then headers until the most frequent size and the number of channels
+The loader reads names and labels, and then headers until the most frequent size and the number of channels
 are certain. From then on an image is read and decoded on demand. Test images are decoded at once, because the
 event loop sends them.
 

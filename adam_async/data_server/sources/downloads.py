@@ -1,4 +1,4 @@
-"""Downloads of published files into a folder, with `pooch`: checked, and tried mirror after mirror.
+"""Downloads of published files into a folder, with `pooch`, by checksum, from one mirror after the other.
 
 A file gets its name only after its checksum matches; an interrupted download starts from the beginning. Each
 download runs on a daemon thread, because a call to a silent name server cannot be interrupted, and must delay

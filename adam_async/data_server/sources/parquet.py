@@ -30,7 +30,7 @@ async def load_parquet(request: LoadRequest, files: list[tuple[Path, Split | Non
     """Load all images of some Parquet files. Without a split, rows are split by their numbers.
 
     Raises:
-        DataError: The file is no Parquet file, or `assemble` raises an error.
+        DataError: A file is no Parquet file, or `assemble` raises an error.
     """
     require_pillow()
     samples = Samples[Sample](request)

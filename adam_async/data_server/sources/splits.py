@@ -28,8 +28,8 @@ def rank_of_image(name: str) -> int:
 def resolve(labels: Sequence[str | int], splits: Sequence[Split | int]) -> list[Split]:
     """Split the images that have no split of their own.
 
-    One image in `ONE_IN` is a test image, by its rank. A class with several images without a split of their
-    own has at least one test image and one training image among them; so does the data set.
+    About one image in `ONE_IN` is a test image, by its rank. A class with several images without a split of
+    their own has at least one test image and one training image among them; so does the data set.
     """
     found: list[Split] = []
     drawn: dict[str | int, list[tuple[int, int]]] = {}

@@ -42,7 +42,7 @@ AT_ONCE_BYTES = 1 << 22
 def synthetic(
     images: int = IMAGES, shape: tuple[int, int, int] = SHAPE, classes: int = CLASSES, seed: int = 0
 ) -> Dataset:
-    """Draw a data set, its classes equally frequent.
+    """Draw a data set with equally frequent classes.
 
     Args:
         images: Number of training images; a fifth as many, at least one of each class, are test images.

@@ -56,7 +56,7 @@ class Found:
 
 
 async def find(source: Path, disk: Disk) -> Found:
-    """List the files of a source, by names and sizes only, without names that begin with ``.``.
+    """List the files of a source without reading them; leave out names that begin with ``.``.
 
     Raises:
         DataError: The source is missing, empty or unreadable, or has other entries than ordinary files.

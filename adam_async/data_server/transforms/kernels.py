@@ -1,14 +1,14 @@
 """Pure: compiled versions of the most expensive loops, whose results equal NumPy's to the last bit.
 
-All kernels compute with whole numbers, which every compiler rounds equally, or with sums and products of
-float64 in their order. The NumPy versions have the documentation: `philox_words` in
+All kernels compute with whole numbers, or with sums and products of float64 in a fixed order, so that every
+compiler gives the same results. The NumPy versions have the documentation: `philox_words` in
 adam_async/model/keyed_random.py, `resample` in adam_async/data_server/transforms/resample.py, the others in
 adam_async/data_server/transforms/pipeline.py. The kernels call no function of other files, because numba
 would not notice changes there.
 
-Loops over pixels are short and write to one array, so that compilers vectorise them. The loops index by
-unsigned numbers, for which numba has no check of negative indices, and cut each operation to 32 bits, because
-numba would widen it.
+Loops over pixels are short and write to one array, so that compilers vectorise them. Loops of the resampling
+index by unsigned numbers, for which numba has no check of negative indices; the last two of them cut each
+operation to 32 bits, because numba would widen it.
 """
 
 from collections.abc import Callable

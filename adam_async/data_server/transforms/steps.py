@@ -2,7 +2,7 @@
 
     shift       pixels, whole = true, edge                whole pixels, or any fraction
     flip        direction = "horizontal", chance = 0.5
-    rotate      degrees, edge                             at most so many, either way
+    rotate      degrees, edge                             at most this angle, either way
     scale       by, edge                                  larger or smaller by at most this share
     shear       by, edge                                  at most this share of a row's distance to the centre
     elastic     pixels, grid = 4, edge                    a smooth random field moves every pixel
@@ -11,7 +11,7 @@
     brightness  by                                        adds at most this share of the range, up or down
     contrast    by                                        at most this share more or less, around the mean
     noise       levels                                    nearly normal, of this standard deviation
-    cutout      pixels, level = 0                         a square around a random pixel is blank
+    cutout      pixels, level = 0                         a square around a random pixel gets this level
     normalise   mean, std, to_mean = 128, to_std = 64     without mean and std, by those of the image
 
 ``edge`` is "black" or "repeat": the pixels beyond the image.
