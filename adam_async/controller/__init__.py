@@ -1,7 +1,7 @@
 """The cluster map on one, three or five controllers: its rules, the group that agrees on it, and its clients.
 
-A role sends its request through the client of this room to the leading controller. `service.py` receives the
-request and checks it by `permissions.py`; `consensus_node.py` proposes a change as a command of one
+A role sends its request through the client of this package to the leading controller. `service.py` receives
+and checks the request (`permissions.py`); `consensus_node.py` proposes a change as a command of one
 replicated log. Each controller applies the committed commands in the order of the log (`replicated_state.py`)
 by the rules in `state.py`. The leader then answers the request, and the watches of the map.
 
@@ -10,12 +10,12 @@ by the rules in `state.py`. The leader then answers the request, and the watches
     bundle_rules.py               rules of bundles: copies on servers; failover to the next member in sync
     program_rules.py              rules of programs, such as a training run, and the table of their kinds
     permissions.py                access control: the keys and fields that each role may set
-    records.py, map_size.py       limits of one record, and of all records of the map in bytes
+    records.py, map_size.py       limits of one record, and of the size of all records together
 
     replicated_state.py           map and client sessions; a repeated request is applied only once
     map_history.py                the last changes of the map, for watches
     service.py                    the controller role: requests, compare-and-set, watches, proposed losses
-    failure_detector.py           suspected nodes, whose link to the leader broke, and their deadlines
+    failure_detector.py           suspected nodes, which have no link to the leader, and their deadlines
     consensus_node.py             shell of the core: proposals, linearizable reads, group commit, snapshots
     consensus/                    pure core: Multi-Paxos with a stable leader, as in Raft; heartbeats
     log_file.py, contents.py      the synced log on disk; checks that commands, states and logs are readable

@@ -11,7 +11,7 @@ the leader calls it before it proposes the command (`permissions`). `set_bundle`
 the replicated state machine. A command for another version than the present one changes nothing, so both
 checks see the same record, even if the map changes between them.
 
-All results depend on the map alone, so all controllers and servers compute the same ones.
+All results depend on the map and the arguments alone, so all controllers and servers compute the same ones.
 """
 
 from collections import Counter
@@ -208,7 +208,7 @@ def overhead_bytes(store: StoreRecord) -> int:
 
 
 def used_bytes(cluster: ClusterMap, *, without: str = "") -> Counter[str]:
-    """Return the bytes that the bundles of all stores except `without` need on each server."""
+    """Return the bytes of bundles on each server, except of the store `without` and failed client stores."""
     used: Counter[str] = Counter()
     for name, store in cluster.stores.items():
         is_dropped = store.phase == "failed" and not store.program
@@ -233,8 +233,8 @@ def next_member(
 ) -> Member | None:
     """Return the server that a bundle's primary should invite next; None if there is none.
 
-    The home of a bundle comes first, even if the store has enough copies, so that bundles return to it. The
-    next choice is the least used server with enough memory and the numerics of the primary.
+    Only servers with enough memory qualify. The home of a bundle comes first, even if the store has enough
+    copies, so that bundles return to it; then servers with the numerics of the primary, the least used first.
 
     Args:
         store: Id of the store.
@@ -271,7 +271,7 @@ def next_member(
 def unready_copy(cluster: ClusterMap, member: Member) -> str:
     """Return the home of a bundle that this server should have in sync, but has not; empty if there is none.
 
-    A restarted server is invited by the primaries of its bundles, and joins the bundles one by one.
+    The primaries of its bundles invite a restarted server, and the server joins the bundles one by one.
     """
     for key, bundle in cluster.bundles.items():
         home = key.rpartition("/")[2]
@@ -320,7 +320,7 @@ def _facts(cluster: ClusterMap, node: str) -> dict[str, str]:
 def bundle_lines(before: ClusterMap, after: ClusterMap) -> Iterator[str]:
     """Yield a log line for each primary that moved, and each member that was struck out, invited or added.
 
-    A further line names a new member with other numerics than the primary's.
+    Further lines name a new member with other numerics than the primary's, and a bundle whose pushes wait.
     """
     if after.bundles is before.bundles:
         return

@@ -57,8 +57,8 @@ class NodeChanges(TypedDict, total=False):
 Confirmation = Literal["confirmed", "conflict", "unknown"]
 """Outcome of a change of a bundle.
 
-`confirmed`: the controllers made the change. `conflict`: they will never make it; the bundle has another
-record by now, its store has failed, or a new member is lost. `unknown`: they made it, or may still make it.
+`confirmed`: the controllers made the change. `conflict`: they will never make it; the bundle has a newer
+record, its store has failed or is deleted, or a new member is lost. `unknown`: the change may be made or not.
 """
 
 
@@ -69,9 +69,9 @@ class Membership:
         controller: Address of one controller, or of several with commas between them.
         record: The member's record in the map; `run` keeps it set.
         traffic: Counts of the links to the controllers.
-        seen: Called with each received version of the map, in order; an error in it ends `run`.
+        seen: Called with each received version of the map, in order; its error ends the receiving method.
 
-    Run `run` as a task of the owner's group; all other methods wait for its results.
+    Run `run` as a task of the owner's group; the other methods need it.
 
     Raises:
         ConfigError: An address is invalid.
@@ -138,7 +138,8 @@ class Membership:
         Raises:
             RoleUnreachable: No controller answered within `start_s`.
             RoleDied: No controller has led for `patience_s`.
-            RunFailed: Another process stayed connected under this node id for `dial_s` and `call_s`.
+            RunFailed: Another process stayed connected under this node id for `dial_s` and `call_s`, or the
+                controller refused this node's record.
             HandshakeRejected: A controller refused the handshake.
         """
         try:
@@ -272,7 +273,7 @@ class Membership:
         def gone(newest: ClusterMap) -> NodeRecord | None:
             """Return the node's record, no longer live; None unless this incarnation of the node is live."""
             record = newest.nodes.get(node)
-            # A new incarnation is live, so the end of the old one no longer matters.
+            # The map has the node as departed, or has a new incarnation: the old one's end needs no report.
             if record is None or not record.live or record.incarnation != known.incarnation:
                 return None
             return msgspec.structs.replace(record, live=False)

@@ -82,8 +82,8 @@ SETTINGS = Settings(
     state_bytes=4 * MOST_MAP_BYTES,
 )
 """Consensus settings of all controllers. A follower starts an election after 0.8 to 1.6 s without a message
-of its leader. A command holds a record of the map, names and numbers; a state holds the map, the run and up
-to 16 MiB of sessions."""
+of its leader. A command holds a record of the map, names and numbers; a state holds the map and up to 16 MiB
+of sessions."""
 
 ADMIT_S = 0.25
 """Interval of a leader's checks for controllers to add to the group, in seconds."""
@@ -95,7 +95,7 @@ SNAPSHOT_ENTRIES = 1000
 """Number of applied entries after which a node replaces them by a snapshot of its own."""
 
 SNAPSHOT_BYTES = 4 << 20
-"""Bytes of applied commands after which a node replaces them by a snapshot of its own."""
+"""Size of applied commands after which a node replaces them by a snapshot of its own, in bytes."""
 
 SLOW_S = 0.05
 """Delay of a simulated controller before it writes, in seconds."""
@@ -109,7 +109,7 @@ class Answer:
     refused: str = ""
     """Reason for a refusal, after which the request has no effect, now or later; empty without a refusal."""
     unknown: bool = False
-    """Whether the request may take effect, now or later."""
+    """Whether the outcome is unknown: the request may have taken effect, or may still do so."""
 
 
 Observe = Callable[[Core, ReplicatedState, Event | None, Sequence[Effect]], None]
@@ -188,7 +188,7 @@ class ConsensusNode:
     # --- requests of the owner ---------------------------------------------------------------
 
     def set_addresses(self, addresses: Mapping[str, str]) -> None:
-        """Set names and addresses of all controllers, this one among them. The node starts with them.
+        """Set names and addresses of all controllers, this one among them; `run` waits for them.
 
         Raises:
             ValueError: This controller is not among them.
@@ -286,7 +286,7 @@ class ConsensusNode:
         )
 
     async def resign(self) -> None:
-        """Hand over leadership, if this controller leads, to a linked voter, if any, within `RESIGN_S`."""
+        """If this controller leads, hand leadership to a linked voter, if there is one, within `RESIGN_S`."""
         core = self._core
         if core is None or not self.leads:
             return
@@ -496,7 +496,7 @@ class ConsensusNode:
     # --- members -----------------------------------------------------------------------------
 
     def _is_counted(self) -> bool:
-        """Return whether this identity is a voter, so that no controller needs to receive it."""
+        """Return whether this identity is a voter, so that this controller need not send it any more."""
         return self._core is not None and self._core.me in self._core.members.voters
 
     async def _admit(self) -> None:

@@ -8,7 +8,7 @@ waits for one address alone: after `NEXT_S` it tries the next address in paralle
 link belongs to the leader once a first request is answered on it; the answer ends all other attempts. The
 answer also names the controllers' group, so a client of another group stops before it sends a request.
 
-After `WARN_S` without a leader a warning names the missing controllers and the result at each address.
+After `WARN_S` without a leader a warning names the result of the last attempt at each address.
 
 The connection gives up a link that breaks, a link to a controller that does not lead, and, if there are other
 controllers, a link that stays silent for `SILENT_S` beyond the request's own time: its controller is frozen
@@ -114,7 +114,7 @@ class LeaderConnection:
         traffic: Counts of the links.
 
     Attributes:
-        link: The link; None while there is none.
+        link: The link to the leader; None while there is none.
         group: Group of the controller on the last link.
         first_answer: Version, group and answer of the first request on this link, until the answer is used.
 
@@ -186,7 +186,7 @@ class LeaderConnection:
     # --- one request -------------------------------------------------------------------------
 
     async def call(self, link: Link, message: Message, wait_s: float) -> Message:
-        """Send a request and wait for its answer, for `wait_s` and the permitted silence.
+        """Send a request; wait `wait_s` plus `SILENT_S` for its answer, or plus `call_s` for one controller.
 
         Raises:
             CallTimeout: There was no answer.
@@ -388,7 +388,7 @@ class LeaderConnection:
                 if isinstance(error, HandshakeRejected) and error.code == "role":
                     text = f"the controller's address {address} is that of another role: {error.text}"
                     raise HandshakeRejected(error.code, text) from error
-                raise  # an address named by a controller may be valid from its host alone, and does not count
+                raise  # not for an address that a controller named: it may be valid from that host alone
             self._results[address] = error.reason if isinstance(error, DialFailed) else str(error)
             self._reason = self._results[address] if not self._reached else str(error)
             self._put_last(address)

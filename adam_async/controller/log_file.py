@@ -2,8 +2,8 @@
 
 The log appends records to its one file, and syncs it. After the core's snapshot a new file with the whole
 state replaces it. A file exists with its whole first record or not at all, because the log writes the first
-record in the same way. A crash can tear only the last append; a file that does not begin with a whole record
-is no log, and stays untouched. A lock beside the file keeps a second process out. Each error ends the
+record as a whole new file too. A crash can tear only the last append; a file that does not begin with a whole
+record is no log, and stays untouched. A lock beside the file keeps a second process out. Each error ends the
 controller: it must acknowledge nothing after a write with an unknown outcome.
 """
 
@@ -50,7 +50,7 @@ class LogFile:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Saved | None]:
-        """Lock and read the file, for as long as the block lasts.
+        """Lock the file for the duration of the block, and read it.
 
         Yields the saved state; None if there is none.
 
@@ -62,7 +62,7 @@ class LogFile:
         async with AsyncExitStack() as stack:
             try:
                 await self._disk.make_folder(self._folder)
-                # A killed process may have made it without syncing its name.
+                # A killed process may have made the folder without syncing its name.
                 await self._disk.sync_folder(self._folder.parent)
                 await stack.enter_async_context(self._disk.hold(self._folder / "lock"))
                 await self._remove_asides()

@@ -5,12 +5,12 @@ Theory of operation
 All requests use one link, to the leader (`leader_connection`). This link shows the leader that the node is
 alive.
 
-*Changes.* Requests run one at a time, each from the version at which the last answer ended. So each version
-arrives once, whichever controller answers.
+*Changes.* Requests for changes run one at a time, each from the version at which the last answer ended. So
+each version arrives once, whichever controller answers.
 
 *Compare-and-set.* The controllers apply a request once, however often the client sends it: its number in the
 session stays the same over all links and leaders, until a leader answers with its outcome. If the session
-ends meanwhile, the map may still show that the request had no effect; otherwise the answer is `unknown`.
+ends meanwhile, the map may still show that the request had no effect; otherwise the outcome is unknown.
 """
 
 import asyncio
@@ -43,8 +43,8 @@ from adam_async.runtime.traffic import Traffic
 from transport import Identity, Link, Message, Network, RemoteError, RemoteProtocolError
 
 WATCH_S = 1.0
-"""Maximum wait of a watch without changes, and of any other request, in seconds, if there are several
-controllers."""
+"""Maximum wait of a watch without changes if there are several controllers, and time of any other request
+before its silence counts, in seconds."""
 
 LONG_WATCH_S = 60.0
 """Maximum wait of a watch on a single controller, in seconds; the end of its link shows that it has ended."""
@@ -65,7 +65,7 @@ class MapUpdate:
 class Outcome:
     """The outcome of a compare-and-set.
 
-    `done` is None if the outcome is unknown: either the change was made, or it will never be made.
+    `done` is None if it is unknown whether the change was made.
     """
 
     done: bool | None
@@ -91,7 +91,7 @@ class MapClient:
         self._waits = waits
         self._session = 0
         self._session_of: str | None = None
-        """Group of the session; in another group the same number is another client's session."""
+        """Group of the session; in another group the same number may be another client's session."""
         self._number = 0
         self._asking = asyncio.Lock()
 
@@ -138,7 +138,7 @@ class MapClient:
         """Set a key if its record still has version `expected`. One request runs at a time; others wait.
 
         Args:
-            key: Such as ``nodes/worker-0``.
+            key: Key of the record, such as ``nodes/worker-0``.
             expected: Expected version; 0 if the record must not exist.
             after: Version after which the outcome has updates of the map; -1: the whole map.
             group: Group of the versions. Another group applies nothing. Empty: any group.
@@ -146,8 +146,8 @@ class MapClient:
 
         Raises:
             DeadlineExceeded: No leader answered in time. The change may still take effect.
-            RemoteError: The leader refused it, with the code ``invalid`` or ``taken``; the change has no
-                effect.
+            RemoteError: The leader refused it, with a code such as ``invalid``, ``taken`` or ``forbidden``;
+                the change has no effect.
         """
         async with self._deadline(f"the controller to set {key}", timeout_s), self._asking:
             return await self._compare_and_set(key, expected, value, after, group)
@@ -233,7 +233,7 @@ class MapClient:
     async def changes(self, after: int = -1, group: str = "") -> AsyncGenerator[MapUpdate, None]:
         """Yield every version after `after`, once, in order and without a gap.
 
-        The iteration ends only by cancellation.
+        The iteration ends only by cancellation or an error.
 
         A whole map replaces versions that the controllers no longer keep: at the beginning, after a long
         absence, and from another group. Close the generator (`contextlib.aclosing`).

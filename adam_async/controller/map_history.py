@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from adam_async.run.map_changes import Change
 
 KEPT = 1024
-"""Number of changes that a controller keeps; a watcher behind them gets the whole map."""
+"""Number of changes that a controller keeps; a watcher with an older version gets the whole map."""
 
 
 class History:
@@ -27,7 +27,7 @@ class History:
         self._version = change.version
 
     def since(self, version: int) -> Sequence[Change] | None:
-        """Return all changes after a version, in order; None if one was dropped or the version is later."""
+        """Return all changes after a version, in order; None if one was dropped, or the map is older."""
         lacking = self._version - version
         if not 0 <= lacking <= len(self._changes):
             return None

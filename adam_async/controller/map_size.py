@@ -11,8 +11,8 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.map_changes import Change, changed_records, difference
 
 GROWTH_BYTES = 1 << 20
-"""Number of bytes by which existing records may still grow in a full map. Members then continue, while no
-node can join."""
+"""Number of bytes by which existing records may still grow in a full map, so that members can continue; no
+node can join then."""
 
 STORES_BYTES = MOST_MAP_BYTES // 2
 """Maximum size of the records of all stores, lists of arrays and bundles together, in bytes. The rest of the
@@ -23,7 +23,7 @@ MARKS_BYTES = 16
 bytes."""
 
 OUTLINE_BYTES = 1024
-"""Maximum size of the JSON text of a map without records, with the commas between results, in bytes."""
+"""Maximum size of the JSON text of a map without records, with the commas of epoch results, in bytes."""
 
 _ENCODE = msgspec.json.Encoder().encode
 

@@ -4,11 +4,11 @@ Theory of operation
 -------------------
 Each controller dials each other one, and sends only over its own link. The node drops a message that it
 cannot send at once: the core repeats all important messages. The two controllers of a new link exchange their
-identities, and repeat this every `ASK_S` until the group has this controller as a voter.
+identities, and repeat this every `ASK_S` until the group has the dialling controller as a voter.
 
 *Names and identities.* All controllers get the same names and addresses once (`set_addresses`); the node
-ignores messages under other names. A name gets a new identity after each loss of its disk (`bootstrap`); the
-leader adds the newest one to the group.
+ignores messages under other names. A controller gets a new identity after each loss of its disk
+(`bootstrap`); the leader adds the newest one to the group.
 
 *Membership.* A controller with an empty disk has a new identity. The leader adds it as a learner, removes the
 silent old identity of the same name, and promotes the new one: three changes of the membership, one after the
@@ -188,7 +188,7 @@ class PeerControllers:
         return name in self._addresses and name != self._identity.node and name_of(message.sender) == name
 
     def next_step(self, core: Core, *, silent_s: float, now: float) -> Step | None:
-        """Return the next change of the membership; None if all known identities are voters.
+        """Return the next change of the membership; None if no known identity needs or permits one now.
 
         Args:
             silent_s: Silence after which a new identity may replace an old one, in seconds.
@@ -197,7 +197,7 @@ class PeerControllers:
         for name, me in sorted(self._known.items()):
             olds = [node for node in members.all if name_of(node) == name and node != me]
             if any(core.silent_s(node, now=now) < silent_s for node in olds):
-                continue  # the old identity runs: two controllers have the same name
+                continue  # an old identity may still run, as a second controller of this name
             if me not in members.all:
                 return Step("add", me)
             if olds:

@@ -10,7 +10,7 @@
 The rules of each kind of program add rows for their own keys. A controller sets no key here.
 
 *Own* is the record of the node of that id, with the role and the incarnation of the link. A server's own
-bundles are those in which it is in sync; `bundle_rules.may_change` has the changes of a primary and of the
+bundles are those of which it is a member; `bundle_rules.may_change` has the changes of a primary and of the
 others.
 
 *As its driver*: the record names the driver of the link, with its incarnation. The rules of programs decide

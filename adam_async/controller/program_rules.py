@@ -1,8 +1,8 @@
-"""Pure: the rules of programs that all kinds have, and the table of kinds.
+"""Pure: the rules that programs of all kinds share, and the table of kinds.
 
-A driver sets the pieces of a program's blob (``run/<n>``), then its record (``run``). The map has one program
-at a time; its stores leave the map with it. The `Rules` of the program's kind check its terms, begin the
-program, and apply the standing rules. No rule reads the blob.
+A driver sets the pieces of a program's blob (``run/<n>``), then the program's record (``run``). The map has
+one program at a time; its stores leave the map with it. The `Rules` of the program's kind check its terms,
+begin the program, and apply the standing rules. No rule reads the blob.
 """
 
 from collections.abc import Iterator, Mapping

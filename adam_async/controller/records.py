@@ -17,7 +17,7 @@ MOST_ADDRESS = 1024
 """Maximum length of an address, in characters."""
 
 MOST_WORD = 512
-"""Maximum length of the `ready` field of a node, in characters."""
+"""Maximum length of a node's `ready` and `store`, and of each store in `serves`, in characters."""
 
 MOST_SERVED = 128
 """Maximum number of stores that a server reports."""
@@ -58,7 +58,7 @@ def value_too_large(key: str, size: int) -> str:
 
 
 ADDRESS = re.compile(r"tcp://[^\s/]+:\d{1,5}|local://.+")
-"""Addresses that others can dial."""
+"""Pattern of the addresses that other roles can dial."""
 
 
 def check_node(record: NodeRecord) -> str:
@@ -79,7 +79,7 @@ def check_node(record: NodeRecord) -> str:
         length = len(getattr(record, name))
         if length > most:
             return f"{name} has {length} characters; {most} are the most"
-    # Drivers and clients have no listener; peers dial all other roles while these are live.
+    # Drivers, clients and readers have no listener; peers dial live nodes of all other roles.
     if record.live and record.role not in DEAF and not ADDRESS.fullmatch(record.address):
         return f"address {record.address[:80]!r} is not of the form tcp://host:port: others could not dial it"
     size = len(msgspec.json.encode(record.info))
@@ -99,7 +99,7 @@ def _server_problem(record: NodeRecord) -> str:
 
 
 def info_problem(record: NodeRecord, kind: type[msgspec.Struct]) -> str:
-    """Return why a node's info lacks the fields of a type; empty if it has them."""
+    """Return why a node's info does not fit the fields of a type; empty if it fits."""
     try:
         msgspec.convert(record.info, kind)
     except msgspec.ValidationError as error:

@@ -4,8 +4,8 @@ The log holds commands as bytes; `apply` takes them in the order of the log and 
 commands give equal states, byte for byte, and `snapshot` encodes the whole state. The map's own rules are in
 `state`.
 
-*Sessions.* A client that gets no answer repeats its request, perhaps to another controller. A session numbers
-its requests and sends them one at a time, and the state keeps each session's last number and outcome. A
+*Sessions.* A client without an answer repeats its request, perhaps to another controller. It numbers the
+requests of its session and sends them one at a time; the state keeps a session's last number and outcome. A
 repeated number gets the same outcome. A request with a lower number is late: the client needs no answer, and
 the state does not apply the request. A command opens a session, and its index in the log names the session.
 So a delayed request never creates a session anew: its session exists, or has ended. The state drops the least

@@ -47,7 +47,7 @@ class RoleSettings:
         controller: Address of the controller, or those of several joined by commas; empty for a role that is
             no member.
         timeline: Records the messages of its links.
-        process_memory: Returns its process and its memory use.
+        process_memory: Describes its process and its peak memory.
     """
 
     network: Network
@@ -66,7 +66,7 @@ class Role:
 
     Args:
         settings: Its place in the cluster.
-        info: Its entry in the cluster map.
+        info: Facts about it for the cluster map (`NodeRecord.info`).
     """
 
     def __init__(self, settings: RoleSettings, *, info: Mapping[str, Any] | None = None) -> None:
@@ -133,8 +133,7 @@ class Role:
     async def _goodbye(self) -> None:
         """Leave the cluster before the tasks end, so that no role waits for this one.
 
-        During a run the role reports no departure; the controllers then report its loss, unless the run ends
-        first.
+        During a run the role reports no departure; the controllers then report its loss.
         """
         if self._controller:
             if not self._membership.map.in_progress:
@@ -145,7 +144,7 @@ class Role:
         return self._group.create_task(work, name=f"{self._identity.node}/{name}")
 
     async def joined(self) -> None:
-        """Wait until the role is a member of the cluster; a controller need not wait.
+        """Wait until the role is a member of the cluster; without a controller's address, do not wait.
 
         Raises:
             DeadlineExceeded: The controller did not accept it within `start_s` and `call_s`.
@@ -165,7 +164,7 @@ class Role:
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """The role's entry in the cluster map."""
+        """Facts about the role in the cluster map (`NodeRecord.info`)."""
         return self._info
 
     def changes(self) -> AsyncIterator[ClusterMap]:
@@ -217,7 +216,7 @@ class Role:
         request.fail("unexpected", f"{self._identity.node} does not answer {request.message.type}")
 
     def statistics(self) -> CommonStatistics:
-        """Return the traffic of each link, and the process."""
+        """Return the traffic of each link, and facts of the process such as its peak memory."""
         return self._with_common(CommonStatistics())
 
     def _with_common(self, counts: _Counts) -> _Counts:

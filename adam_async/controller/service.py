@@ -9,9 +9,9 @@ history of the map answers watches, each version once. A new leader answers watc
 versions that earlier leaders sent, and a controller behind a watcher's version lets the watcher wait, so
 versions never go back for a watcher.
 
-Members keep a link to the leader. If the last link of an incarnation breaks, or the incarnation does not find
-a new leader, the leader suspects it (`failure_detector`), and after the grace period proposes its loss like
-any other change.
+Members keep a link to the leader. If the last link of an incarnation breaks, or an incarnation has no link to
+a new leader, the leader suspects it (`failure_detector`), and proposes its loss at a deadline, like any other
+change.
 
 A single controller is a group of one, and runs the same code.
 """
@@ -106,7 +106,7 @@ class Controller(Role):
         alone: Whether the controller is a group of one if `peers` is empty.
         kinds: Rules of the programs that may run in the cluster, by kind; the same in all of a group.
         most_sessions: Maximum number of client sessions; the same in all of a group.
-        permits: Permissions of the map's keys; by default those of the stores, the nodes and the kinds.
+        permits: Permissions of the map's keys; by default a `PermissionTable` with the rows of `kinds`.
 
     Attributes:
         group: Its node of the consensus group.
@@ -165,8 +165,8 @@ class Controller(Role):
         if self._file is not None:
             await self._file.begun.wait()
             if self.group.introduce() is None:
-                # If the file belongs to another controller, the group's task has failed, and its error ends
-                # this block. This is the only cause, because the identity follows the read without a wait.
+                # The group's task has refused the file, such as another controller's, and its error ends this
+                # block. There is no other cause, because the identity follows the read without a wait.
                 await asyncio.Event().wait()
 
     def unready(self) -> str:
@@ -428,7 +428,7 @@ class Controller(Role):
             self.group.propose(("lost", node), Lost(node, incarnation))
 
     def statistics(self) -> ControllerStatistics:
-        """Return the version of the map, the group, the traffic of each link, and the process."""
+        """Return the version of the map, the group, the traffic of each link, and facts of the process."""
         return self._with_common(
             ControllerStatistics(version=self.map.version, controllers=self.group.statistics())
         )

@@ -56,7 +56,7 @@ class CoreClock:
         return now
 
     def begins_pause(self, core: Core) -> bool:
-        """Return whether a pause begins after a stall; a pause keeps the core's time before its deadline."""
+        """Leave a stall out of the core's time; return whether a pause before the core's deadline begins."""
         now, deadline = self.now(), core.next_deadline()
         if now - deadline <= LATE_S or self._paused_for == deadline:
             return False
@@ -68,7 +68,7 @@ class CoreClock:
         return True
 
     def reached(self, deadline: float) -> None:
-        """Set the core's time to a reached deadline that begins no pause, however late the process is."""
+        """Note a reached deadline that begins no pause; leave a lateness above `LATE_S` out of the time."""
         late_s = self.now() - deadline
         if late_s > LATE_S:
             self._stalled_s += late_s

@@ -1,7 +1,7 @@
 """Pure: the rules of the cluster map: members, stores and their placement; programs have rules of their own.
 
-A state machine: `apply` takes one command and returns the events that it caused. After each command the
-standing rules run; each rule reads the map and may change it:
+A state machine: `apply` takes one command and returns the events that it caused. After each command that
+changes the map, the standing rules run; each rule reads the map and may change it:
 
     strike    a lost server is no member of bundles; the next member in sync follows a lost primary
     fail      a store has failed if all members in sync of one of its bundles are lost
@@ -11,8 +11,8 @@ standing rules run; each rule reads the map and may change it:
     forget    the map drops departed nodes, except the last `DEPARTED_KEPT` of each role and those in use
 
 The controllers know nothing of models or of training. A *program* is work with records of its own, such as a
-training run; the rules of its kind (`program_rules`) are pure functions of the map that this file calls after
-its own.
+training run; the rules of its kind (`program_rules`) are pure functions of the map that this file calls
+between its own and after them.
 
 The loss of a node is a command, `NodeLost`; `failure_detector` decides when to propose it.
 """
@@ -35,7 +35,7 @@ INCARNATIONS_KEPT = 16
 """Maximum number of ended incarnations that the map keeps of a node."""
 
 DEPARTED_KEPT = 64
-"""Maximum number of departed nodes of each role in the map; the last ones to leave stay."""
+"""Maximum number of departed nodes of each role in the map, except those in use; the last to leave stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A compare-and-set came too late: its key has changed."""
+    """A compare-and-set expected another version of its key, or was made from an outdated map."""
 
     key: str
     version: int
@@ -75,7 +75,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """A compare-and-set named no key of the map, or held a value of another type."""
+    """A compare-and-set named no key of the map, or its value breaks a rule of the map."""
 
     reason: str
 

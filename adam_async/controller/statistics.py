@@ -1,6 +1,6 @@
 """Pure: the statistics of a controller, with the names that reports read.
 
-The answer omits unset fields: a controller without a group has no term.
+The answer omits unset fields, such as the term of a controller whose consensus core has not started.
 """
 
 import msgspec
@@ -13,7 +13,7 @@ class GroupStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """A controller's position in its group."""
 
     group: str
-    """Name of the group; empty before it is founded."""
+    """Name of the group; empty until this controller has the state of a group."""
     role: str
     """Role in consensus, or ``founding``."""
     term: int | UnsetType = UNSET

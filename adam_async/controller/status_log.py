@@ -6,7 +6,7 @@ The consensus node passes its core to the log after every event; the log keeps o
 The log has no timer: a core has a tick at least once in two election time-outs, and a leader has one with
 each heartbeat, so a line is late by at most one such interval.
 
-*Leader.* The log has a line for each election, and none for a request for votes. *Lost and returned
+*Leader.* The log has a line for each elected leader, none for requests for votes. *Lost and returned
 controllers.* The leader reports them, because it measures each voter's silence; it reports none in its first
 `LOST_S`. *No majority.* A warning follows `LEADERLESS_S` without a leader. The warning names the controllers
 that sent nothing during this time, in which every running controller asks for votes.
@@ -14,7 +14,7 @@ that sent nothing during this time, in which every running controller asks for v
 The leading controller also logs each important change of the map (`report_changes`).
 
 Lines for an operator have level `INFO`, a missing majority `WARNING`; a program that starts controllers
-beside other roles reports changes of the cluster itself. The command `controller` shows both.
+beside other roles reports changes of the cluster itself. The command `controller` shows both levels.
 """
 
 import logging
@@ -80,8 +80,8 @@ class StatusLog:
         """Last term with this controller as leader."""
         self._check_at = math.inf
         self._lost: set[str] = set()
-        """Names of the controllers logged as lost and not yet as back, since the last change of the
-        leader."""
+        """Names of the controllers logged as missing, lost or silent, and not yet as back; empty once another
+        controller leads."""
         self._other_groups: set[tuple[str, str]] = set()
         """Pairs of a controller and its other group that were logged."""
 

@@ -1,7 +1,7 @@
 """Pure: the rules of stores: their records, their placement on servers, and their phases.
 
-Each function returns a new map, or the fault of a record as text. `state` calls them: first the setter of a
-key, then the standing rules.
+A setter of a key returns a new map, or the fault of the record as text; a standing rule returns a new map.
+`state` calls the setter of a changed key, then the standing rules.
 """
 
 from collections import Counter
@@ -93,7 +93,7 @@ def _without_unfinished(cluster: ClusterMap) -> ClusterMap:
     """Return the map without the oldest pieces of stores whose creators have set no record.
 
     Each creator has room for the pieces of one store. With too many creators, those with the most pieces lose
-    them first, so that no creator can displace the others.
+    their oldest pieces first, so that no creator can displace the others.
     """
     ids = {store.id for store in cluster.stores.values()}
     unfinished: dict[str, list[tuple[int, str]]] = {}
@@ -114,7 +114,7 @@ def _without_unfinished(cluster: ClusterMap) -> ClusterMap:
 
 
 def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | str:
-    """Create or delete a store, or replace a failed one. No rule changes another existing store here."""
+    """Create or delete a store, or replace a failed one; any other change of a store is a fault."""
     old = cluster.stores.get(name)
     if new.phase == "deleted":
         if old is None or old.id != new.id:
@@ -308,7 +308,7 @@ def memory_of(store: StoreRecord) -> int:
 
 
 def _pieces_of(cluster: ClusterMap, name: str, store: str) -> dict[str, ArraysPiece]:
-    """Return the pieces of the map without those of earlier stores of this name."""
+    """Return the pieces of the map without those of other stores of this name."""
     return {
         key: piece
         for key, piece in cluster.arrays.items()
@@ -317,7 +317,7 @@ def _pieces_of(cluster: ClusterMap, name: str, store: str) -> dict[str, ArraysPi
 
 
 def without_stores(cluster: ClusterMap, names: set[str]) -> ClusterMap:
-    """Return the map without some stores and their lists of arrays."""
+    """Return the map without some stores, their lists of arrays and their bundles."""
     return msgspec.structs.replace(
         cluster,
         stores={name: store for name, store in cluster.stores.items() if name not in names},

@@ -3,11 +3,11 @@
 With `ssp` and `bsp` no replica may wait for a replica without work. So there is a *sync clock*: at the end of
 an epoch, and of a run that stops, every replica advances to the same clock, the *end*. A data server counts
 the steps of its leased groups, so it can report that clock. When other replicas get the groups of a lost
-replica, the end rises, and replicas with a lower end get the new one.
+replica, the end may rise, and replicas with a lower end get the new one.
 
 A step is `round_groups` groups in the order of their leases. If fewer groups wait for the replica, the step
 has fewer groups, and the replica's clock after the step is the reported end, at which its next groups begin.
-The end is never too low, because a worker with a higher clock would wait for all others; a worker with a
+The end must not be too low, because a worker with a higher clock would wait for all others; a worker with a
 lower clock advances. A worker whose answer the ledger has lost may report a higher clock; the report raises
 the end to this clock.
 
@@ -25,7 +25,7 @@ class _Course:
     """Leases of one replica since the server last reported the end to it."""
 
     clock: int
-    """Earliest clock of the groups leased after that report."""
+    """Earliest clock at which the groups leased after that report begin."""
     given: int = 0
 
 
@@ -87,7 +87,7 @@ class ClockTargets:
         return self._courses[replica].clock
 
     def give(self, replica: Replica) -> int:
-        """Count a group leased to a live replica; return the earliest clock of its step."""
+        """Count a group leased to a live replica; return the earliest clock after its step."""
         course = self._courses[replica]
         course.given += 1
         return self.reach(replica, 0)

@@ -1,4 +1,4 @@
-"""A data set, checked once at its construction.
+"""A data set, which `make_dataset` checks once.
 
 Letters: N images, C channels, H rows, W columns. Images are uint8, labels int64, both C-contiguous.
 """
@@ -55,7 +55,7 @@ class Dataset:
     squared_norm: float = 0.0
     """Mean, over some images, of the sum of an image's squared pixels (scaled to 0 to 1); 0 if unknown."""
     cache: CacheLimits | None = None
-    """Memory that a data server may use for the images, in bytes; None: the options of the run decide."""
+    """Limits of a data server's cache of the images; None: the options of the run decide."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -215,7 +215,7 @@ def _check_array(array: object, origin: str) -> None:
 
 
 def as_images(array: NDArray[Any], origin: str) -> NDArray[np.uint8]:
-    """Return an array of images as (N, C, H, W), contiguous; a view if the array is contiguous.
+    """Return an array of images as (N, C, H, W), contiguous; a view if the pixels have this order already.
 
     Raises:
         DataError: Not an array, or a wrong dtype or shape; names the array by `origin`.
@@ -275,7 +275,7 @@ def number_classes(labels: Iterable[str]) -> tuple[dict[str, int], tuple[str, ..
     """Number the classes of a table or a shard.
 
     If at least half of the labels are numbers, the labels are the class numbers and have no names; otherwise
-    they are names, numbered in their order.
+    they are names, numbered in sorted order.
 
     Returns:
         The number of each usable label, and the names of the classes. Other labels have no class.
@@ -297,7 +297,7 @@ def number_folders(folders: Iterable[str], origin: str) -> dict[str, int]:
     """Number class folders in their order: by value if all are numbers, otherwise by letters.
 
     Raises:
-        DataError: A name is not printable.
+        DataError: A name is not printable, or too long.
     """
     names = sorted(folders)
     for name in names:

@@ -13,7 +13,7 @@ rounds a joining replica takes part from the next epoch on, unless it is alone. 
 wait for the next one.
 
 An epoch may end before all its groups are trained. An epoch *closes* when a fraction of the live replicas
-with leases have finished their shares. A closed epoch leases only groups with images that the epoch before
+with groups have finished their shares. A closed epoch leases only groups with images that the epoch before
 has skipped, and only to replicas that have finished their shares. Leased groups are still trained and count.
 The epoch is over when all leased groups are finished; it skips the groups that were not leased. If all
 replicas lease from one pool, the epoch leases only this fraction of its groups, and closes when they are
@@ -71,8 +71,8 @@ class GroupLease:
     replica: Replica
     attempt: int
     clock: int = 0
-    """Earliest clock of the group's step, which is the clock of the values that contain the group; 0 without
-    clocks."""
+    """Earliest clock after the group's step, which is the clock of the values that contain the group; 0
+    without clocks."""
     losses: dict[int, float] = field(default_factory=dict)
     """Losses of the parts of the replica that have reported the group, whose sum is the group's loss."""
 
@@ -175,7 +175,7 @@ class Epoch:
         self._close_if_due()
 
     def progress(self, number: int) -> float:
-        """Return the progress of the run at a group, in epochs, for the replica of its share."""
+        """Return the progress of the run at a group, in epochs, for the replica whose share has the group."""
         return self.number - 1 + self._progress[number]
 
     # --- the end -----------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class Epoch:
 
     @property
     def drained(self) -> bool:
-        """Whether the epoch drains and is not over, and every leased group is finished."""
+        """Whether the epoch drains and is not over, and no group is leased or may still be leased."""
         if not self.draining or self.over or self.leases:
             return False
         return not any(map(self.has_work, self._live))
@@ -264,7 +264,7 @@ class Epoch:
         return begins_at
 
     def has_work(self, replica: Replica) -> bool:
-        """Return whether a group waits for a replica."""
+        """Return whether a group waits for a replica, and the replica may lease it."""
         queue = self._queue_of(replica)
         # The last groups of a closed epoch are trained, so that it ends.
         if self.draining and not self.closed and self._room(replica) <= 0:
@@ -275,7 +275,7 @@ class Epoch:
         return queue[0][0] < self._carried or self.finished + len(self.leases) < self._pool_limit
 
     def _room(self, replica: Replica) -> int:
-        """Return the number of groups that a replica still trains in an epoch that drains."""
+        """Return the number of groups that a replica may still lease in an epoch that drains."""
         return self.clock_targets.room(replica) if self.clock_targets is not None else 0
 
     @property
@@ -299,7 +299,7 @@ class Epoch:
         self.finished += 1
 
     def _return_leases(self, replica: Replica) -> int:
-        """Return the leases of a replica to its queue; return their number."""
+        """Put the leased groups of a replica back into its queue; return their number."""
         back = sorted(number for number, lease in self.leases.items() if lease.replica == replica)
         groups = [(number, self.leases.pop(number).attempt + 1) for number in back]
         # Returned groups are the oldest ones, so they go to the front, in their order.
@@ -313,7 +313,7 @@ class Epoch:
     # --- the early end -----------------------------------------------------------------------
 
     def _close_if_due(self) -> None:
-        """Close the epoch after enough groups; carried groups are still leased."""
+        """Close the epoch after enough finished groups or shares; carried groups are still leased."""
         # With clocks all groups are trained; the warm start belongs to one replica.
         if self.closed or self._warming or self.clock_targets is not None or self._fraction >= 1:
             return
@@ -354,7 +354,7 @@ class Epoch:
     # --- membership --------------------------------------------------------------------------
 
     def replicas_changed(self, live: Collection[Replica]) -> int:
-        """Remove some replicas, add others; return the number of leases that are trained again."""
+        """Remove the lost replicas, and add the new ones; return the number of returned leases."""
         lost = [replica for replica in self._live if replica not in live]
         joined = sorted(replica for replica in live if replica not in self._live)
         self._live = tuple(sorted(live))
@@ -401,7 +401,7 @@ class Epoch:
         own.extend(sorted(max(others, key=len).pop() for _ in range(part)))
 
     def _pass_on(self) -> None:
-        """Move groups that wait for other replicas to the members."""
+        """Move the groups of replicas that are no members of the epoch to its members."""
         if not self._members:
             self._members = set(self._live)  # only replicas that joined late are left
         if not self._members:

@@ -134,10 +134,10 @@ class GroupCache:
     # --- making ------------------------------------------------------------------------------
 
     def prepare(self, numbers: Iterable[int]) -> list[int]:
-        """Gather the blocks of these groups, unless they exist, were taken before, or memory is short.
+        """Gather the blocks of these groups that neither exist nor were taken before, or return them.
 
-        Returns the blocks that the caller must `make` and `put` here; each is named once, until it is
-        forgotten.
+        An instant cache gathers them while memory has room, and returns none. Otherwise the caller must
+        `make` and `put` the returned blocks; each is returned once, until it is forgotten.
         """
         missing = [
             block for block in self.blocks(numbers) if self._is_missing(block) and self._left_in(block)

@@ -42,8 +42,8 @@ AT_ONCE = 2
 few because an urgent block waits for all of them."""
 
 SHARE_OF_ANSWER = 64
-"""Divisor of the server's memory that gives the maximum size of an answer: the unread answers of several
-workers must fit together."""
+"""Divisor of the cache size that gives the maximum size of an answer: the unread answers of several workers
+must fit together."""
 
 
 _NO_IMAGES, _NO_LABELS = np.empty((0, 1, 1, 1), np.uint8), np.empty(0, np.int64)

@@ -1,6 +1,6 @@
-"""Decoded images of one data server: in memory while it has room, else in a file or decoded again.
+"""Decoded images of one data server: in memory while the cache has room, else in a file or decoded again.
 
-Each epoch takes every image once, in a new order, so the image used last is used next as late as possible.
+Each epoch takes every image once, in a new order, so the least recently used images are needed again soonest.
 With room for a share c of the images, a cache that evicts the least recently used finds c + (1 - c) ln(1 - c)
 of the images (3 % with room for a quarter), and one that evicts nothing finds c. The images decoded first
 therefore stay, and none is ever evicted.
@@ -24,7 +24,7 @@ from adam_async.runtime.clock import Clock
 logger = logging.getLogger(__name__)
 
 SHARE_OF_BLOCKS = 4
-"""Divisor of the budget that gives the least memory for blocks and answers."""
+"""Divisor of the cache size that gives the minimum memory for blocks and answers."""
 
 MakeScratch = Callable[[Path], Scratch]
 

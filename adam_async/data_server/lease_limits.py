@@ -3,7 +3,8 @@
 An epoch that ends early waits for its leases (`epoch.py`). Groups are leased ahead of need, as many to a slow
 replica as to a fast one, and the slow replica takes longer for them. A replica below half the rate of the
 fastest one therefore has only as many groups as it finishes in the time that the fastest one would need for
-its usual number. The limit is never below one and a half steps, because a report needs a whole step.
+the largest number that the slow one held at once. The limit is at least one and a half steps, rounded down,
+because a report needs a whole step.
 """
 
 from collections.abc import Collection
@@ -57,7 +58,7 @@ class LeaseLimits:
         counts.finished += 1
 
     def keep(self, replicas: Collection[Replica]) -> None:
-        """Forget all other replicas; a replica that returns begins from nothing."""
+        """Forget all replicas except these; a replica that returns begins from nothing."""
         self._replicas = {name: counts for name, counts in self._replicas.items() if name in replicas}
 
     def room(self, replica: Replica, now: float) -> int | None:

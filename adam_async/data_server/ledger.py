@@ -91,7 +91,7 @@ class Ledger:
         return ledger
 
     def begin(self) -> tuple[int, Opening]:
-        """Return the newest opening for a new replica, and the number of the next entry."""
+        """Return the number of the first entry after the newest opening, and this opening."""
         return self._openings[-1]
 
     def read(self, number: int, count: int) -> Sequence[Entry] | None:

@@ -9,9 +9,9 @@ therefore has all settled entries, and the first of them becomes the next leader
 
 A new replica reads the ledger from its opening, counts as soon as it has the whole ledger, and is then added
 to the map. In a new term every replica reads the ledger again, because it may have entries that the new
-leader never got. It drops its ledger only when the new one is whole, so at any moment all replicas have all
-settled entries. Replicas refuse copies of an older term: a removed leader that has not learnt of its removal
-settles no more entries, because a replica that it waits for has a newer term.
+leader never got. A replica drops its old ledger only when the new one is whole, so all replicas always have
+all settled entries. Replicas refuse copies of an older term: a removed leader that has not learnt of its
+removal settles no more entries, because a replica that it waits for has a newer term.
 """
 
 import math
@@ -43,7 +43,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     opening: Opening | None = None
     """State before the first entry, for a replica that reads from the start; None for other replicas."""
     whole: bool = True
-    """Whether the part has all entries so far."""
+    """Whether the part ends with the last entry so far."""
 
 
 class CopyRefused(Exception):
@@ -63,8 +63,8 @@ class _Copy:
     reported: int = -1
     """Number of settled entries that the leader has reported to the replica; -1 at first."""
     whole: bool = False
-    """Whether the replica has had the whole ledger at some time since it began to read. Before that time the
-    replica does not count for settling."""
+    """Whether the replica has had the whole ledger at some time since it began to read. Before that time a
+    replica with `counts` lets the leader settle no entry."""
     counts: bool = False
     """Whether settling an entry needs this replica."""
 
@@ -175,7 +175,7 @@ class LedgerReplication:
         self._copies.clear()
 
     def take(self, term: int, part: Part) -> list[Settled]:
-        """Take a part from the leader; return the newly settled entries. A refused part changes nothing.
+        """Take a part from the leader; return the newly settled entries. A refused part adds no entries.
 
         Raises:
             CopyRefused: The part is of an older term, leaves a gap, or has entries that no state accepts.

@@ -6,7 +6,7 @@ are settled, the replica forwards them again, to a new leader if there is one. A
 enters no events.
 
 The leader has a task with a link for each server that copies the ledger. The leader removes an unreachable
-server from the cluster map, and then tries to add it as a new one.
+server from the ledger replicas of the cluster map, and then tries to add it as a new one.
 """
 
 import asyncio
@@ -405,7 +405,7 @@ class LedgerService:
     async def _change(
         self, change: Callable[[tuple[LedgerReplica, ...]], tuple[LedgerReplica, ...] | None], what: str
     ) -> None:
-        """Change the ledger replicas in the map; waits for the controllers while this server leads."""
+        """Change the ledger replicas in the map; wait for the controllers while this server leads."""
         run, term = self._run, self._ledger_replication.term
 
         def changed(newest: ClusterMap) -> LedgerRecord | None:
@@ -430,7 +430,7 @@ class LedgerService:
             await asyncio.get_running_loop().create_future()
 
     def statistics(self) -> LedgerStatistics:
-        """Return the role in the ledger, its term, and the number of replicas."""
+        """Return whether this server leads the ledger, the term, and the number of replicas."""
         ledger_record = self._map.ledger_record
         return LedgerStatistics(
             leads=self._ledger_replication.leads,

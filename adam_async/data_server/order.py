@@ -36,7 +36,7 @@ class EpochOrder:
     def carried_images(self) -> bytes:
         """The images that come first, because the epoch before has skipped them.
 
-        One bit for each image of the data set, from the highest bit of a byte on; empty without any.
+        One bit for each image of the order, by number, from the highest bit of a byte on; empty if all are 0.
         """
         return _bits(self.indices[: self.carried], len(self.indices))
 
@@ -135,7 +135,7 @@ class EpochOrders:
 
 
 def _bits(images: NDArray[np.int64], num_images: int) -> bytes:
-    """Return one bit for each image of the data set, set for these images; empty without any."""
+    """Return one bit for each of `num_images` images, set for these images; empty without any."""
     if not len(images):
         return b""
     chosen = np.zeros(num_images, np.bool_)
@@ -153,5 +153,5 @@ def epoch_order(dice: Dice, *, epoch: int, num_images: int, images_per_group: in
 
 
 def count_groups(num_images: int, images_per_group: int) -> int:
-    """Return the number of groups of `num_images` images, with a short last group."""
+    """Return the number of groups of `num_images` images, including a short last group."""
     return -(-num_images // images_per_group)

@@ -115,7 +115,7 @@ def check_entering(event: LeaseAsked | GroupsReported, peer: Identity) -> None:
 
 
 def check_part(part: Part, *, partitions: int, images: int, groups: int) -> None:
-    """Refuse a part of a ledger that another run or another data set has.
+    """Refuse a part of a ledger that belongs to another run or another data set.
 
     Raises:
         RemoteProtocolError: The part is impossible in this run.

@@ -65,7 +65,7 @@ from transport import Message, Request
 logger = logging.getLogger(__name__)
 
 DIGESTED = 64
-"""Number of images in the digest of a data set."""
+"""Maximum number of images in the digest of a data set."""
 
 
 class DataServer(Role):
@@ -400,7 +400,7 @@ class DataServer(Role):
 
     def _report_statistics(self, request: Request, body: GetStatistics) -> None:
         def make() -> Message:
-            """Pack the counts, with the trained ranges of images."""
+            """Pack the counts, with the ranges of trained groups."""
             counts, state = self.statistics(), self.state
             trained = state.trained_at(body.clock) if body.clock else state.trained()
             if trained is not None:
@@ -481,7 +481,7 @@ def _began(program: TrainingProgram, epoch: EpochRecord, carried_images: bytes) 
 
 
 def _digest(dataset: Dataset) -> str:
-    """Return a digest of all labels, and of some images if these are in memory."""
+    """Return a digest of all training labels, and of some training images unless these are decoded later."""
     found = blake2b(dataset.train_labels.tobytes(), digest_size=8)
     images = dataset.train_images
     if isinstance(images, np.ndarray):

@@ -8,8 +8,8 @@ another port; that server joins the asker's cluster like any other data server.
 
 The data server serves until the asker closes the link. If the link breaks, the cluster may still work. The
 data server then stays until the cluster map reports the loss of the asker, or until its membership has had no
-controller for `patience_s`. The end of one data server is logged with any reason, and affects neither the
-host nor the other servers.
+controller for `patience_s`. The host logs the end of a data server with its reason; this end affects neither
+the host nor the other servers.
 """
 
 import logging

@@ -9,8 +9,8 @@ position: all workers get the same groups, and a repeated question gets the same
 reaches the end of the log, the state leases more groups.
 
 A report of a group that is not leased under that attempt, or of another generation, is late: another replica
-trains the group. The report is counted, and changes nothing. Every group of an epoch is therefore finished
-exactly once, and the epoch ends when all of them are finished or skipped (`epoch`).
+may train the group. The report is counted, and changes at most the known clocks. So no group of an epoch is
+finished twice, and the epoch ends when all of them are finished or skipped (`epoch`).
 
 A question without work is *parked* until groups are available, the epoch changes, or its time is up; so is a
 question of a generation that has not begun or is over. If a worker has not learnt yet that its replica has no
@@ -146,7 +146,7 @@ class Grant:
     last: bool
     """Whether the replica has no more groups."""
     progress: tuple[float, ...] = ()
-    """Progress of the run at each group, in epochs, for the replica of its share."""
+    """Progress of the run at each group, in epochs, for the replica whose share has the group."""
     clock: int = 0
     """Earliest clock at which the first of the groups begins."""
     end: int = 0
@@ -164,7 +164,7 @@ class EpochEnded:
     train_s: float
     """Time from the first lease to the last report, in seconds, earlier parts of a resumed epoch included."""
     clock: int
-    """Sync clock; without rounds the highest clock of a replica."""
+    """Sync clock; without rounds the highest reported clock of a replica."""
     skipped: tuple[tuple[int, int], ...] = ()
     behind: tuple[Replica, ...] = ()
     """Replicas in whose shares the skipped groups were."""
@@ -308,7 +308,7 @@ class DataState:
         # Clocks never fall, whatever the controllers report.
         self._clock = max(self._clock, event.first_clock)
         self._most_clock = most_clock(stands_at=self._clock, epochs=1, groups=event.groups)
-        # All groups of the last epoch are finished, so no worker asks for them again.
+        # All leased groups of the last epoch are finished, so no worker asks for them again.
         for log in self._logs.values():
             log.begin_epoch()
         self._limits = LeaseLimits(event.step)
@@ -337,7 +337,7 @@ class DataState:
         ):
             log.confirm(event.partition, event.position)
         # The void questions are answered too, because their server keeps them open. A question that a
-        # follower enters twice, for a new leader, does not void itself.
+        # ledger replica enters twice, for a new leader, does not void itself.
         requests = [parked.asked.request for parked in void]
         return [Grant(request, 0, (), last=False) for request in requests if request != event.request]
 
@@ -540,8 +540,8 @@ class DataState:
     def trained_at(self, clock: int) -> Trained | None:
         """Return the finished groups of the steps up to a clock, if replicas synchronise their clocks.
 
-        Returns None while a group of such a step is leased, or if the server has already dropped the clocks
-        of groups after this clock.
+        Returns None without an epoch, while a group of such a step is leased, or if the server has already
+        dropped the clocks of groups after this clock.
         """
         epoch = self._epoch
         if epoch is None or clock < self._dropped_clock:

@@ -12,7 +12,7 @@ from dataflow import PoolStatistics
 
 
 class CacheStatistics(msgspec.Struct, kw_only=True):
-    """Memory of images and groups; fields from `hits` to `replaced_why` count images that a cache decodes."""
+    """Memory of images and groups; only a cache that decodes images sets `hits` to `replaced_why`."""
 
     resident_images: int
     resident_bytes: int

@@ -21,10 +21,10 @@ up to it.
 
 *Durable first.* Changes in memory that are not on disk yet are records, which the effect `Persist` writes. A
 message waits until all records made before it are on disk. This holds for messages to the node itself too: a
-candidate's own vote and a leader's own entries count once they are on disk. So a crash forgets only state
-that no other node has seen. A leader may send entries before they are on its own disk, because the term that
-identifies them was durable before its election. A group of one node, and group commit (one sync for many
-records), need no further rule.
+candidate's own vote and a leader's own entries count once they are on disk. So a crash forgets no vote and no
+acknowledgement that another node has. A leader may send entries before they are on its own disk, because the
+term that identifies them was durable before its election. A group of one node, and group commit (one sync for
+many records), need no further rule.
 
 *Why a leader has all committed entries.* An entry of the leader's own term is committed once a majority has
 it. A later leader has votes of a majority, so one of its voters had the entry when it voted, and a node votes
@@ -44,10 +44,10 @@ memberships one step apart overlap, so their elections and commits exclude each 
 after the step before, and an entry of the leader's own term, are committed. Otherwise leaders of two terms
 could each have a step unknown to the other, and these memberships are two steps apart.
 
-*Stability.* Before a node raises its term, it asks the voters whether they would vote for it (*pre-vote*). A
-node that receives messages of a leader does not answer. So a node that returns from a partition raises no
-term and deposes no leader. A leader without messages of a majority for an election time-out resigns
-(*check-quorum*), because a leader that can send but not receive would keep the others from an election.
+*Stability.* A node that misses its leader asks the voters whether they would vote for it (*pre-vote*) before
+it raises its term. A node that receives messages of a leader does not answer. So a node that returns from a
+partition raises no term and deposes no leader. A leader without messages of a majority for an election
+time-out resigns (*check-quorum*), because a leader that can send but not receive would prevent an election.
 Safety needs neither check, and no clock.
 """
 

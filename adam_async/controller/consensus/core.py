@@ -49,8 +49,8 @@ class Core:
     """One node of a group. The shell restores `saved.snapshot` into its state machine before the first event.
 
     Args:
-        saved: The durable state: the result of `records.recover`; or that of `records.bootstrapped`, or for a
-            joining node `Saved` with a new identity alone, after the caller has written it to disk.
+        saved: The durable state: the result of `records.recover`, or, already written to disk, that of
+            `records.bootstrapped` or, for a joining node, `Saved` with a new identity alone.
         draw: Returns a new random number from 0 to 1 at each call, which spreads the election time-outs.
         now: The time, in seconds of the caller's clock.
         contents: Checks that the state machine can read commands and states of other nodes.
@@ -71,7 +71,7 @@ class Core:
         self.role = Role.FOLLOWER
         self.leader: str | None = None
         self.commit = saved.snapshot.index
-        """Index of the last committed entry that was emitted in an `Apply`."""
+        """Index of the last committed entry that an emitted `Apply`, or the snapshot, covers."""
         self.log = Log(saved.snapshot, saved.entries)
         self._settings = settings
         self._draw = draw
@@ -101,7 +101,7 @@ class Core:
         )
 
     def silent_s(self, node: str, *, now: float) -> float:
-        """Return the seconds since a node's last answer; 0 on a follower, and for an unknown node."""
+        """Return the seconds since another member's last answer to this leader; 0 in all other cases."""
         known = self._leading.progress.get(node) if self._leading is not None else None
         return now - known.heard if known is not None and node != self.me else 0.0
 
@@ -158,7 +158,7 @@ class Core:
     def _receive(self, message: Message) -> None:
         if message.to != self.me:
             return  # for an earlier identity on this address, whose promises this node does not know
-        # A silent refusal: any answer would let a returning node raise the term and depose the leader.
+        # A node that returns may have a higher term; its request must not depose a leader that is well.
         # With `transfer` the leader itself wants the election.
         if isinstance(message, AskVote) and not message.transfer and self._leader_is_near():
             return
@@ -299,7 +299,7 @@ class Core:
         # Committed entries are the same in all logs, so only a later previous entry can differ.
         if previous > self.commit and self.log.term_at(previous) != append.prev_term:
             last = self.log.last_index
-            # A hint skips the whole term in conflict; one index per answer would take a round trip each.
+            # The hint skips the whole term in conflict; a search entry by entry takes a round trip for each.
             match = last if previous > last else self.log.before_term_of(previous, self.commit)
             self._answer(append, ok=False, match=match)
             return
@@ -309,7 +309,7 @@ class Core:
                 self._put(append.entries[position:])
                 break
         match = previous + len(append.entries)
-        # Entries beyond `match` may differ from the leader's, whatever it has committed.
+        # Entries beyond `match` may differ from the leader's, whatever the leader has committed.
         self._commit_to(min(append.commit, match))
         self._answer(append, ok=True, match=match)
 
@@ -374,7 +374,7 @@ class Core:
             )
         snapshot = self.log.snapshot_at(taken.index, taken.state)
         if snapshot is None or taken.index == self.log.snapshot.index:
-            return  # a later snapshot arrived meanwhile and replaced these entries
+            return  # meanwhile the log got a snapshot at this index or a later one
         self.log.install(snapshot)
         self._outbox.record(snapshot)
 
@@ -392,7 +392,7 @@ class Core:
         # The leader acknowledges its own entry through the outbox: it counts once it is durable here.
         self._outbox.hold(Appended(sender=self.me, to=self.me, term=self.term, ok=True, match=index, round=0))
         if members is not None:
-            # A membership is in force from the log on, so the new node gets this very entry.
+            # A membership is in force once it is in the log, so an added node gets this very entry.
             self._led.regroup(members, last_index=index, now=self._now)
         for node in self._others():
             self._feed(node)
@@ -429,7 +429,7 @@ class Core:
     def _continue_snapshot(self, taken: Taken) -> None:
         known = self._led.note_answer(taken, now=self._now)
         if known is not None and known.snapshot is not None and known.snapshot.index == taken.index:
-            # An answer with the same offset is a copy: a chunk for each copy would multiply them.
+            # An answer with the same offset is a copy: a chunk for each copy would multiply the messages.
             if known.offset != taken.offset:
                 known.offset = taken.offset
                 self._feed(taken.sender, force=True)
@@ -439,7 +439,7 @@ class Core:
         leading, before = self._led, self.commit
         if before < self.log.last_index:
             decided = leading.matched(self.members)
-            # A count commits entries of this term alone: a log without an earlier one may still win.
+            # Copies commit entries of this term only: a node without an earlier entry may still be elected.
             if decided > before and self.log.term_at(decided) == self.term:
                 self._commit_to(decided)
             for index in range(before + 1, self.commit + 1):
@@ -512,7 +512,7 @@ class Core:
         return self.log.members_index > self.commit
 
     def _may_add(self, question: Propose | Change) -> bool:
-        # An entry behind the handover's last index would keep the successor from ever having all of them.
+        # With new entries during a handover the successor might never have the whole log.
         if self._led.handover is not None:
             self._refuse(question, f"leadership is on its way to {self._led.handover.to}")
             return False
@@ -526,12 +526,12 @@ class Core:
         if len(leading.reads) >= self._settings.backlog:
             self._refuse(read, f"{self._settings.backlog} reads wait for an answer; try again later")
             return
-        # The next round, not the present one: it may have begun before a write that this read must see.
+        # The next round, because the present one may have begun before a write that this read must see.
         leading.reads.append(WaitingRead(read.tag, max(self.commit, leading.first), leading.round + 1))
         self._serve_reads()
 
     def _serve_reads(self) -> None:
-        """Answer the reads with a confirmed round, and begin a round for the others if none is under way."""
+        """Answer the reads with a confirmed round and index; begin a round for others if none is running."""
         leading = self._led
         # A loop: in a group of one a new round is confirmed at once.
         while leading.reads:
@@ -597,4 +597,4 @@ HANDLERS: dict[type, dict[Role, _Handler]] = {
     Transfer: if_leading(Core._transfer, otherwise=Core._refer),
     Snapshotted: always(Core._keep_snapshot),
 }
-"""Handlers of events, and of messages of the node's own term, by role."""
+"""Handlers of events, and of messages of the node's own term, by type and role."""

@@ -110,7 +110,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The proposal is committed and applied here; or the transfer has ended this node's leadership."""
+    """The proposal is committed and applied here; or leadership has ended after a request to transfer it."""
 
     tag: Hashable
     index: int
@@ -126,7 +126,7 @@ class ReadReady:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The request has no effect, now or later. `leader` is the known leader, if any."""
+    """The request has no effect; only an expired transfer may still have one. `leader` is None if unknown."""
 
     tag: Hashable
     reason: str

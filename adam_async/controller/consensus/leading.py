@@ -1,4 +1,4 @@
-"""Pure: a leader's view of the other nodes' logs, and the requests that wait for it."""
+"""Pure: a leader's view of the nodes' logs, and its waiting requests."""
 
 from collections import deque
 from collections.abc import Hashable, Iterator
@@ -16,9 +16,9 @@ class Progress:
     """Known state of one node's log, and the next entries to send to the node."""
 
     next: int
-    """Index of the first unsent entry."""
+    """Index of the next entry to send."""
     heard: float
-    """Time of the node's last answer in this term, in seconds."""
+    """Time of the node's last answer in this term, in seconds; at first, the time when tracking began."""
     match: int = 0
     """Index up to which the node has all entries on disk."""
     round: int = 0
@@ -34,7 +34,7 @@ class Progress:
     """Number of bytes of the snapshot that the node has received."""
 
     def begin_snapshot(self, snapshot: Snapshot) -> None:
-        """Send a snapshot before any entries."""
+        """Begin the transfer of a snapshot, which the node needs before any entries."""
         self.snapshot, self.crc, self.offset, self.sure = snapshot, crc32(snapshot.state), 0, False
 
     def refused(self, answer: Appended) -> bool:
@@ -79,7 +79,7 @@ class Leading:
     """A leader's state in one term.
 
     A *round* begins with a message to each node. Once a majority has answered a round or a later one, no
-    other leader existed when this round began.
+    leader of a later term existed when this round began.
 
     Args:
         first: Index of the first entry of this term.
@@ -112,11 +112,11 @@ class Leading:
         return int(members.decided({node: known.round for node, known in self.progress.items()}))
 
     def heard(self, members: Members) -> float:
-        """Return the latest time since which a majority of the nodes has answered."""
+        """Return the latest time since which a majority of the voters has answered."""
         return members.decided({node: known.heard for node, known in self.progress.items()})
 
     def feed(self, node: str, log: Log, commit: int, *, force: bool) -> Iterator[Append | Chunk]:
-        """Yield messages with entries that a node lacks and may get now; with `force`, at least one."""
+        """Yield the messages, with entries or a chunk, that a node may get now; at least one if `force`."""
         known, settings = self.progress[node], self._settings
         if known.snapshot is None and log.term_at(known.next - 1) is None:
             known.begin_snapshot(log.snapshot)
@@ -127,7 +127,7 @@ class Leading:
                 yield self._chunk(node, known, known.snapshot)
             return
         while True:
-            # Until the common prefix is known, each message is a probe and waits for its answer.
+            # Until the common prefix is known, each message is a probe; the next one waits for its answer.
             may_send = known.next - known.match <= settings.window if known.sure else force
             entries = log.load(known.next, settings.message_bytes) if may_send else ()
             if not entries and not force:
@@ -187,7 +187,7 @@ class Leading:
         return True
 
     def lag(self, node: str, log: Log) -> int:
-        """Return the number of entries that a member lacks; 0 for another node."""
+        """Return the number of entries that a member lacks; 0 for a node that is no member."""
         known = self.progress.get(node)
         return log.last_index - known.match if known is not None else 0
 

@@ -1,8 +1,8 @@
 """Pure: the membership of a group, and the steps that change it.
 
 Majorities count voters; learners only receive the log. One step adds a learner, promotes a learner to voter,
-or removes one node. Two voter sets one step apart differ by one node, so each majority of one shares a node
-with each majority of the other: two memberships in force cannot decide against each other.
+or removes one node. Two voter sets one step apart differ by at most one node, so each majority of one shares
+a node with each majority of the other: two memberships in force cannot decide against each other.
 
 A node's *identity* is its name and a number drawn when its disk was empty. A node that lost its disk has a
 new identity: the votes and acknowledgements of the old one do not bind it, and the node counts again only

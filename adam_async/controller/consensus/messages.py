@@ -65,7 +65,7 @@ class Append(Body, frozen=True, kw_only=True):
     """Entries that follow the one at `prev_index`. The sender leads in `term`.
 
     Raises:
-        ValueError: The entries do not follow `prev_index`.
+        ValueError: The entries do not follow `prev_index`, or an entry has a later term than the message.
     """
 
     prev_index: int
@@ -85,32 +85,32 @@ class Append(Body, frozen=True, kw_only=True):
 
 
 class Appended(Body, frozen=True, kw_only=True):
-    """The answer to an `Append`, to the last `Chunk`, and to an unneeded `Chunk`."""
+    """The answer to an `Append`, and to a `Chunk` that completes a state, is unneeded or has an old term."""
 
     ok: bool
     match: int
     """Last index up to which both logs are durably equal, or without `ok` up to which they may be equal."""
     prev_index: int = 0
-    """Previous index of the refused `Append`."""
+    """`prev_index` of the answered `Append`; otherwise 0."""
     round: int
 
 
 class Chunk(Body, frozen=True, kw_only=True):
-    """The bytes of a snapshot's state from `offset` on. The sender leads in `term`."""
+    """A piece of a snapshot's state, which begins at `offset`. The sender leads in `term`."""
 
     index: int
     index_term: int
     members: Members
     size: int
     crc: int
-    """Size and CRC-32 of the whole state."""
+    """CRC-32 of the whole state, which has `size` bytes."""
     offset: int
     data: bytes
     round: int
 
 
 class Taken(Body, frozen=True, kw_only=True):
-    """The receiver has the first `offset` bytes of the snapshot at `index`."""
+    """The answer to a `Chunk`: its sender has the first `offset` bytes of the state at `index`."""
 
     index: int
     offset: int

@@ -115,7 +115,7 @@ def recover(data: bytes, *, origin: str) -> tuple[Saved | None, int]:
             off there.
 
     Raises:
-        DamagedLog: A durable record is damaged.
+        DamagedLog: A durable record is damaged or missing, or this version cannot read it.
     """
     saved: Saved | None = None
     log = Log(Snapshot())

@@ -19,9 +19,9 @@ class Settings:
     state_bytes: int = 64 << 20
     """Maximum size of a snapshot's state from another node, in bytes."""
     chunk_bytes: int = 256 << 10
-    """Size of the piece of a snapshot in one message, in bytes."""
+    """Maximum size of the piece of a snapshot in one message, in bytes."""
     window: int = 64
-    """Maximum number of entries sent to a node ahead of its answers."""
+    """Number of unanswered entries at which the leader stops sending entries to a node."""
     backlog: int = 128
     """Maximum number of uncommitted entries, and of waiting reads; the node refuses more."""
     catch_up: int = 64

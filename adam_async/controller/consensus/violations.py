@@ -17,7 +17,7 @@ from adam_async.controller.consensus.messages import Append, Appended, Chunk, En
 from adam_async.controller.consensus.settings import Settings
 
 LARGEST = 1 << 53
-"""Largest index, commit index or round number that a message may have, beyond the reach of any group."""
+"""Largest number that a field of a message may have, except its term; no group reaches this number."""
 
 TERM_JUMP = 1 << 32
 """Maximum number of terms by which a message may be ahead of this node: over a century of elections, one each
@@ -79,7 +79,7 @@ class Guard:
         """
         _check_shape(message, self._settings)
         if message.to != self._me:
-            return  # addressed to an earlier incarnation: the core ignores it
+            return  # addressed to an earlier identity: the core ignores it
         _check_term(message, term)
         _check_leader(message, self._me, term, leader)
         if message.term < term:
@@ -94,7 +94,7 @@ class Guard:
 
 
 def _check_shape(message: Message, settings: Settings) -> None:
-    """Refuse numbers and names beyond all bounds, whatever the state of the core."""
+    """Refuse a message whose numbers, names or contents no correct node sends in any state of the core."""
     _check_names("sender", (message.sender, message.to))
     for field in message.__struct_fields__:
         value = getattr(message, field)
@@ -152,13 +152,13 @@ def _check_chunk(chunk: Chunk, settings: Settings) -> None:
 
 
 def _check_term(message: Message, term: int) -> None:
-    """Refuse a term that no group reaches, or that is too far ahead of this node's."""
+    """Refuse a term below 1, or too far ahead of this node's."""
     if not 1 <= message.term <= term + TERM_JUMP:
         raise Violation("term", f"{message.term}, and this node is in term {term}")
 
 
 def _check_leader(message: Message, me: str, term: int, leader: str | None) -> None:
-    """Refuse a leader's message from a node that does not lead this term."""
+    """Refuse a message of a second leader of this term, and any of this node itself except `TakeOver`."""
     if message.sender == me and not isinstance(message, TakeOver):
         raise Violation("sender", f"{me} is this node")
     if isinstance(message, Append | Chunk) and message.term == term and leader not in (None, message.sender):

@@ -1,6 +1,6 @@
 """Encoded images that stay in their files: their places, and the facts needed before serving begins.
 
-The data set reads names and labels, and then headers until the most frequent size and the number of channels
+The loader reads names and labels, and then headers until the most frequent size and the number of channels
 are certain. From then on an image is read and decoded on demand. Test images are decoded at once, because the
 event loop sends them.
 
@@ -40,12 +40,12 @@ HEADER_BYTES = 1 << 12
 """Size of the first read of an image, in bytes; an image with a longer header is read wholly."""
 
 SURELY_FITS = 32
-"""Divisor of the automatic cache size. If the encoded size of all images is at most the quotient, the decoded
-images surely fit, and the loader decodes all of them at once without reading their headers first."""
+"""Divisor of the automatic cache size. If the encoded size of all images is at most the quotient, the loader
+assumes that the decoded images fit, and decodes all of them at once."""
 
 
 def listed(request: LoadRequest) -> Samples[StoredSample]:
-    """Return a collection of the positions of images, with its own damage and limits."""
+    """Return an empty collection for the positions of images, with its own damage and limits."""
     own = Damage(request.damage.policy)
     return Samples(replace(request, damage=own, room_bytes=limits.MAX_TOTAL_BYTES))
 

@@ -4,14 +4,14 @@
     mnist    the same without the digits
     digits   1,797 images of 8x8 that ship with the package; needs no network
     fashion-mnist, cifar-10      from the cache, or downloaded into it
-    synthetic, synthetic:N       N drawn images (2,000) that a small network learns
+    synthetic, synthetic:N       N drawn images, by default 2,000, that a small network learns
     PATH     a folder with the four MNIST files (``.gz`` or not) or one ``.npz``, or the ``.npz`` file;
              x_train.npy, y_train.npy, x_test.npy, y_test.npy; Parquet files, tar shards or CSV tables, also
              below ``train`` and ``test``; or folders of images by class. The files of
              `adam_async/data_server/sources/` describe each source
 
 A damaged source that the user named is an error; single damaged images are left out if the caller allows it.
-`auto` skips a damaged cache or an unreachable network, and names the reason in `Dataset.source`.
+`auto` skips a damaged cache or an unreachable network, and logs the reason.
 """
 
 import difflib
@@ -88,7 +88,7 @@ async def load(
             `Dataset.damaged` then lists.
         cache: Memory for training images: images of folders, shards and .npy files that do not fit are read
             on demand. Without a cache all images are loaded.
-        room_bytes: Memory for a source that decodes as a whole; see `cache_limits.room_for_whole`. The loader
+        room_bytes: Memory for a source that decodes as a whole; see `cache_size.room_for_whole`. The loader
             refuses a larger source before decoding.
         size: Columns and rows to which encoded images are scaled and cropped; None lets the images decide.
             Arrays keep their size.
@@ -158,7 +158,7 @@ async def _from_cache(cache_dir: Path | None, disk: Disk, passed_over: list[str]
 
 
 async def _from_mnist_folder(folder: Path, disk: Disk, place: str) -> Dataset:
-    """Load MNIST from a folder of this package."""
+    """Load MNIST from the folder of the cache."""
     request = LoadRequest(path=folder, disk=disk, source=f"MNIST, {place}", damage=Damage("error"))
     return await _from_mnist(request, await disk.names(folder))
 

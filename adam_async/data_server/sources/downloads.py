@@ -1,4 +1,4 @@
-"""Downloads of published files into a folder, with `pooch`: checked, and tried mirror after mirror.
+"""Downloads of published files into a folder, with `pooch`, by checksum, from one mirror after the other.
 
 A file gets its name only after its checksum matches; an interrupted download starts from the beginning. Each
 download runs on a daemon thread, because a call to a silent name server cannot be interrupted, and must delay
@@ -68,8 +68,8 @@ class Downloader:
         If no file was missing or damaged, the result is the first mirror.
 
         Raises:
-            DataError: No mirror has one of the files, with the failure of each; or `pooch` is not installed.
-            OSError: The folder cannot be read or written.
+            DataError: No mirror serves one of the files in time, or the folder cannot be written; the error
+                has the failure of each mirror. Or `pooch` is not installed.
         """
         require_pooch()
         mirrors, first_s = wanted.mirrors, self.connect_s / max(len(wanted.mirrors), 1)

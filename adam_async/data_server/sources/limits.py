@@ -1,8 +1,8 @@
 """Pure: limits of a source, checked against its headers before decoding.
 
-The limits are far above every data set that fits this package, which keeps images in memory; they prevent a
-small damaged or hostile file from requesting all memory. A source that decodes as a whole must also fit the
-machine: `--cache` sets its limit. Images that decode one by one, on demand, have no limit in total.
+The limits are far above every data set for which this package is made; they prevent a small damaged or
+hostile file from requesting all memory. A source that decodes as a whole must also fit the machine: `--cache`
+sets its limit. Encoded images that decode one by one, on demand, have only the limit `MAX_TOTAL_BYTES`.
 """
 
 from adam_async.errors import DataError
@@ -14,7 +14,7 @@ MAX_IMAGE_BYTES = 1 << 26
 """Maximum size of one encoded image, in a file or an archive, in bytes."""
 
 MAX_FILE_BYTES = 1 << 31
-"""Maximum size of one shard, table or archive, which is read as a whole, in bytes."""
+"""Maximum size of one shard, table or archive, in bytes."""
 
 MAX_MEMBERS = 1 << 20
 """Maximum number of members of one tar shard, and of rows of one table."""

@@ -29,8 +29,8 @@ def parse_npz(
 ) -> Dataset:
     """Return the data set in an archive with arrays x_train, y_train, x_test and y_test.
 
-    Without the last two arrays, one image in five of each class is a test image. Pickled objects are never
-    loaded.
+    Without the last two arrays, about one image in five of each class is a test image. Pickled objects are
+    never loaded.
 
     Args:
         room_bytes: Memory for all four arrays, compared with their headers before unpacking.

@@ -188,7 +188,7 @@ def _pixels(image: Any, where: str, scale: bool) -> NDArray[np.uint8]:
         scale: Whether floats from 0 to 1 are scaled to 0 to 255.
 
     Raises:
-        DataError: It is no array of pixels; names the remedy.
+        DataError: The image is no array of pixels; the error has the remedy.
     """
     if getattr(image, "mode", None) in ("P", "PA"):  # Pillow's: its values are indices of colours
         raise DataError(f"{where}: its image has a palette; convert it to L (grey) or RGB")

@@ -5,7 +5,7 @@ whose class names are in the file's metadata. Labels are integers or text.
 
 A file may contain one value for all its rows, and so be a million times smaller than the rows in memory.
 Bytes and text are therefore read as a dictionary of values and an index for each row: equal rows share their
-memory, and the size of all rows is known, and limited, before a row is converted from arrow.
+memory, and the size of a batch's rows is known, and limited, before a row is converted from arrow.
 """
 
 import json
@@ -30,7 +30,7 @@ async def load_parquet(request: LoadRequest, files: list[tuple[Path, Split | Non
     """Load all images of some Parquet files. Without a split, rows are split by their numbers.
 
     Raises:
-        DataError: The file is no Parquet file, or `assemble` raises an error.
+        DataError: A file is no Parquet file, or `assemble` raises an error.
     """
     require_pillow()
     samples = Samples[Sample](request)

@@ -1,9 +1,9 @@
 """Pure: one encoded image, from bytes to pixels, with Pillow (of the extra ``data``).
 
 Images have the orientation that a viewer shows: the reader rotates images of JPEG and WebP files by their
-EXIF data. An image's header is checked before decoding. Every error of a decoder becomes a `DataError`. Grey
-images have one channel, all others three; the reader drops transparency, and reads only the first picture of
-an animation. Sixteen bits are scaled to eight: 0 to 65535 become 0 to 255.
+EXIF data. An image's header is checked before decoding. Every error of a decoder becomes a `DataError`. The
+result has one channel (grey) or three; the reader drops transparency, and reads only the first picture of an
+animation. Sixteen bits are scaled to eight: 0 to 65535 become 0 to 255.
 """
 
 import io
@@ -38,8 +38,7 @@ UPRIGHT = {
 }
 """Transposition for each orientation, by Pillow's names."""
 DRAFT = 2
-"""Minimum factor of the wanted size at which a JPEG is decoded at a half, a quarter or an eighth of its
-size."""
+"""Multiple of the wanted size above which a JPEG is decoded at a half, a quarter or an eighth of its size."""
 LYING = (5, 6, 7, 8)
 """Orientations that exchange rows and columns."""
 GREY_MODES = ("1", "L", "LA", *DEEP_GREY_MODES)

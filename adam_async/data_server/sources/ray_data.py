@@ -13,7 +13,7 @@ from adam_async.data_server.sources.objects import LIMIT_BYTES, from_object
 from adam_async.errors import DataError, DeadlineExceeded
 
 BATCH_ROWS = 256
-"""Rows of one batch from Ray."""
+"""Number of rows of one batch from Ray."""
 
 BATCH_S = 600.0
 """Deadline of one batch, in seconds; the first one also waits for the stages of the pipeline before it."""

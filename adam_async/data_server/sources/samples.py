@@ -1,7 +1,7 @@
 """Data sets from encoded images with labels.
 
 All encoded images are in memory first. The headers give the most frequent size and the number of channels;
-then each image is decoded into its memory. Decoding runs on the disk's thread, some hundred images at a time,
+then each image is decoded into one array. Decoding runs on the disk's thread, some hundred images at a time,
 so a cancellation does not wait for all of them.
 """
 

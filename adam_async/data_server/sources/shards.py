@@ -3,9 +3,9 @@
     00017.png, 00017.cls            the class number, or the name of the class, as text
     00017.jpg, 00017.json           an object with "label" or "cls"
 
-A shard that ends in ``.tar.gz`` or ``.tgz`` is unpacked in memory.
-No file is ever written to disk. Members with a meaning on disk only (absolute names, names with ``..``,
-links, devices) are damage; a truncated shard, or one that is not a tar file, is an error under either policy.
+A shard that ends in ``.tar.gz`` or ``.tgz`` is unpacked in memory. No file is ever written to disk. Members
+with a meaning on disk only (absolute names, names with ``..``, links, devices) are damage; a truncated shard,
+or one that is not a tar file, is an error under either policy.
 """
 
 import gzip

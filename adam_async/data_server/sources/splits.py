@@ -11,7 +11,7 @@ Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 
 HELD_OUT = ("test", "val", "validation")
-"""Names of the folder beside ``train``; the first existing one counts."""
+"""Names of the test folder beside ``train``; the first existing one counts."""
 
 ONE_IN = 5
 """Number of images of which one is a test image, in a data set without a test set."""
@@ -28,8 +28,8 @@ def rank_of_image(name: str) -> int:
 def resolve(labels: Sequence[str | int], splits: Sequence[Split | int]) -> list[Split]:
     """Split the images that have no split of their own.
 
-    One image in `ONE_IN` is a test image, by its rank. A class with several images without a split of their
-    own has at least one test image and one training image among them; so does the data set.
+    About one image in `ONE_IN` is a test image, by its rank. A class with several images without a split of
+    their own has at least one test image and one training image among them; so does the data set.
     """
     found: list[Split] = []
     drawn: dict[str | int, list[tuple[int, int]]] = {}

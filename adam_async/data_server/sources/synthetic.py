@@ -1,8 +1,8 @@
 """Pure: random images, for runs that need data and no download.
 
 Each class has a picture of a few soft blobs. An image is that picture, moved a little, brighter or darker,
-with noise: a small network learns to classify the images. Seed, shape and number
-of classes determine the images; image number i does not depend on the number of images.
+with noise: a small network learns to classify the images. Seed, shape and number of classes determine the
+images; image number i does not depend on the number of images.
 """
 
 from math import prod
@@ -18,7 +18,7 @@ from adam_async.model.keyed_random import Dice
 NAME = "synthetic"
 
 IMAGES, SHAPE, CLASSES = 2_000, (1, 28, 28), 10
-"""Number of training images of ``synthetic`` alone."""
+"""Number of training images, shape and number of classes of ``synthetic`` alone."""
 
 BLOBS = 4
 
@@ -42,7 +42,7 @@ AT_ONCE_BYTES = 1 << 22
 def synthetic(
     images: int = IMAGES, shape: tuple[int, int, int] = SHAPE, classes: int = CLASSES, seed: int = 0
 ) -> Dataset:
-    """Draw a data set, its classes equally frequent.
+    """Draw a data set with equally frequent classes.
 
     Args:
         images: Number of training images; a fifth as many, at least one of each class, are test images.
@@ -133,7 +133,7 @@ def _some(
     count = len(labels)
     pixels = channels * rows * columns
     down, right, light = dice.uniform("synthetic " + part, start=3 * first, count=3 * count).reshape(-1, 3).T
-    # At most a twelfth of a side, which is less than the distance between two classes.
+    # A shift is at most a twelfth of a side.
     shifts_y, shifts_x = (
         np.rint((2 * where - 1) * (side // 12)).astype(np.int64)
         for where, side in ((down, rows), (right, columns))

@@ -4,8 +4,8 @@
                                     first line has its shape: # shape: 3,32,32 (channels, rows, columns)
     path,label                      files below the folder of the table
 
-``train.csv`` and ``test.csv`` are the two sets; in a single table one row in five is a test image, by a hash
-of its number or its path.
+``train.csv`` and ``test.csv`` are the two sets; in a single table about one row in five is a test image, by a
+hash of its number or its path.
 """
 
 import csv

@@ -2,7 +2,7 @@
 
 Encoded images are rotated by EXIF, scaled and cropped to the model's rows and columns, and converted to its
 number of channels. Arrays of ``.npy`` files, (N, H, W), (N, C, H, W) or (N, H, W, C), must have the model's
-size. An array of the shape of one image of the model, (C, H, W) or (H, W, C), is one image.
+size. An array of the shape of one image of the model, (C, H, W) or (H, W, C), or of two axes, is one image.
 """
 
 from collections.abc import AsyncGenerator, Sequence

@@ -56,7 +56,7 @@ class Found:
 
 
 async def find(source: Path, disk: Disk) -> Found:
-    """List the files of a source, by names and sizes only, without names that begin with ``.``.
+    """List the files of a source without reading them; leave out names that begin with ``.``.
 
     Raises:
         DataError: The source is missing, empty or unreadable, or has other entries than ordinary files.
@@ -138,7 +138,7 @@ class Source:
                     stack.push_async_callback(disk.aclose)
 
     async def pieces(self, file: File) -> AsyncGenerator[bytes, None]:
-        """Yield a file piece by piece, in the order of the queue.
+        """Yield a file piece by piece, once a reader is idle.
 
         Raises:
             OSError: The file cannot be read, or a piece missed its deadline (`TimeoutError`).

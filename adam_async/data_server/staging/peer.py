@@ -42,7 +42,7 @@ FILE_TEXT_BYTES = 256
 """Assumed size of an entry of the list of files, in bytes of text, before the text is made."""
 
 LISTED = 2000
-"""Number of files of a manifest in one answer."""
+"""Maximum number of files of a manifest in one answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

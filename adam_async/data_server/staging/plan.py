@@ -7,7 +7,8 @@ paths and sizes, sorted) and the same list of servers, so they need no agreement
 
 - File i belongs to server i modulo servers. The owner reads the file from the source, once.
 - The other servers copy files in rounds: in round d, server r copies the files of server r + d. In each round
-  every server receives requests from one server. A round waits until the owner of its files is reachable.
+  every server receives requests from one server. While the owner of a round's files cannot be reached and is
+  not lost, later rounds go first.
 - If a server cannot send a file, the request goes to the next server in the ring that begins at the owner. A
   server that reaches itself in that ring reads the source. The remaining servers therefore read the files of
   a dead server; one server reads each file, and the others wait for it. A server waits only for a server

@@ -3,13 +3,13 @@
 Theory of operation
 -------------------
 A stager is a role without a membership, because no server has data to join with yet. All servers therefore
-have the same list of their addresses. The stager listens at its address of the list, reads its own files from
+have the same list of their addresses. The stager listens at its address in the list, reads its own files from
 the source with a few tasks, and copies the other files round by round with a few more. `Staging` has the
 order of the files, and the substitutes of lost servers. `staged` returns when the copy is whole.
 
 The stager answers the other servers until its block ends, also while its process serves images from the copy.
-A request for a file that is not copied yet waits for it. Requests name files by number, and each server's own
-manifest turns a number into a path: no text of a peer becomes a name or a size.
+A request for a file that is not copied yet waits for it, up to a limit. Requests name files by number, and
+each server's own manifest turns a number into a path: no text of a peer becomes a name or a size.
 """
 
 import asyncio
@@ -155,7 +155,7 @@ class Stager(Role):
                 task.cancel()
 
     async def _reach(self, peer: Peer) -> None:
-        """Try to reach a server, then wait for it."""
+        """Try once to reach a server; then wait until it is reached or lost."""
         try:
             await peer.look()
         except (PeerLost, PeerFailed, PeerRefused, RemoteProtocolError):

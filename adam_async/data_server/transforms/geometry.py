@@ -104,7 +104,7 @@ class Movement(ImagePass):
         return out
 
     def _maps(self, linear: Sequence[Floats], offset: Sequence[Floats]) -> NDArray[np.int64]:
-        """Return the maps from positions around the centre to rows and columns."""
+        """Convert maps of positions from the centre into maps of columns and rows, in units of positions."""
         a, b, d, e = linear
         x, y = self._new_centre
         column = offset[0] + self._centre[0] - a * x - b * y

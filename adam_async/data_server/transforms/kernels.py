@@ -1,14 +1,14 @@
 """Pure: compiled versions of the most expensive loops, whose results equal NumPy's to the last bit.
 
-All kernels compute with whole numbers, which every compiler rounds equally, or with sums and products of
-float64 in their order. The NumPy versions have the documentation: `philox_words` in
+All kernels compute with whole numbers, or with sums and products of float64 in a fixed order, so that every
+compiler gives the same results. The NumPy versions have the documentation: `philox_words` in
 adam_async/model/keyed_random.py, `resample` in adam_async/data_server/transforms/resample.py, the others in
 adam_async/data_server/transforms/pipeline.py. The kernels call no function of other files, because numba
 would not notice changes there.
 
-Loops over pixels are short and write to one array, so that compilers vectorise them. The loops index by
-unsigned numbers, for which numba has no check of negative indices, and cut each operation to 32 bits, because
-numba would widen it.
+Loops over pixels are short and write to one array, so that compilers vectorise them. Loops of the resampling
+index by unsigned numbers, for which numba has no check of negative indices; the last two of them cut each
+operation to 32 bits, because numba would widen it.
 """
 
 from collections.abc import Callable
@@ -99,9 +99,9 @@ def _source_of(
     high: int,
     out: Halves,
 ) -> None:
-    """Compute the source position of each pixel along one axis, from 0 at a pixel before the image.
+    """Compute the source position of each pixel along one axis; 0 is one pixel before the image.
 
-    The positions are in units of 1/256, clipped to `low` and `high`, beyond which all pixels are equal. The
+    The positions are in units of 1/256 pixel, clipped to `low` and `high`, beyond which pixels are equal. The
     lines of a field are longer than a row; the next row overwrites the values after a row.
     """
     for r in range(at.shape[0]):
@@ -149,7 +149,7 @@ def _mix_fours(
     for p in range(out.shape[2]):
         row, column = np.uint32(ys[p] >> np.uint32(8)), np.uint32(xs[p] >> np.uint32(8))
         near[p] = np.uint32(np.uint32(row * across) + column)
-    for p in range(out.shape[2]):  # alone: vectors look up slowly
+    for p in range(out.shape[2]):  # a loop of its own: vectorised look-ups are slow
         near[p] = fours[np.uint64(near[p])]
     for p in range(out.shape[2]):
         left = np.uint32(near[p] & two)

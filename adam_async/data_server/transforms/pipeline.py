@@ -67,7 +67,7 @@ def signed(words: Words) -> Floats:
 
 
 def units(pixels: Floats) -> Longs:
-    """Round to units of positions, clipped to positions beyond every image."""
+    """Convert pixels to whole units of positions, clipped to positions beyond every image."""
     return np.floor(np.clip(pixels * ONE, -_FARTHEST, _FARTHEST) + 0.5).astype(np.int64)
 
 
@@ -103,11 +103,11 @@ def numpy_levelled(images: Pixels, gains: Longs, offsets: Longs) -> Pixels:
 
 
 def numpy_noisy(images: Pixels, words: Words, factor: int) -> Pixels:
-    """Add noise to each pixel: four random bytes, less their mean of 510, times a factor.
+    """Add noise to each pixel: the sum of four random bytes, less its mean of 510, times a factor.
 
     Args:
         images: Shape (n, pixels).
-        words: Shape (n, half as many, rounded up): the lower half of a word is for the pixel before.
+        words: Shape (n, half as many, rounded up): one word for two pixels, its lower half for the first.
         factor: Factor in units of 1/65536.
     """
     n, size = images.shape

@@ -1,9 +1,10 @@
 """Pure: steps that change the values of pixels, not their positions. Images stay uint8.
 
 Brightness, contrast and normalisation are each ``value * gain + offset`` of a channel, computed in whole
-numbers of 1/65536 level and rounded and clipped once. Before clipping, a normalised image has the mean
-`to_mean` and the standard deviation `to_std`: with the defaults 128 and 64, one standard deviation from the
-mean is at 64 and 192, and clipping begins at two. An image without contrast becomes `to_mean` everywhere.
+numbers of 1/65536 level and rounded and clipped once. Before clipping, an image normalised by its own mean
+and deviation has the mean `to_mean` and the standard deviation `to_std`: with the defaults 128 and 64, one
+deviation from the mean is at 64 and 192, and clipping begins at two. Such an image without contrast becomes
+`to_mean` everywhere.
 
 Noise is the sum of four random bytes, nearly normal and never beyond 3.5 standard deviations.
 """
@@ -60,7 +61,7 @@ class Levels(ImagePass):
         return self._levelled(planes, gains, offsets).reshape(images.shape)
 
     def _line(self, images: Pixels, words: Words) -> tuple[Floats, Floats]:
-        """Return gain and offset of each channel: (n, C) or (n, 1)."""
+        """Return gain and offset of each channel, in shapes that broadcast to (n, C)."""
         options = self._step.options
         if self._step.kind == "brightness":
             added = signed(words) * options["by"] * 255.0
@@ -93,7 +94,7 @@ class Noise(ImagePass):
 
 
 class Cutout(ImagePass):
-    """Blanks a square of one level around a random pixel; parts beyond the edge have no effect."""
+    """Fills a square around a random pixel with one level; parts beyond the edge have no effect."""
 
     def __init__(self, step: Step, shape: Shape) -> None:
         self.shape = shape
@@ -102,7 +103,7 @@ class Cutout(ImagePass):
         self._level = step.options["level"]
 
     def apply(self, images: Pixels, words: Sequence[Words]) -> Pixels:
-        """Blank the squares."""
+        """Fill the squares."""
         made = images.copy()
         tops, lefts = (self._first(words[0][:, axis], size) for axis, size in enumerate(self.shape[1:]))
         for image, top, left in zip(made, tops, lefts, strict=True):
@@ -120,8 +121,8 @@ class UserFunction(ImagePass):
 
     Args:
         step: Step whose options, except `draws`, are arguments of the function by name.
-        function: Takes an image, its own copy, and `draws` random values in [0, 1), float64, of shape
-            (draws,). Returns an image of the same shape, uint8.
+        function: Takes a copy of an image, and `draws` random values in [0, 1), float64, of shape (draws,).
+            Returns an image of the same shape, uint8.
 
     Raises:
         ConfigError: The function does not take the options.

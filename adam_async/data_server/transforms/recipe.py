@@ -6,10 +6,10 @@ A recipe is a list of steps (adam_async/data_server/transforms/steps.py has the 
     kind = "shift"
     pixels = 2
 
-Variants are a function of (seed, epoch, number of the image, steps): server, order, batch and kernels change
-no pixel. Each step has its own random streams, keyed by its position in the recipe, and each image has its
-own range of elements in them. The drawn values are equal on every machine to the last bit: whole numbers, or
-float64 from sums, products, quotients and square roots.
+A variant is a function of the image and its number, the seed, the epoch and the steps: server, order, batch
+and kernels change no pixel. Each step has its own random streams, keyed by its position in the recipe, and
+each image has its own range of elements in them. The drawn values are equal on every machine to the last bit:
+whole numbers, or float64 from sums, products, quotients and square roots.
 """
 
 import tomllib
@@ -217,7 +217,7 @@ def default_steps(image_shape: tuple[int, int, int]) -> list[dict[str, Any]]:
     side = min(rows, columns)
     if channels == 1:
         return [
-            # Twice as much costs accuracy in runs of eight epochs.
+            # Steps twice as strong cost accuracy in runs of eight epochs.
             {"kind": "shift", "pixels": max(1, round(side / 28))},
             {"kind": "rotate", "degrees": 7},
             {"kind": "scale", "by": 0.07},

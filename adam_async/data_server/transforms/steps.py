@@ -2,16 +2,16 @@
 
     shift       pixels, whole = true, edge                whole pixels, or any fraction
     flip        direction = "horizontal", chance = 0.5
-    rotate      degrees, edge                             at most so many, either way
+    rotate      degrees, edge                             at most this angle, either way
     scale       by, edge                                  larger or smaller by at most this share
-    shear       by, edge                                  a row moves by at most this share of its height
+    shear       by, edge                                  at most this share of a row's distance to the centre
     elastic     pixels, grid = 4, edge                    a smooth random field moves every pixel
     crop        rows, columns, padding = 0, edge          at a random place; unless given, of the image's size
     pad         pixels, edge                              on each side
-    brightness  by                                        a share of the whole range is added or taken
-    contrast    by                                        a share more or less, around the image's mean
+    brightness  by                                        adds at most this share of the range, up or down
+    contrast    by                                        at most this share more or less, around the mean
     noise       levels                                    nearly normal, of this standard deviation
-    cutout      pixels, level = 0                         a square around a random pixel is blank
+    cutout      pixels, level = 0                         a square around a random pixel gets this level
     normalise   mean, std, to_mean = 128, to_std = 64     without mean and std, by those of the image
 
 ``edge`` is "black" or "repeat": the pixels beyond the image.
