@@ -26,8 +26,8 @@ class KubernetesOptions:
     default controller=500m,1Gi, ps=1,2Gi, data=1,2Gi, worker=2,2Gi, driver=1,2Gi; sizes of memory in
     adam.toml replace these."""
     spread: Annotated[bool, ONLY_ON] = False
-    """Require controllers, servers and data servers to be spread evenly over the nodes, by role, within one
-    pod; by default Kubernetes only prefers that."""
+    """Start no second controller, server or data server on a node; by default they share a node if
+    necessary."""
     state: str = "1Gi"
     """Size of the volume of each controller."""
     results: str = "10Gi"

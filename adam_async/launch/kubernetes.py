@@ -115,8 +115,8 @@ class KubernetesRun:
         resources: Resources of each role.
         storage: Sizes and class of the volumes.
         code: Code of the user that driver, workers and data servers import.
-        spread: Whether controllers, servers and data servers must be spread evenly over the nodes, by role,
-            within one pod; otherwise Kubernetes only prefers that.
+        spread: Whether no two controllers, no two servers and no two data servers may share a node;
+            otherwise they share one if necessary.
         wait: Maximum wait of a role for a controller, such as ``10m``.
     """
 

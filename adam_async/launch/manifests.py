@@ -20,6 +20,9 @@ from adam_async.launch.kubernetes import (
 
 Manifest = dict[str, Any]
 
+NODE = "kubernetes.io/hostname"
+"""Label of a node that is different for each node."""
+
 USER = 10001
 """Ids of the user and group of the processes; the image has the same."""
 
@@ -314,7 +317,7 @@ def _template(run: KubernetesRun, role: str) -> Manifest:
         "securityContext": _pod_security(),
         "terminationGracePeriodSeconds": END_S,
         **({"restartPolicy": "Never"} if role == "driver" else {}),
-        **({"topologySpreadConstraints": [_spread(run, role)]} if role not in ("worker", "driver") else {}),
+        **(_placement(run, role) if role not in ("worker", "driver") else {}),
         "containers": [_container(run, role)],
         "volumes": [
             {"name": name, **source} for name, (source, _, _) in volumes.items() if source is not None
@@ -374,13 +377,20 @@ def _pod_security() -> Manifest:
     }
 
 
-def _spread(run: KubernetesRun, role: str) -> Manifest:
-    return {
+def _placement(run: KubernetesRun, role: str) -> Manifest:
+    """Return the rule that keeps pods of a role on different nodes; without `spread` it is a preference."""
+    same_role = {"matchLabels": _labels(run, role)}
+    if run.spread:
+        # A required even spread would put a second pod on each node once every node has one.
+        apart = {"topologyKey": NODE, "labelSelector": same_role}
+        return {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}}
+    even = {
         "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "DoNotSchedule" if run.spread else "ScheduleAnyway",
-        "labelSelector": {"matchLabels": _labels(run, role)},
+        "topologyKey": NODE,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": same_role,
     }
+    return {"topologySpreadConstraints": [even]}
 
 
 def _reader(run: KubernetesRun) -> Manifest:

@@ -148,6 +148,19 @@ def test_a_drained_node_takes_no_pod_whose_loss_ends_the_run(config: Config, spa
     assert budgets["worker"]["maxUnavailable"] == "50%"
 
 
+@pytest.mark.parametrize("spread", [False, True])
+def test_spread_forbids_what_is_otherwise_avoided_two_pods_of_a_role_on_a_node(spread: bool) -> None:
+    for name, pod in pods(replace(RUN, spread=spread)):
+        apart = pod.get("affinity", {}).get("podAntiAffinity", {})
+        forbidden = apart.get("requiredDuringSchedulingIgnoredDuringExecution", [])
+        avoided = pod.get("topologySpreadConstraints", [])
+        may_share = name in ("adam-worker", "adam-driver", "adam-results")
+        assert (len(forbidden), len(avoided)) == ((0, 0) if may_share else (spread, not spread))
+        for rule in forbidden + avoided:
+            role = name.removeprefix("adam-")
+            assert rule["labelSelector"]["matchLabels"]["app.kubernetes.io/component"] == role
+
+
 def test_probes_of_a_starting_role_leave_it_two_minutes() -> None:
     for name, pod in pods(RUN):
         for container in pod["containers"]:
