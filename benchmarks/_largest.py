@@ -12,7 +12,7 @@ from adam_async import messages as m
 from adam_async.controller.consensus import messages as consensus
 from adam_async.data_server.ledger_replication import Part as LedgerPart
 from adam_async.data_server.staging.plan import File
-from adam_async.messages import sizes
+from adam_async.messages import bounds
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord
 from adam_async.run.map_changes import Change
 from adam_async.run.program_record import ProgramRecord
@@ -48,16 +48,16 @@ class Largest:
 
 
 MOST_BYTES = {
-    "CompareAndSet": sizes.MOST_VALUE_BYTES,
-    "MapState": sizes.MOST_MAP_TEXT_BYTES,
-    "MapChanges": sizes.MOST_MAP_TEXT_BYTES,
-    "Serving": sizes.MOST_INFO_BYTES,
-    "Statistics": sizes.MOST_STATISTICS_BYTES,
-    "Profile": sizes.MOST_PROFILE_BYTES,
-    "ManifestPart": sizes.MOST_MANIFEST_BYTES,
-    "Enter": sizes.MOST_LEDGER_BYTES,
-    "CopyLedger": sizes.MOST_LEDGER_BYTES,
-    "Agree": sizes.MOST_AGREE_BYTES,
+    "CompareAndSet": bounds.MOST_VALUE_BYTES,
+    "MapState": bounds.MOST_MAP_TEXT_BYTES,
+    "MapChanges": bounds.MOST_MAP_TEXT_BYTES,
+    "Serving": bounds.MOST_INFO_BYTES,
+    "Statistics": bounds.MOST_STATISTICS_BYTES,
+    "Profile": bounds.MOST_PROFILE_BYTES,
+    "ManifestPart": bounds.MOST_MANIFEST_BYTES,
+    "Enter": bounds.MOST_LEDGER_BYTES,
+    "CopyLedger": bounds.MOST_LEDGER_BYTES,
+    "Agree": bounds.MOST_AGREE_BYTES,
 }
 """Maximum size of the record attached to a message, in bytes, by name of the message."""
 

@@ -52,6 +52,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.run.learning_rate import default_rate
 from adam_async.run.staleness import add_up
 from adam_async.run.waits import waits_of
+from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.kernel_cache import use_kernel_cache
 from benchmarks.pacing import Order, Pacer, cpu_seconds, duties, stalls
 
@@ -150,8 +151,8 @@ async def pace(cluster: ProcessCluster, run: Run) -> tuple[float, ...]:
     progress = cluster.driver.progress
     while progress.phase != "training":  # noqa: ASYNC110 - a change causes no event
         await asyncio.sleep(POLL_S)
-    workers = [cluster.children[f"worker-{number}"].pid for number in range(cluster.config.replicas)]
-    pids = [pid for pid in workers if pid is not None]
+    workers = [cluster.children[f"worker-{number}"] for number in range(cluster.config.replicas)]
+    pids = [each.pid for each in workers if isinstance(each, ChildProcess) and each.pid is not None]
     orders: Iterator[Order] = iter(())
     if run.stalls is not None:
         orders = stalls(workers=len(pids), **msgspec.to_builtins(run.stalls))

@@ -29,9 +29,10 @@ from typing import Any
 import uvloop
 
 from adam_async import Config
-from adam_async.cluster import processes
+from adam_async.cluster.launcher import RestartPolicy
 from adam_async.cluster.processes import ProcessCluster
 from adam_async.run.result import EpochResult
+from adam_async.runtime.child_process import ChildProcess
 
 VICTIMS = ("lender", "data server", "worker")
 LOOK_S = 0.05
@@ -70,7 +71,7 @@ class Killer:
             return
         name = names[0] if victim == "lender" else self._dice.choice(names)
         child = self._cluster.children.get(name)
-        if child is None or child.pid is None:
+        if not isinstance(child, ChildProcess) or child.pid is None:
             return
         try:
             os.kill(child.pid, signal.SIGKILL)
@@ -100,7 +101,8 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         epochs=1_000_000,
         checkpoint_every=0,
     )
-    async with ProcessCluster(config, on_line=lambda _: None) as cluster:
+    restarts = RestartPolicy(most=arguments.kills)
+    async with ProcessCluster(config, restarts=restarts, on_line=lambda _: None) as cluster:
         killer = Killer(cluster, random.Random(arguments.seed))
         training = asyncio.create_task(cluster.train(killer.epochs.append), name="train")
         watch = asyncio.create_task(killer.watch(), name="watch")
@@ -144,7 +146,6 @@ def main() -> None:
     parser.add_argument("--data-servers", type=int, default=3)
     parser.add_argument("--replicas", type=int, default=2)
     arguments = parser.parse_args()
-    processes.RESTARTS = arguments.kills
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         row = runner.run(measure(arguments))
     print(

@@ -124,7 +124,9 @@ class Pings:
     async def send(self, count: int, every_s: float) -> None:
         """Send this many, one after the other."""
         for _ in range(count):
-            ping = Greet(run="", replica=0, life=0, partition=0, received=len(self._sent), begun=0)
+            ping = Greet(
+                run="", replica=0, replica_generation=0, partition=0, received=len(self._sent), begun=0
+            )
             self._sent.append(time.perf_counter())
             self._link.send_nowait(pack(ping))
             await asyncio.sleep(every_s)

@@ -201,7 +201,9 @@ class End:
 
     async def converse(self, link: Link) -> None:
         """Exchange messages over a link until cancelled."""
-        greet = Greet(run="", replica=0, life=1, partition=self.peer_worker.part, received=0, begun=0)
+        greet = Greet(
+            run="", replica=0, replica_generation=1, partition=self.peer_worker.part, received=0, begun=0
+        )
         await self.peer_worker.converse(link, greet)
 
 

@@ -39,12 +39,13 @@ import msgspec
 import uvloop
 
 from adam_async import Config, LocalCluster
-from adam_async.cluster import processes
+from adam_async.cluster.launcher import RestartPolicy
 from adam_async.cluster.processes import ProcessCluster
 from adam_async.controller.role import RoleSettings
 from adam_async.data_server.sources.datasets import load
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.result import EpochResult
+from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.worker.run_session import ComputeSettings
@@ -204,12 +205,11 @@ async def in_processes(epochs: int, replacements: int) -> Sampler:
     """Train in a `ProcessCluster` whose workers are killed repeatedly."""
     sampler = Sampler(epochs)
     config = Config(data="digits", epochs=epochs, replicas=2, threads=1, images_per_group=IMAGES)
-    processes.RESTARTS = replacements
-    async with ProcessCluster(config, on_line=lambda _: None) as cluster, asyncio.TaskGroup() as group:
+    cluster = ProcessCluster(config, restarts=RestartPolicy(most=replacements), on_line=lambda _: None)
+    async with cluster, asyncio.TaskGroup() as group:
 
         def pids() -> list[int]:
-            children = cluster.children.items()
-            lasting = [child.pid for name, child in children if not name.startswith("worker") and child.pid]
+            lasting = [pid_of(cluster, name) for name in cluster.children if not name.startswith("worker")]
             return [os.getpid(), *lasting]
 
         killing = group.create_task(kill(cluster, sampler, epochs, replacements), name="kill")
@@ -225,10 +225,16 @@ async def kill(cluster: ProcessCluster, sampler: Sampler, epochs: int, replaceme
         await sampler.reached(number * every)
         while len(cluster.driver.map.live_replicas()) < 2:
             await sampler.reached(sampler.epoch + 1)
-        child = cluster.children[f"worker-{number % 2}"]
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGKILL)
+        os.kill(pid_of(cluster, f"worker-{number % 2}"), signal.SIGKILL)
         sampler.replaced = number
+
+
+def pid_of(cluster: ProcessCluster, node: str) -> int:
+    """Process id of a role on this machine."""
+    child = cluster.children[node]
+    assert isinstance(child, ChildProcess)
+    assert child.pid is not None
+    return child.pid
 
 
 # --- what came of it -------------------------------------------------------------------------
