@@ -454,7 +454,7 @@ async def _others(folder: Path, names: Iterable[str], latest: str, disk: Disk) -
     """Return the checkpoints beside `latest` in reading order, each with a remark if it needs one.
 
     The order is: older checkpoints of the training of `latest`, other older checkpoints, newer checkpoints.
-    Newer checkpoints come last, because the training of `latest` does not continue them.
+    Newer checkpoints come last, because the training goes on from `latest`, not from them.
     """
     runs = await _runs_by_name(folder, names, disk)
     note = await read_progress(folder, disk)

@@ -49,7 +49,7 @@ async def run_evaluation(
 async def run_doctor(
     model: str, images_per_group: int, environment: Mapping[str, str], terminal: Terminal
 ) -> int:
-    """Print the findings of doctor; the exit code is 1 if something is broken.
+    """Print the findings of `doctor`; the exit code is 1 if a finding is `broken`.
 
     Raises:
         ConfigError: The model cannot be found, read or built, or `images_per_group` is out of range.

@@ -35,7 +35,8 @@ async def write_results(
 ) -> None:
     """Write the model, the report, the profile and the record to the files that the options name.
 
-    An error in one file does not stop the others. A model whose folder fails is written to another folder.
+    An error in one file does not stop the others. If the model cannot be written to its folder, it is written
+    to another folder.
 
     Raises:
         ConfigError: Some files cannot be written; the error lists them, and the other folder of the model.

@@ -1,9 +1,10 @@
 """The workload `counter`: one client per bundle pushes numbers, and an audit compares them with the values.
 
-Each client has one array on one bundle, and pushes again `PAUSE_S` after each acknowledgement. Push n
-subtracts 1 and n from a slot of the array (`gradient_of`), so the values show a lost push, a doubled push,
-and a push in place of another one. After a drill without a failure, the audit kills primaries until each copy
-was a primary and was read, because only primaries serve. The number of kills is bounded.
+Each client has one array on one bundle, and pushes again `PAUSE_S` after each acknowledgement. A slot of the
+array has two values: push n subtracts 1 from the first and n from the second (`gradient_of`), so the values
+show a lost push, a doubled push, and a push in place of another one. After a drill without a failure, the
+audit kills primaries until each copy was a primary and was read, because only primaries serve. The number of
+kills is bounded.
 """
 
 import asyncio

@@ -164,7 +164,7 @@ class Slots:
 
     @property
     def error(self) -> Array:
-        """The output's error gradient; the layer must have one."""
+        """The output's error gradient; the context must have error gradients."""
         assert self.output_error is not None, "this context holds no error gradients"
         return self.output_error
 

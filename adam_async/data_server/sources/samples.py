@@ -1,8 +1,8 @@
 """Data sets from encoded images with labels.
 
-All encoded images are in memory first. The headers give the most frequent size and the number of channels;
-then each image is decoded into one array. Decoding runs on the disk's thread, some hundred images at a time,
-so a cancellation does not wait for all of them.
+All encoded images are in memory first. The headers decide the number of channels, and the size unless the
+caller gives one; then the images of each split are decoded into one array. Decoding runs on the disk's
+thread, some hundred images at a time, so a cancellation does not wait for all of them.
 """
 
 from collections import Counter

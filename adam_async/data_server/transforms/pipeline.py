@@ -67,7 +67,7 @@ def signed(words: Words) -> Floats:
 
 
 def units(pixels: Floats) -> Longs:
-    """Convert pixels to whole units of positions, clipped to positions beyond every image."""
+    """Convert pixels to whole units of positions, clipped at limits far outside of every image."""
     return np.floor(np.clip(pixels * ONE, -_FARTHEST, _FARTHEST) + 0.5).astype(np.int64)
 
 

@@ -206,7 +206,7 @@ class FastConv2d(FastSliding, Conv2d):
         return ops
 
     def backward_ops(self, slots: Slots) -> list[Op]:
-        """Add a border to the errors if necessary, multiply strip by strip, unpack."""
+        """Add a border to the error if necessary, multiply strip by strip, and unpack a packed result."""
         images, (channels, rows, stride, width, _) = slots.images, self._packed_shape(slots.images)
         target = slots.scratch["packed_error"] if self._packed() else slots.input_error
         ops, source = [], slots.error

@@ -32,9 +32,9 @@ ONE_TILE_DEPTH = 4096
 and reads longer runs faster."""
 
 PAGED_DEPTH, PAGE_BYTES = 128, 4096
-"""Value in place of `DEPTH` if a is read by columns that are longer than a page, and the bytes of a page.
-Each product then reads another page, and lines a whole number of pages apart evict one another from the
-cache."""
+"""Maximum number of products in one sum if the kernel reads `a` by columns longer than a page, and the size
+of a page in bytes. Each product then reads another page, and lines a whole number of pages apart evict one
+another from the cache."""
 
 LINE = 64
 """Bytes of a cache line."""

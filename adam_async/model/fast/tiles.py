@@ -106,7 +106,7 @@ def emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments: 
     four_rows = builder.mul(a_step, whole(4))
 
     def entry(table: Any, k: Any) -> Any:
-        """Load entry `k` of a table of 64-bit offsets in bytes."""
+        """Load entry `k` of a table of 64-bit offsets, which count values."""
         at = builder.gep(builder.inttoptr(table, POINTER), [k], source_etype=I64)
         return builder.load(at, typ=I64, align=8)
 

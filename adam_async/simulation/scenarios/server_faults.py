@@ -1,4 +1,4 @@
-"""Faults of servers whose shards have several copies, one after the other, and of their links.
+"""Faults, one at a time, of servers with several copies of each shard, and of the links of these servers.
 
 A fault of a server waits until each of its bundles has another member in sync that is well, so these faults
 alone never take all copies. A killed server is down for a while; meanwhile the next fault may strike. Two
