@@ -21,7 +21,7 @@ lint:
 	$(BIN)/ruff check $(SOURCES)
 
 types:
-	$(BIN)/mypy $(PACKAGES)
+	$(BIN)/mypy $(PACKAGES) $(wildcard benchmarks)
 
 test:  ## the fast tests; those of dataflow and transport on both event loops
 	$(BIN)/python -m pytest $(FAST) -n $(JOBS) --dist worksteal

@@ -13,9 +13,11 @@ from adam_async.controller.consensus import messages as consensus
 from adam_async.data_server.ledger_replication import Part as LedgerPart
 from adam_async.data_server.staging.plan import File
 from adam_async.messages import bounds
+from adam_async.messages.saved_shards import MOST_SAVED_BYTES
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord
 from adam_async.run.map_changes import Change
 from adam_async.run.program_record import ProgramRecord
+from adam_async.run.store_record import ArrayRecord, ArraysPiece, StoreRecord
 from adam_async.runtime.trace_events import Carried
 from adam_async.runtime.trace_events import Part as ProfilePart
 from adam_async.simulation.scenarios.valid_messages import Example, Facts, Ride, valid_messages
@@ -55,6 +57,7 @@ MOST_BYTES = {
     "Statistics": bounds.MOST_STATISTICS_BYTES,
     "Profile": bounds.MOST_PROFILE_BYTES,
     "ManifestPart": bounds.MOST_MANIFEST_BYTES,
+    "SavedList": MOST_SAVED_BYTES,
     "Enter": bounds.MOST_LEDGER_BYTES,
     "CopyLedger": bounds.MOST_LEDGER_BYTES,
     "Agree": bounds.MOST_AGREE_BYTES,
@@ -168,12 +171,22 @@ def _node(number: int) -> NodeRecord:
     return NodeRecord(role="worker", address=f"tcp://10.0.0.1:{number}", incarnation=number)
 
 
+def _saved_store(store: m.SavedStore, count: int) -> m.SavedStore:
+    """Repeat a piece with the longest name of a home, which fills the list before the limit of pieces."""
+    piece = msgspec.structs.replace(store.pieces[0], home="p" * 80)
+    return msgspec.structs.replace(store, pieces=(piece,) * count)
+
+
 _MAKERS: dict[type, Callable[[Any, int], Any]] = {
     dict: _many_numbers,
     ProgramRecord: lambda it, count: msgspec.structs.replace(it, terms=_many_numbers({}, count)),
     EpochRecord: lambda it, count: msgspec.structs.replace(it, result=_many_numbers({}, count)),
     LedgerRecord: lambda it, count: msgspec.structs.replace(it, ledger_replicas=it.ledger_replicas * count),
     NodeRecord: lambda it, count: msgspec.structs.replace(it, info=_many_numbers({}, count)),
+    ArraysPiece: lambda it, count: msgspec.structs.replace(
+        it, text=msgspec.json.encode([ArrayRecord(f"array {number}", (4,)) for number in range(count)])
+    ),
+    StoreRecord: lambda it, count: msgspec.structs.replace(it, buckets=("ps-0",) * count),
     ClusterMap: lambda it, count: msgspec.structs.replace(
         it, nodes={f"worker-{number}": _node(number) for number in range(count)}
     ),
@@ -182,7 +195,7 @@ _MAKERS: dict[type, Callable[[Any, int], Any]] = {
         if isinstance(it[0], Change)
         else [File(f"images/{number}", number) for number in range(count)]
     ),
-    tuple: lambda it, count: it * count,
+    tuple: lambda it, count: (_saved_store(it[0], count),) if isinstance(it[0], m.SavedStore) else it * count,
     LedgerPart: lambda it, count: msgspec.structs.replace(
         it, entries=it.entries[:1] + it.entries[1:] * count
     ),

@@ -139,7 +139,7 @@ def save(dataset: Dataset, file: Path) -> None:
     """Write images to a file that a data server of another process can read."""
     np.savez(
         file,
-        x_train=dataset.train_images,
+        x_train=np.asarray(dataset.train_images[:]),
         y_train=dataset.train_labels,
         x_test=dataset.test_images,
         y_test=dataset.test_labels,

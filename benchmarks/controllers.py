@@ -154,8 +154,8 @@ class Setter:
             self._key, self._at, record, after=self._seen, group=self._group
         )
         assert outcome.done, outcome
-        if outcome.news:
-            self._seen, self._group = outcome.news[-1].version, outcome.news[-1].group
+        if outcome.updates:
+            self._seen, self._group = outcome.updates[-1].version, outcome.updates[-1].group
         self._at = outcome.at
         self.done += 1
 
@@ -266,7 +266,7 @@ async def _end(tasks: "list[asyncio.Task[None]]") -> None:
     for task in tasks:
         task.cancel()
     for ended in await asyncio.gather(*tasks, return_exceptions=True):
-        if not isinstance(ended, asyncio.CancelledError):
+        if ended is not None and not isinstance(ended, asyncio.CancelledError):
             raise ended
 
 

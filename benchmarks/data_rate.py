@@ -31,8 +31,10 @@ from typing import Any
 import uvloop
 
 from adam_async import Config, Disk, LocalCluster, load_dataset
+from adam_async.data_server.client import DataClientStatistics
 from adam_async.data_server.dataset import Dataset
 from adam_async.runtime.kernel_cache import use_kernel_cache
+from adam_async.worker.service import ModelWorker
 
 WAYS = ("plain", "inside", "outside")
 
@@ -46,13 +48,20 @@ async def train(model: str, way: str, epochs: int, dataset: Dataset, host: str) 
         config, dataset=None if outside else dataset, data=(host,) if outside else ()
     ) as cluster:
 
-        def count(_: Any) -> None:
-            blocked.append(sum(worker.statistics().data.blocked_fetches for worker in cluster.workers))
+        def count(_: object) -> None:
+            blocked.append(sum(blocked_fetches(worker) for worker in cluster.workers))
 
         result = await cluster.train(count)
     later = result.epochs[1:]
     rate = sum(epoch.images for epoch in later) / sum(epoch.train_s for epoch in later)
     return rate, blocked[-1] - blocked[0]
+
+
+def blocked_fetches(worker: ModelWorker) -> int:
+    """Return the number of times that a worker has waited for input."""
+    counts = worker.statistics().data
+    assert isinstance(counts, DataClientStatistics)  # unset before the first training
+    return counts.blocked_fetches
 
 
 async def measure(models: list[str], rounds: int, epochs: int, host: str) -> list[dict[str, Any]]:

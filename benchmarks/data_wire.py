@@ -99,24 +99,35 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
                 kinds=PROGRAM_KINDS,
             )
         )
-        reach = {"network": network, "controller": controller.address, "waits": waits}
         server = await stack.enter_async_context(
-            DataServer(RoleSettings(address=LOOPBACK, identity=who("data"), **reach), dataset)
+            DataServer(
+                RoleSettings(
+                    network=network,
+                    address=LOOPBACK,
+                    identity=who("data"),
+                    waits=waits,
+                    controller=controller.address,
+                ),
+                dataset,
+            )
         )
-        memberships = {}
+        members = []
         for identity in (who("driver"), who("ps"), WORKER):
-            membership = memberships[identity.role] = Membership(
+            member = Membership(
+                network=network,
+                controller=controller.address,
                 identity=identity,
                 record=NodeRecord(role=identity.role, address=LOOPBACK, incarnation=identity.incarnation),
+                waits=waits,
                 traffic=Traffic(identity.node),
-                **reach,
             )
-            group.create_task(membership.run())
-            await membership.wait_for(lambda _, membership=membership: membership.joined, "a seat", 10)
-        driver, ps, worker = memberships["driver"], memberships["ps"], memberships["worker"]
+            group.create_task(member.run())
+            await joined(member)
+            members.append(member)
+        driver, ps, worker = members
         spec = choose_model("auto", dataset.info())
         program = TrainingProgram(config=decide(config, 1), spec=spec.to_dict())
-        run, arrays = program.record(RUN, who("driver").node), (ArrayRecord("w", (4,)),)
+        run, arrays = program.record(RUN, driver.member), (ArrayRecord("w", (4,)),)
         await submit(driver, run)
         await driver.create_store(RUN, store_of(run, program, arrays), arrays)
         await ps.wait_for(lambda m: bool(m.buckets), "the placement", 10)
@@ -145,6 +156,11 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
                     await update_program(driver, go_on)
 
         await next_epochs()
+
+
+async def joined(member: Membership) -> None:
+    """Wait until a member is in the cluster map."""
+    await member.wait_for(lambda _: member.joined, f"{member.node} in the map", 10)
 
 
 async def answer(link: Link, memory: Any, size: int) -> None:
@@ -210,6 +226,7 @@ async def read_images(client: DataClient, seconds: float) -> float:
             await client.wait_group()
         group = client.take()
         lease = group.lease
+        assert group.images is not None
         got += group.images.nbytes
         client.finished(Finished(lease.epoch, lease.number, lease.attempt, lease.images, 0.0, 0))
         if lease.number % 8 == 0:

@@ -19,7 +19,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from transport import Identity, LinkConfig, RoleTable, TcpNetwork, TransportError
@@ -102,7 +104,7 @@ async def attack(address: str, source: str, kind: str, most: int, made: Callable
         again = loop.create_future()
         with suppress(OSError):
             transport, _ = await loop.create_connection(
-                lambda again=again: Attacker(kind, again), host, port, local_addr=(source, 0)
+                partial(Attacker, kind, again), host, port, local_addr=(source, 0)
             )
             made()
             try:
@@ -176,7 +178,7 @@ async def join(address: str, joins: int) -> list[float]:
 
 
 @contextmanager
-def started(target: Any, *args: Any) -> Iterator[multiprocessing.Process]:
+def started(target: Any, *args: Any) -> Iterator[BaseProcess]:
     process = multiprocessing.get_context("spawn").Process(target=target, args=args, daemon=True)
     process.start()
     try:

@@ -376,9 +376,8 @@ async def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure and return every row."""
     async with Disk() as disk:
         dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
-    many = with_training(
-        dataset, np.tile(dataset.train_images, (TIMES, 1, 1, 1)), np.tile(dataset.train_labels, TIMES)
-    )
+    pictures = np.tile(np.asarray(dataset.train_images[:]), (TIMES, 1, 1, 1))
+    many = with_training(dataset, pictures, np.tile(dataset.train_labels, TIMES))
     rows = [row for images in arguments.images for row in await curves(arguments, images, many)]
     for images in arguments.images if arguments.accuracy else ():
         deepest = max(arguments.in_flight), arguments.halo, max(arguments.delays)

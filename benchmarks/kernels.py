@@ -166,7 +166,7 @@ def measure_torch(case: Case, seconds: float, torch: str | None) -> float:
         assert process.stdout is not None
         process.stdout.readline()
     found = [process.communicate("\n")[0] for process in processes]
-    return sum(json.loads(text)["images_per_s"] for text in found)
+    return sum(float(json.loads(text)["images_per_s"]) for text in found)
 
 
 def rows(

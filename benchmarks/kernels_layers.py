@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ def passes(network: Network, context: Context, weights: dict[str, Any]) -> dict[
 
     found: dict[str, Callable[[], None]] = {}
     for number, layer in enumerate(network.layers):
-        found[f"{layer.name} forward"] = lambda number=number: forward(number)
-        found[f"{layer.name} back"] = lambda number=number: back(number)
+        found[f"{layer.name} forward"] = partial(forward, number)
+        found[f"{layer.name} back"] = partial(back, number)
     return found
 
 

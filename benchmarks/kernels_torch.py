@@ -70,7 +70,7 @@ def train(modules: list[torch.nn.Module], spec: dict[str, Any], options: argpars
     while (spent := time.perf_counter() - began) < options.seconds:
         steps(10)
         done += 10
-    return done * options.group / spent
+    return float(done * options.group / spent)
 
 
 def microseconds(step: Any) -> float:

@@ -37,7 +37,7 @@ def train(
     if variant == "channels_last":
         images = images.to(memory_format=torch.channels_last)
     if variant == "compile":
-        run = torch.compile(network)  # type: ignore[assignment]
+        run = torch.compile(network)
 
     def step(number: int) -> None:
         start = number * group % (POOL_IMAGES - group + 1)
@@ -70,7 +70,7 @@ def main() -> None:
     _, modules = build(spec)
     network = torch.nn.Sequential(*modules)
     if options.variant == "channels_last":
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        network = network.to(memory_format=torch.channels_last)
     network.share_memory()
     spawning = torch.multiprocessing.get_context("spawn")
     line, told = spawning.Barrier(options.processes), spawning.Queue()

@@ -85,7 +85,7 @@ def address_of(process: subprocess.Popen[str]) -> str:
         found = re.search(r"listens on (tcp://[\d.]+:\d+)", line)
         if found:
             return found[1]
-    raise SystemExit(f"{process.args} ended")
+    raise SystemExit(f"{process.args!r} ended")
 
 
 class Target:

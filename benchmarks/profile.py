@@ -14,14 +14,20 @@ import json
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import uvloop
 
 from adam_async import Config, Dataset, Disk, LocalCluster, Timeline, load_dataset
 from adam_async.runtime.kernel_cache import use_kernel_cache
 
-CASES = [(kernels, weights) for kernels in ("numba", "numpy") for weights in ("aliased", "copy")]
+CASES: tuple[tuple[Literal["numba", "numpy"], Literal["aliased", "copy"]], ...] = (
+    ("numba", "aliased"),
+    ("numba", "copy"),
+    ("numpy", "aliased"),
+    ("numpy", "copy"),
+)
+"""Kernels, and the place of the weights."""
 
 
 async def train(config: Config, dataset: Dataset, timeline: Timeline | None) -> tuple[float, float]:

@@ -48,8 +48,9 @@ from adam_async.parameter_server.service import TURN_WORK
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.partition import table_of
+from adam_async.run.shard_table import NUM_BUCKETS
 from adam_async.runtime.machine import cache_kb, processor_name
-from adam_async.worker.push_plan import PushBuffer, PushMessage, plan_pushes
+from adam_async.worker.push_plan import Protocol, PushBuffer, PushMessage, plan_pushes
 
 MODELS: dict[str, Callable[[], ModelSpec]] = {
     "fc 400x400": lambda: mlp((400, 400), input_shape=(1, 20, 20), name="fc 400x400"),
@@ -95,8 +96,8 @@ class Server:
         initial = network.initial_weights(Dice(1))
         for name, values in initial.items():
             self._weights[name][...] = values
-        wanted = "delta" if case.protocol == "deltas" else "factors"
-        plan = plan_pushes(network, table, ["ps-1"] * table.num_buckets, images=images, wanted=wanted)
+        wanted: Protocol = "delta" if case.protocol == "deltas" else "factors"
+        plan = plan_pushes(network, table, ["ps-1"] * NUM_BUCKETS, images=images, wanted=wanted)
         self._plan = plan
         shards = {
             spec.id: Shard(spec=spec, values=storage.values(spec), rule_state=storage.rule_state(spec))

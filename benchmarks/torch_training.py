@@ -215,7 +215,8 @@ class Process:
             with torch.no_grad():
                 for name, parameter in self.module.named_parameters():
                     parameter.copy_(torch.tensor(values[name]))
-        return accuracy(self.module, *(each.to(self.device) for each in mnist("t10k")))
+        found: float = accuracy(self.module, *(each.to(self.device) for each in mnist("t10k")))
+        return found
 
 
 def run_process(
