@@ -3,8 +3,9 @@
     OPENBLAS_NUM_THREADS=1 python -m benchmarks.server --json server.json [--rounds 9] [--images 128]
 
 A push is processed as at its arrival from a link: its tensors are checked and scanned as in the server, then
-the rule is applied to every shard. Only the link is left out, which benchmarks.push_pull measures. Gradients
-are those of a real group. Pushes cycle through more memory than the caches hold, up to `--push-mb`.
+the rule is applied to one shard after the other, while a server groups the shards of a message. The link is
+left out, too, which benchmarks.push_pull measures. Gradients are those of a real group. Pushes cycle through
+more memory than the caches hold, up to `--push-mb`.
 
 The peers alternate with ours, without any overhead around them:
 
