@@ -194,6 +194,7 @@ class Driver:
                 end_run=self._end_run,
                 own_statistics=self._own_statistics,
             )
+            stack.push_async_callback(self._goodbye)
             self._stack = stack.pop_all()
         return self
 
@@ -201,6 +202,12 @@ class Driver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         return await self._stack.__aexit__(kind, error, trace)
+
+    async def _goodbye(self) -> None:
+        """Leave the cluster, so that the controllers report no lost driver; not in the middle of its run."""
+        run = self.map.run
+        if run is None or run.over or run.driven_by != self._membership.member:
+            await self._membership.leave()
 
     @property
     def map(self) -> ClusterMap:

@@ -71,6 +71,14 @@ async def test_without_a_data_server_the_wait_is_named():
     assert str(error) == "waited 0.2 s for a data server to join"
 
 
+async def test_a_driver_leaves_the_cluster_after_its_run():
+    async with cluster_of(config_of()) as cluster:
+        async with driver_of(cluster.network, cluster.controller.address, config_of()) as driver:
+            await driver.train()
+        await until(lambda: not cluster.driver.map.nodes[OWN.node].live)
+        assert cluster.driver.map.nodes[OWN.node].left
+
+
 async def test_missing_roles_are_named_with_the_joined_ones():
     async with cluster_of(config_of()) as cluster:
         wanting = config_of(replicas=3, servers=2, waits=SHORT)
