@@ -31,12 +31,14 @@ from collections.abc import Sequence
 RESUME = "--resume DIR picks the run up at its last checkpoint, if --checkpoint DIR kept one"
 """Text on the continuation of a failed run."""
 
-LOST_SHARDS = f"with it went the only copy of its shards; {RESUME}"
+_ONLY_COPY = "with it went the only copy of its shards in memory"
+
+LOST_SHARDS = f"{_ONLY_COPY}; with --store the same command goes on; {RESUME}"
 """Text on the consequence of a lost parameter server for its run."""
 
 _RECREATE = "open the store again with arrays to create it anew"
 
-LOST_STORE = f"with it went the only copy of its shards; {_RECREATE}"
+LOST_STORE = f"{_ONLY_COPY}; {_RECREATE}"
 """Text on the consequence of a lost parameter server for a store of clients."""
 
 

@@ -258,7 +258,7 @@ def summary(report: Report) -> list[str]:
     if early:
         lines.append(
             f"NumPy's kernels trained {_count(early)} groups, because compiled ones were not ready; "
-            "a later run begins with those that are compiled by now"
+            "a later run begins with those that are compiled by now, and --kernels numba waits for all"
         )
     if len(report.controllers) > 1:
         # A leader that does not know of its replacement yet reports an earlier term.

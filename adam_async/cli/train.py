@@ -546,7 +546,8 @@ async def open_cluster(
         ) as processes:
             if token is not None:  # without a given token no other program can join
                 found = ",".join(processes.driver.controllers)
-                terminal.notice(f"from another shell: adam-async status --controller {found}")
+                file = f" --token-file {options.token_file}" if options.token_file is not None else ""
+                terminal.notice(f"from another shell: adam-async status --controller {found}{file}")
             yield processes.driver, processes.train
     else:
         async with LocalCluster(

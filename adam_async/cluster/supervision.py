@@ -224,6 +224,10 @@ class Supervisor:
         if spec.role == "ps":
             loss = self._losses.loss(self._map) if self._config.copies_in_force > 1 else ""
             how = f"{how}; {loss or LOST_SHARDS}"
+        elif spec.role == "data" and self._config.data_servers == 1:
+            how = f"{how}; with --data-servers 2 the other goes on"
+        elif spec.role == "controller" and self._config.controllers == 1:
+            how = f"{how}; with --controllers 3 the others go on"
         return RoleDied(spec.node, how)
 
     def _refusal_of(self, node: str) -> str:

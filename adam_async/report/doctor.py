@@ -208,7 +208,8 @@ async def check_kernels(spec: ModelSpec, images_per_group: int, *, installed: bo
         return Finding(
             "ok",
             "kernels",
-            f"numba, not all compiled in {folder} yet: the first run does that while it trains, once; "
+            f"numba, not all compiled in {folder} yet: runs compile them while they train, once, and "
+            "adam-async train --kernels numba compiles all before it trains; "
             f"numpy: {plain:,.0f} images/s of {trains}",
         )
     fast = await _images_per_s(spec, images_per_group, "numba")

@@ -86,8 +86,15 @@ def test_a_stopped_server_is_shown_while_it_is_silent_and_is_an_event_of_the_run
     assert re.search(r"event  at \d+\.\d s: ps-1 answers again, after \d+ s", command.output)
 
 
-@pytest.mark.parametrize("node", ["ps-1", "data-0", "controller"])
-def test_a_dead_role_that_holds_the_only_copy_ends_the_run_with_its_name(node: str) -> None:
+@pytest.mark.parametrize(
+    ("node", "remedy"),
+    [
+        ("ps-1", LOST_SHARDS),
+        ("data-0", "with --data-servers 2 the other goes on"),
+        ("controller", "with --controllers 3 the others go on"),
+    ],
+)
+def test_a_dead_role_that_holds_the_only_copy_ends_the_run_with_its_name(node: str, remedy: str) -> None:
     with Command(*TRAIN, "--epochs", "1000") as command:
         command.wait_for("epoch 1/1000")
         with watched(list(children_of(command.pid))) as all_end:
@@ -97,8 +104,7 @@ def test_a_dead_role_that_holds_the_only_copy_ends_the_run_with_its_name(node: s
             all_end(1)
 
     assert code == 4, command.output
-    back = f"; {LOST_SHARDS}" if node == "ps-1" else ""
-    assert command.output.rstrip().endswith(f"adam-async: {node} died: killed by signal 9{back}")
+    assert command.output.rstrip().endswith(f"adam-async: {node} died: killed by signal 9; {remedy}")
     assert "Traceback" not in command.output
 
 
