@@ -162,7 +162,8 @@ class Membership:
         pauses, warned = TAKEN_PAUSES.waits(), False
         while not self.joined and not self._record.left:
             try:
-                await self._try_set(key, self._record, self._waits.call_s)
+                # The time counts also while no controller leads, as in `update`.
+                await self._try_set(key, self._record, max(self._waits.call_s, self._waits.patience_s))
             except DeadlineExceeded:
                 # Without a leader the client's own patience decides how long to wait.
                 if self.leader:
