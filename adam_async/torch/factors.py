@@ -211,6 +211,7 @@ class _Capture:
             self._on_captured(self.name)
 
     def take(self) -> LinearGradient | None:
+        """Return the gradient of all calls since the last take, and forget them; None without a call."""
         if not self.pairs:
             return None
         pairs, self.pairs = self.pairs, []
