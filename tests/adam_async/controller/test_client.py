@@ -590,6 +590,18 @@ async def test_a_change_waits_for_a_leader_longer_than_for_one_answer():
             assert second.map.nodes["data-0"].ready == "again"
 
 
+async def test_a_member_that_joins_outwaits_one_answer_while_the_leader_has_no_majority():
+    loop, waits = asyncio.get_running_loop(), msgspec.structs.replace(WAITS, call_s=0.05)
+    async with group_table_of(NETWORKS["local"]()) as table:
+        await table.joined("data-0")
+        for follower in [each for each in table.controllers if each is not table.leader]:
+            await follower.__aexit__(None, None, None)
+        begun, member = loop.time(), table.member("worker-0", waits=waits)
+        await until(lambda: loop.time() > begun + 0.3)
+        assert not member.joined
+        assert not table.tasks[member].done()
+
+
 async def test_a_controller_that_was_never_there_is_not_called_dead():
     async def sit():
         async with table_of(NETWORKS["local"]()) as table:
