@@ -175,6 +175,10 @@ class Engine:
             self._watch.cancel()
         try:
             await self._task_group.__aexit__(kind, error, trace)
+        except asyncio.CancelledError as cancelled:
+            # An exit stack makes an error that it gets twice its own context; an outer stack then hangs.
+            if cancelled is not error:
+                raise
         except BaseExceptionGroup as group:
             # An EngineClosed of the body follows from the error that stopped the engine, so it is no second
             # error. If no error stopped the engine, the end of the watch has cancelled the future.

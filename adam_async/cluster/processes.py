@@ -53,6 +53,7 @@ from adam_async.run.user_code import (
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.machine import available_bytes, usable_cores
 from adam_async.runtime.role_handle import RoleHandle
+from adam_async.runtime.task_group import StackedTaskGroup
 from adam_async.runtime.timeline import Timeline
 from transport import BufferPool, Identity, Network
 
@@ -209,7 +210,7 @@ class ProcessCluster:
             if config.controllers > 1:
                 name = setup.entropy(8).hex()
                 state = await stack.enter_async_context(self._launcher.state_folder(name))
-            self._roles.begin(await stack.enter_async_context(asyncio.TaskGroup()), orders)
+            self._roles.begin(await stack.enter_async_context(StackedTaskGroup()), orders)
             stack.push_async_callback(self._roles.stop)
             network = await stack.enter_async_context(
                 slowed(

@@ -42,6 +42,7 @@ from adam_async.run.result import EpochResult, RunResult
 from adam_async.run.train_step import TrainStep
 from adam_async.runtime.callbacks import ending_on_errors
 from adam_async.runtime.disk import Disk
+from adam_async.runtime.task_group import StackedTaskGroup
 
 CLOSE_S = 30.0
 """Deadline of the end of the block, in which compute threads finish their groups, in seconds."""
@@ -251,7 +252,7 @@ class LocalCluster:
             return
         async with AsyncExitStack() as stack:
             self._cluster = await stack.enter_async_context(self._make())
-            self._group = await stack.enter_async_context(asyncio.TaskGroup())
+            self._group = await stack.enter_async_context(StackedTaskGroup())
             self._news.put(_Outcome())
             await self._loop.create_future()  # until `_leave`
 

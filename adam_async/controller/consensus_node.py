@@ -71,6 +71,7 @@ from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_VALUE_BYTES
 from adam_async.runtime import fault_points
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import Timer, system_entropy
+from adam_async.runtime.task_group import StackedTaskGroup
 from transport import RemoteProtocolError
 
 logger = logging.getLogger(__name__)
@@ -331,7 +332,7 @@ class ConsensusNode:
             problem = log_problem(saved)
             if problem and self._file is not None:
                 raise DamagedLog(f"the log in {self._file.folder} cannot be used, {problem}; {WHAT_TO_DO}")
-            group = await stack.enter_async_context(asyncio.TaskGroup())
+            group = await stack.enter_async_context(StackedTaskGroup())
             self._peers.begin(group, saved.me)
             await self._begin(saved)
             group.create_task(self._write(), name=f"{self._identity.node}/log")

@@ -25,6 +25,7 @@ from adam_async.run.config import Waits
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import ProcessMemory, process_memory
+from adam_async.runtime.task_group import StackedTaskGroup
 from adam_async.runtime.timeline import Timeline, answer_profile
 from adam_async.runtime.traffic import CommonStatistics, Traffic
 from transport import Identity, Link, LocalProtocolError, Message, Network, ProtocolError, Request
@@ -88,7 +89,7 @@ class Role:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             self._loop = asyncio.get_running_loop()
-            self._group = await stack.enter_async_context(asyncio.TaskGroup())
+            self._group = await stack.enter_async_context(StackedTaskGroup())
             listener = await stack.enter_async_context(
                 self._network.listen(self._bind, self._identity, self._on_link)
             )

@@ -70,6 +70,7 @@ from adam_async.run.stragglers import describe
 from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import available_bytes
+from adam_async.runtime.task_group import StackedTaskGroup
 from adam_async.runtime.traffic import CommonStatistics, Traffic
 
 OUTSIDE = "the cluster is not running: train within its block, `async with cluster: await cluster.train()`"
@@ -156,7 +157,7 @@ class Driver:
     async def __aenter__(self) -> Self:
         settings = self._settings
         async with AsyncExitStack() as stack:
-            group = await stack.enter_async_context(asyncio.TaskGroup())
+            group = await stack.enter_async_context(StackedTaskGroup())
             tasks = {
                 "membership": self._membership.run(),
                 "events": self._events.follow(self._membership.changes()),

@@ -48,6 +48,7 @@ from adam_async.run.result import CheckpointResult, EpochResult, OnEpoch, RunRes
 from adam_async.run.shard_table import ShardTable
 from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.clock import wall_clock
+from adam_async.runtime.task_group import StackedTaskGroup
 from adam_async.runtime.traffic import Traffic
 from transport import TransportError
 
@@ -133,7 +134,7 @@ class TrainingRun:
         """
         parts, settings = self._parts, self._parts.settings
         async with AsyncExitStack() as stack:
-            group = await stack.enter_async_context(asyncio.TaskGroup())
+            group = await stack.enter_async_context(StackedTaskGroup())
 
             def spawn(name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
                 return group.create_task(work, name=f"{self._node}/{name}")

@@ -11,6 +11,7 @@ counts the link in `traffic.py`.
     channel.py                    one link at a time to a peer: dial, patience, growing pauses (back-off)
     traffic.py                    messages and bytes, by peer and message type
     callbacks.py                  an error in a callback of the event loop ends its block, or the command
+    task_group.py                 a task group that an exit stack may hold
     user_thread.py                a thread for code of the user that may block, such as an import
 
     role_handle.py                one process of a role, as its cluster sees it: address, log lines, end

@@ -42,6 +42,7 @@ from adam_async.run.train_step import StepSpec, TrainStep
 from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import pinned_cpus, usable_cores
+from adam_async.runtime.task_group import StackedTaskGroup
 from adam_async.runtime.timeline import Timeline
 from adam_async.worker.copy_mode import CopyMode
 from adam_async.worker.in_place_mode import InPlaceMode, groups_in_flight
@@ -351,7 +352,7 @@ class RunSession:
         """Prepare, then train until cancelled."""
         node, timeline = self._setup.endpoint.identity.node, self._setup.timeline
         async with AsyncExitStack() as stack:
-            group = await stack.enter_async_context(asyncio.TaskGroup())
+            group = await stack.enter_async_context(StackedTaskGroup())
             stack.callback(group.create_task(self._client.run(), name=f"{node}/parameters").cancel)
             if self.peer_workers is not None:
                 stack.callback(group.create_task(self.peer_workers.run(), name=f"{node}/peer-workers").cancel)

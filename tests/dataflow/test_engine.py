@@ -327,6 +327,17 @@ async def test_a_failing_node_stops_the_engine() -> None:
         engine.deliver("x", B, 1)
 
 
+async def test_an_engine_passes_the_cancellation_of_its_block_on_without_a_raise() -> None:
+    engine = Engine(FAILING, pool=ManualPool(), in_flight=1)
+    await engine.__aenter__()
+    cancelled = asyncio.CancelledError()
+    try:
+        raise cancelled
+    except asyncio.CancelledError:
+        await engine.__aexit__(asyncio.CancelledError, cancelled, None)
+    assert cancelled.__context__ is None
+
+
 @pytest.mark.parametrize("wait", ["admit", "wait_finished", "drain", "wait_room"])
 async def test_a_body_that_waits_when_the_engine_stops_raises_the_failure(wait: str) -> None:
     pool = ManualPool()

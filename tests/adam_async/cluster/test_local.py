@@ -171,6 +171,27 @@ async def test_a_cancelled_run_leaves_nothing_behind(network, moment):
         await task
 
 
+async def test_a_second_cancellation_ends_a_cluster_whose_driver_still_leaves(monkeypatch):
+    leaves = asyncio.Event()
+
+    async def never_leave(membership):
+        leaves.set()
+        await asyncio.Event().wait()
+
+    async def train():
+        async with cluster_of(config_of(epochs=1000, waits=QUICK)) as cluster:
+            monkeypatch.setattr(cluster.driver._membership, "leave", never_leave.__get__(cluster.driver))
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(train(), name="train")
+    await turns(40)
+    task.cancel()
+    await leaves.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_after_a_cancelled_training_the_same_cluster_trains_again():
     async with cluster_of(config_of(epochs=1000, waits=QUICK)) as cluster:
         task = asyncio.create_task(cluster.train(), name="train")
