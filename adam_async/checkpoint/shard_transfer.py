@@ -100,6 +100,14 @@ class ShardValues(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Deadline:
+    """The end of a wait by the loop's clock, and the length of the wait, in seconds."""
+
+    ends_at: float
+    within_s: float
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Bundle:
     """One bundle that is read or loaded."""
@@ -178,7 +186,7 @@ class ShardCopies:
                 failure, or for `copies_s` while its bundle lacks copies.
         """
         found: dict[int, ShardState] = {}
-        ends_at = asyncio.get_running_loop().time() + within_s
+        deadline = _Deadline(asyncio.get_running_loop().time() + within_s, within_s)
 
         async def read_bundle(link: Link, shards: Sequence[ShardSpec]) -> None:
             by_clock: dict[int, list[ShardSpec]] = {}
@@ -186,7 +194,7 @@ class ShardCopies:
                 by_clock.setdefault(clocks.get(shard.id, 0), []).append(shard)
             for clock, at_clock in by_clock.items():
                 for some in self._chunks(tensors, at_clock):
-                    states = await self._read(link, cluster, some, tensors, clock, ends_at)
+                    states = await self._read(link, cluster, some, tensors, clock, deadline)
                     found.update((state.shard, state) for state in states)
 
         store = cluster.run_store
@@ -201,7 +209,7 @@ class ShardCopies:
         shards: Sequence[ShardSpec],
         tensors: RunTensors,
         clock: int,
-        ends_at: float,
+        deadline: _Deadline,
     ) -> tuple[ShardState, ...]:
         """Read the shards of one message, as soon as they reach the clock. Errors as in `read`."""
         assert cluster.run is not None
@@ -213,9 +221,9 @@ class ShardCopies:
             except RemoteError as error:
                 if error.code != NOT_SETTLED:
                     raise
-                if asyncio.get_running_loop().time() > ends_at:
+                if asyncio.get_running_loop().time() > deadline.ends_at:
                     what = f"{link.peer.node} to send its shards: {error.text}"
-                    raise DeadlineExceeded(what, self._waits.clock_s) from None
+                    raise DeadlineExceeded(what, deadline.within_s) from None
             else:
                 break
         answer = unpack(reply, ShardStates)

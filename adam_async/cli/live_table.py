@@ -106,7 +106,7 @@ class LiveTable:
         leader = self._leader()
         if leader not in ("", self._led_by):
             self._led_by = leader
-            self.print(f"leader {leader}")
+            self.print(f"{leader} leads the controllers")
         if not self._draws:
             self._mind_waiting(progress.missing)
             self._mind_quiet()

@@ -73,8 +73,11 @@ async def send_request(
             raise RunFailed(f"no run is in progress: {there}; adam-async status shows the cluster")
         request = Request(run=run.id, action=action, node=node, workers=workers)
         waits = waits_at_start(options.wait)
-        for line in await ask(membership, request, within_s=waits.prepare_s + MARGIN_S):
+        lines = await ask(membership, request, within_s=waits.prepare_s + MARGIN_S)
+        for line in lines:
             terminal.print(printable(line))
+        if not lines:
+            terminal.notice(f"{node} has written no line")
     return 0
 
 

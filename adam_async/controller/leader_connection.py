@@ -312,7 +312,8 @@ class LeaderConnection:
                 return self.link
             if self._left_s() <= 0:
                 if not self._reached:
-                    raise RoleUnreachable("the controller", self._controllers, self._reason)
+                    why = f"{self._reason}; start it there, or check the address"
+                    raise RoleUnreachable("the controller", self._controllers, why)
                 if self.several:
                     raise Leaderless(sorted(self._order), self._waits.patience_s, self._reason)
                 raise RoleDied("the controller", self._reason)

@@ -28,11 +28,16 @@ logger = logging.getLogger(__name__)
 COMPILE_S = 600.0
 """Deadline of the child process, in seconds; after it, training continues with NumPy's kernels."""
 
+NOTICE_S = 5.0
+"""Seconds of compiling after which the log has a line about it; shorter runs end without the line."""
+
 POLL_S = 0.1
 """Seconds between two checks whether the child has ended."""
 
 OUTPUT_BYTES = 65536
 """Maximum number of bytes read of the child's output."""
+
+SLOW = "training uses NumPy's slower kernels until others are compiled; the disk keeps these for the next run"
 
 MODULE = "adam_async.model.fast.compiling"
 
@@ -119,6 +124,7 @@ class KernelChange:
         command = (sys.executable, "-P", "-m", MODULE, self._network.dtype.name, *codes)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + COMPILE_S
+        notice = loop.call_later(NOTICE_S, logger.warning, SLOW)
         with TemporaryFile() as output:
             # Event loops watch children by a thread or from the main thread, and leave pipes open after a
             # cancellation; polling ten times per second avoids both.
@@ -131,6 +137,7 @@ class KernelChange:
                         return f"it took longer than {COMPILE_S:.0f} s"
                     await asyncio.sleep(POLL_S)
             finally:
+                notice.cancel()
                 child.kill()
                 child.wait()
             if child.returncode == 0:

@@ -107,6 +107,11 @@ async def load(
     path = data_dir if known else Path(source)
     if path is not None:
         reason = f"{path}, because ADAM_DATA_DIR names it" if known else f"{source}, as asked for"
+        if known and not await disk.run(path.exists):
+            raise DataError(
+                f"ADAM_DATA_DIR names {path}, which does not exist; name a folder with a data set, "
+                "or unset the variable"
+            )
         request = LoadRequest(
             path=path,
             disk=disk,

@@ -27,12 +27,13 @@ def copies_of(servers, waits=PATIENT, changes=None):
     return ShardCopies(endpoint, changes=changes or servers.member.changes, waits=waits)
 
 
-async def read(servers, *, clock=0, waits=PATIENT, changes=None):
+async def read(servers, *, clock=0, waits=PATIENT, changes=None, within_s=None):
     """Read all shards of the servers."""
     tensors = make_tensors(servers.model, servers.config, None)
     clocks = dict.fromkeys(servers.shards(), clock) if clock else {}
     copies = copies_of(servers, waits, changes)
-    states = await copies.read(servers.map, servers.table, tensors, clocks=clocks, within_s=waits.clock_s)
+    within_s = waits.clock_s if within_s is None else within_s
+    states = await copies.read(servers.map, servers.table, tensors, clocks=clocks, within_s=within_s)
     return tensors, states
 
 
@@ -91,9 +92,9 @@ async def test_the_error_of_an_unreached_clock_names_the_replica_behind():
         all_live(servers, one, other)
         one.push(1.0)
         with pytest.raises(
-            DeadlineExceeded, match=r"waited 0.05 s for ps-\d to send its shards: .* behind: 1"
+            DeadlineExceeded, match=r"waited 0.03 s for ps-\d to send its shards: .* behind: 1"
         ):
-            await read(servers, clock=1, waits=waits)
+            await read(servers, clock=1, waits=waits, within_s=0.03)
 
 
 async def test_sums_that_are_never_complete_are_given_up_with_the_names_of_server_and_replica():

@@ -379,7 +379,7 @@ async def test_the_leader_is_printed_when_known_and_when_it_changes() -> None:
     table = LiveTable(Progress(last_epoch=1), stream=stream, leader=lambda: next(leaders))
     for _ in range(6):
         table.refresh()
-    assert stream.getvalue() == "leader controller-2\nleader controller-1\n"
+    assert stream.getvalue() == "controller-2 leads the controllers\ncontroller-1 leads the controllers\n"
 
 
 def test_waits_for_the_clocks_of_others_are_named_where_there_were_some() -> None:

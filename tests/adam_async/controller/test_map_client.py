@@ -340,8 +340,9 @@ async def test_controllers_that_were_never_there_are_named(count):
         addresses = table.addresses
     async with table_of(network) as table:
         client = table.client(controllers=addresses, waits=msgspec.structs.replace(WAITS, dial_s=0.01))
-        with pytest.raises(RoleUnreachable, match=f"cannot reach the controller at {addresses}: "):
+        with pytest.raises(RoleUnreachable, match=f"cannot reach the controller at {addresses}: ") as error:
             await client.get()
+        assert str(error.value).endswith("; start it there, or check the address")
 
 
 async def test_a_controller_without_a_group_is_not_taken_for_a_leader():

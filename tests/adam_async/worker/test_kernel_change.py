@@ -105,6 +105,24 @@ async def test_a_child_that_takes_too_long_is_killed(
     assert "it took longer than 0 s" in caplog.text
 
 
+async def test_a_long_compilation_is_in_the_log_and_a_short_one_is_not(
+    nothing_compiled: list[bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module(tmp_path, monkeypatch, "import threading; threading.Event().wait()")
+    monkeypatch.setattr(kernel_change, "COMPILE_S", 0.2)
+    network = Network(named_model("digits"), np.float32, kernels="auto")
+    change = KernelChange(network, network, waits=False, cores=1)
+    async with ComputePool(threads=1, name="test") as pool:
+        await change.run(pool, lambda: 7)
+        assert "slower kernels until others are compiled" not in caplog.text
+        monkeypatch.setattr(kernel_change, "NOTICE_S", 0.1)
+        await change.run(pool, lambda: 7)
+        assert caplog.text.count("slower kernels until others are compiled") == 1
+
+
 async def test_cancelling_kills_the_child(
     nothing_compiled: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

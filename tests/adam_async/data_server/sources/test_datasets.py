@@ -191,6 +191,13 @@ async def test_the_data_folder_comes_before_the_cache_and_its_damage_is_an_error
             await load("auto", disk, data_dir=chosen, cache_dir=cache)
 
 
+@pytest.mark.parametrize("source", ["auto", "mnist"])
+async def test_a_missing_data_folder_is_an_error_with_its_variable(source: str, tmp_path: Path) -> None:
+    async with Disk() as disk:
+        with pytest.raises(DataError, match=r"ADAM_DATA_DIR names .*/absent, which does not exist; name a "):
+            await load(source, disk, data_dir=tmp_path / "absent")
+
+
 async def test_mnist_is_downloaded_once_and_then_cached(
     tmp_path: Path, web: str, refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
