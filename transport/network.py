@@ -153,7 +153,7 @@ async def _listener(address: str, identity: Identity, on_link: OnLink) -> AsyncI
                 links = listener.close()
     except BaseExceptionGroup as errors:
         if raised is not None and errors.exceptions == (raised,):
-            raise raised from None
+            raise raised from raised.__cause__
         raise
     finally:
         # A task cancelled before its first step does not close its link.

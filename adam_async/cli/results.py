@@ -127,7 +127,7 @@ class Kept:
 async def keep_results(
     driver: Driver, options: TrainOptions, disk: Disk, environment: Mapping[str, str]
 ) -> Kept:
-    """Return the results of a cancelled run, and write its weights if `--out` names a folder."""
+    """Return the results of a run that ends early, and write its weights if `--out` names a folder."""
     progress = driver.progress
     kept: list[str] = []
     await driver.look()

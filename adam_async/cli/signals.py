@@ -31,6 +31,9 @@ class Signals:
 
     def __init__(self) -> None:
         self.first: int | None = None
+        self.interrupted = False
+        """Whether a signal has cancelled the command; a SIGTERM that stops a run in good order cancels
+        nothing."""
         self._at_once = ""
         self._cancel: Callable[[], None] | None = None
         self._stop: Callable[[], None] | None = None
@@ -78,7 +81,7 @@ class Signals:
             self._stop()
             return
         elif self._cancel is not None:
-            self.first = self.first or number
+            self.first, self.interrupted = self.first or number, True
             cancel, self._cancel = self._cancel, None
             cancel()
             return
@@ -92,14 +95,14 @@ class Signals:
         """Run a command's coroutine in its own loop until it returns or a signal ends it.
 
         Raises:
-            Exception: The error of `main` or of a callback of its loop. After a signal the method raises no
-                error, and returns the exit code of the signal.
+            Exception: The error of `main` or of a callback of its loop. After a signal that cancelled `main`
+                the method raises no error, and returns the exit code of the signal.
         """
         try:
             with asyncio.Runner(loop_factory=loop_factory) as runner:
                 return runner.run(self._main(main))
         except (asyncio.CancelledError, Exception):
-            if self.first is None:
+            if not self.interrupted:
                 raise
             return self.exit_code()
         finally:

@@ -48,7 +48,7 @@ from adam_async.data_server.transforms.recipe import read_steps
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.takeover import Attach
-from adam_async.errors import AdamError, ConfigError, RunFailed
+from adam_async.errors import AdamError, ConfigError, Diverged, RunFailed
 from adam_async.report.baseline import Baseline
 from adam_async.report.report import Report, build_report, without_invalid, write
 from adam_async.run.addresses import check_addresses
@@ -151,9 +151,11 @@ async def _train(
                     try:
                         with _stop_at_sigterm(options, driver, terminal):
                             result = await train(table.on_epoch)
-                    except asyncio.CancelledError:  # an interruption, or a failure of the driver or a role
+                    except Diverged:  # its weights are of no use
+                        raise
+                    except (asyncio.CancelledError, AdamError):  # an interruption, or a failure of a role
                         kept = await keep_results(driver, options, disk, environment)
-                        if EARLY.first is not None:  # print now: closing the cluster may take long
+                        if EARLY.interrupted:  # print now: closing the cluster may take long
                             terminal.notice(kept.sentence(interrupted=True))
                             kept = None
                         raise
@@ -170,7 +172,7 @@ async def _train(
                 _print_files(options, timeline, table, terminal)
                 table.finish(report)
         except BaseException as error:  # after Ctrl-C too: keep the results so far
-            interrupted = isinstance(error, asyncio.CancelledError) or EARLY.first is not None
+            interrupted = isinstance(error, asyncio.CancelledError) or EARLY.interrupted
             if kept is not None and (line := kept.sentence(interrupted=interrupted)):
                 terminal.notice(line)
             if options.store is not None and driver is not None:

@@ -38,7 +38,7 @@ from adam_async.driver.settings import DriverSettings
 from adam_async.driver.snapshot import follow_primaries, pull_snapshot, reading_client
 from adam_async.driver.submission import update_program
 from adam_async.driver.takeover import DriverNotes
-from adam_async.errors import DeadlineExceeded, RecordError, RunFailed
+from adam_async.errors import AdamError, DeadlineExceeded, RecordError, RunFailed
 from adam_async.messages import read_number
 from adam_async.parameter_server.client import ParameterClient
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, skipped_groups
@@ -388,15 +388,28 @@ class TrainingRun:
         self._progress.phase = "stopping"
         self._parts.events.note(f"stopped within epoch {epoch}")
         await self._parts.end_run()
-        data = await self._parts.counts.ledger_leader()
+        if self._checkpointer is not None:
+            # First, because an error below cancels the write of the last checkpoint.
+            await self._checkpointer.settle()
         pulled = await pull_snapshot(self._prepared.model, self._table, self._membership.map, client)
-        if data.epoch == epoch and data.images:
-            counts = EpochCounts(images=data.images, loss=data.loss, train_s=data.train_s)
-            result = await self._evaluate(pulled.weights, epoch, counts)
+        result = await self._result_at_stop(pulled.weights, epoch)
+        if result is not None:
             self._progress.epochs.append(result)
             self.choice.take(result, pulled.weights)
             await _ask(on_epoch, result)
         return pulled.weights
+
+    async def _result_at_stop(self, weights: Mapping[str, NDArray[Any]], epoch: int) -> EpochResult | None:
+        """Return the result of the epoch in which the run stops; None if there is none."""
+        try:
+            data = await self._parts.counts.ledger_leader()
+            if data.epoch != epoch or not data.images:
+                return None
+            counts = EpochCounts(images=data.images, loss=data.loss, train_s=data.train_s)
+            return await self._evaluate(weights, epoch, counts)
+        except (AdamError, TransportError, TimeoutError) as error:
+            self._parts.warn(f"epoch {epoch} was stopped and has no result: {error!r}")
+            return None
 
     async def _make_record(
         self, weights: Mapping[str, NDArray[Any]], statistics: Mapping[str, RoleStatistics]

@@ -109,8 +109,11 @@ def test_a_killed_data_server_is_started_again_while_there_is_another() -> None:
     assert "Traceback" not in command.output
 
 
-def test_the_last_data_server_is_not_started_again() -> None:
-    with Command("train", "--data", "digits", "--processes", "--epochs", "100000") as command:
+def test_the_last_data_server_is_not_started_again_and_the_weights_are_kept(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with Command(
+        "train", "--data", "digits", "--processes", "--epochs", "100000", "--out", str(out)
+    ) as command:
         command.wait_for("epoch 1/100000")
         os.kill(command.child("data-0"), signal.SIGKILL)
         line = command.wait_for("data-0 died")
@@ -118,3 +121,7 @@ def test_the_last_data_server_is_not_started_again() -> None:
 
     assert code == 4, command.output
     assert "starting it again" not in line
+    assert re.search(
+        rf"failed in epoch \d+, .*; kept: the latest weights in {out}/model.safetensors", command.output
+    )
+    assert (out / "model.safetensors").exists()

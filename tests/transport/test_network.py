@@ -181,6 +181,15 @@ async def test_an_error_of_the_block_is_raised_alone(make: Make) -> None:
 
 
 @both
+async def test_an_error_of_the_block_keeps_its_cause(make: Make) -> None:
+    network = make()
+    with pytest.raises(KeyError, match="mine") as caught:
+        async with network.listen(anywhere(network), FAR, lambda link: link.wait_closed()):
+            raise KeyError("mine") from ValueError("of the caller")
+    assert str(caught.value.__cause__) == "of the caller"
+
+
+@both
 async def test_an_address_can_be_listened_on_once(make: Make) -> None:
     network = make()
     async with network.listen(anywhere(network), FAR, lambda link: link.wait_closed()) as listener:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from adam_async.checkpoint.files import load_checkpoint
+from adam_async.driver.role_counts import RoleCounts
 from adam_async.run.config import Config
 from adam_async.runtime.disk import Disk
 from tests.adam_async.checkpoint.test_resume import MODES, config_of, same_bits
@@ -74,3 +75,22 @@ async def test_a_stop_loses_no_trained_image_and_trains_none_twice(options, tmp_
     assert (stopped.epoch, result.epochs[-1].images) == (1, stopped.groups)
     assert [epoch.images for epoch in resumed.epochs] == [GROUPS] * 3
     assert resumed.epochs[0].trained_again == 0
+
+
+async def test_a_stop_without_counts_of_the_data_server_keeps_its_checkpoint_and_the_weights(
+    tmp_path, monkeypatch
+):
+    ask, asked = RoleCounts.ledger_leader, []
+
+    async def silent(counts, *, ranges=False, clock=0):
+        if not ranges:  # the question after the last checkpoint was begun
+            asked.append(counts)
+            raise TimeoutError
+        return await ask(counts, ranges=ranges, clock=clock)
+
+    monkeypatch.setattr(RoleCounts, "ledger_leader", silent)
+    stopped, result = await stop_in(small_groups(**MODES["serial"]), tmp_path, 2)
+    assert asked
+    assert stopped.groups > 0
+    assert result.weights
+    assert [epoch.epoch for epoch in result.epochs] == [1]
