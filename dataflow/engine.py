@@ -29,6 +29,7 @@ from dataflow.errors import (
     PoolClosed,
     TagInFlight,
     TagUnknown,
+    WaitTimedOut,
 )
 from dataflow.graph import Graph
 from dataflow.jobs import Job, JobPool
@@ -111,7 +112,8 @@ class Engine:
     Leaving the block abandons all live tags, waits until no thread runs a call of them, and raises the error
     that stopped the engine, such as a `NodeFailed` or the error of a callback. Call `drain` first to finish
     all admitted tags. Cancelling does not shorten the wait for threads: the caller may reuse the contexts
-    afterwards. If a job takes longer than `EngineSettings.close_timeout_s`, the exit raises WaitTimedOut.
+    afterwards. If a job takes longer than `EngineSettings.close_timeout_s`, the exit raises WaitTimedOut, or
+    adds it as a note to the error that it raises anyway.
 
     Args:
         pool: Pool of the heavy nodes. The pool must stay open as long as the engine.
@@ -173,6 +175,19 @@ class Engine:
         self._stop()
         if not self._failure.done():
             self._watch.cancel()
+        failure = error
+        try:
+            await self._end_tasks(kind, error, trace)
+        except BaseException as raised:
+            failure = raised
+            raise
+        finally:
+            await self._wait_for_threads(failure)
+
+    async def _end_tasks(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the task group; raise the errors of engine and body, unless the body's is the only one."""
         try:
             await self._task_group.__aexit__(kind, error, trace)
         except asyncio.CancelledError as cancelled:
@@ -195,8 +210,6 @@ class Engine:
             only = found[0]
             if only is not error:
                 raise only from only.__cause__
-        finally:
-            await self._wait_for_threads()
 
     async def _raise_failure(self) -> None:
         await self._failure
@@ -486,8 +499,11 @@ class Engine:
         self._turn()
         return context
 
-    async def _wait_for_threads(self) -> None:
-        """Wait until the scheduler is idle; a cancellation takes effect after the wait."""
+    async def _wait_for_threads(self, failure: BaseException | None) -> None:
+        """Wait until the scheduler is idle; a cancellation takes effect after the wait.
+
+        A wait that takes too long is a note of the failure that ends the block, or else an error.
+        """
         cancelled: asyncio.CancelledError | None = None
         ends_at = self._loop.time() + self._settings.close_timeout_s
         while not self._scheduler.idle:
@@ -496,6 +512,11 @@ class Engine:
                 await self._waiters.wait_idle("closing the engine", timeout_s=left_s)
             except asyncio.CancelledError as error:
                 cancelled = error
+            except WaitTimedOut as late:
+                if not isinstance(failure, Exception):
+                    raise
+                failure.add_note(str(late))
+                break
         if cancelled is not None:
             raise cancelled
 

@@ -261,7 +261,8 @@ class ComputePool:
             the jobs get None.
         affinity: CPUs that each thread may run on; None leaves the choice to the system.
         intake: Maximum number of accepted jobs that have not finished.
-        close_timeout_s: Maximum wait for accepted jobs at the end of the block, in seconds.
+        close_timeout_s: Maximum wait for accepted jobs at the end of the block, in seconds; after it the exit
+            raises WaitTimedOut, or adds it as a note to the error of the block.
         pace: Share of a core's time that each thread may use, for an intentionally slow pool: a job of c
             seconds of CPU time takes c / pace. A closing pool no longer rests.
 
@@ -371,11 +372,15 @@ class ComputePool:
                     await self._drained
         except TimeoutError:
             running = [f"{worker.name} runs {worker.current!r}" for worker in self._workers if worker.current]
-            raise WaitTimedOut(
+            late = WaitTimedOut(
                 name=f"closing pool {self.name!r}",
                 timeout_s=self._close_timeout_s,
                 details=f"{self.outstanding} jobs outstanding, {', '.join(running)}",
-            ) from None
+            )
+            if not isinstance(error, Exception):
+                raise late from None
+            error.add_note(str(late))  # the first error is the one to raise
+            return
         finally:
             for _ in self._workers:
                 self._queue.put(None)

@@ -134,6 +134,7 @@ class LocalCluster:
         self._news = _News()
         self._thread = threading.Thread(target=self._run, name="adam-cluster", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._cluster: local.LocalCluster | None = None
         self._training: asyncio.Task[None] | None = None
         self._main: asyncio.Task[None] | None = None
         self._cancelled = False
@@ -152,18 +153,18 @@ class LocalCluster:
         self._thread.start()
         try:
             outcome = self._wait_outcome("the cluster to start", self.config.waits.prepare_s)
-        except BaseException:
-            self._close()
+        except BaseException as failure:
+            self._close(failure)
             raise
         if outcome.error is not None:
-            self._close()
+            self._close(outcome.error)
             raise outcome.error
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
+        self._close(error)
 
     def train(self, on_epoch: Callable[[EpochResult], object] | None = None) -> RunResult:
         """Run all epochs of the configuration.
@@ -186,9 +187,12 @@ class LocalCluster:
             while isinstance(news := received.get(), _Epoch):
                 answer = on_epoch(news.result) if on_epoch is not None else None
                 self._call(partial(news.settle, answer))
-        except BaseException:  # an interrupt, or an error of on_epoch
+        except BaseException as failure:  # an interrupt, or an error of on_epoch
             if self._call(self._cancel):
-                self._wait_outcome("training to end", CLOSE_S)
+                try:
+                    self._wait_outcome("training to end", CLOSE_S)
+                except DeadlineExceeded as late:
+                    failure.add_note(str(late))
             raise
         if news.error is not None:
             raise news.error
@@ -197,7 +201,12 @@ class LocalCluster:
 
     def stop(self) -> None:
         """End the training in progress after the groups in flight, from any thread. See `Driver.stop`."""
-        self._call(lambda: self._cluster.stop())
+
+        def stop() -> None:
+            if self._cluster is not None:
+                self._cluster.stop()
+
+        self._call(stop)
 
     def _wait_outcome(self, what: str, timeout_s: float) -> _Outcome:
         while True:
@@ -218,12 +227,16 @@ class LocalCluster:
             return False
         return True
 
-    def _close(self) -> None:
+    def _close(self, failure: BaseException | None) -> None:
+        """End the cluster. A thread that does not end in time is a note of the failure, or else an error."""
         self._leaving = True
         self._call(self._leave)
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            raise DeadlineExceeded("the cluster's thread to end", CLOSE_S)
+            late = DeadlineExceeded("the cluster's thread to end", CLOSE_S)
+            if failure is None:
+                raise late
+            failure.add_note(str(late))
 
     # --- on the cluster's thread -------------------------------------------------------------
 
@@ -262,7 +275,11 @@ class LocalCluster:
 
     def _begin(self) -> None:
         self._cancelled = False
-        self._training = self._group.create_task(self._train(self._news), name="adam-cluster/train")
+        training = self._train(self._news)
+        try:
+            self._training = self._group.create_task(training, name="adam-cluster/train")
+        except RuntimeError:  # the group has ended with the cluster; `_run` reports the reason
+            training.close()
 
     def _cancel(self) -> None:
         self._cancelled = True
@@ -282,6 +299,7 @@ class LocalCluster:
             answer = await epoch.answer
             return await answer if inspect.iscoroutine(answer) else answer
 
+        assert self._cluster is not None
         try:
             outcome = _Outcome(result=await self._cluster.train(ask))
         except asyncio.CancelledError:

@@ -525,6 +525,19 @@ async def test_leaving_reports_a_job_that_does_not_end() -> None:
             engine.deliver("x", A, 1)
 
 
+async def test_a_job_that_does_not_end_is_a_note_of_the_error_that_ends_the_block() -> None:
+    pool = ManualPool()
+    with pytest.raises(ZeroDivisionError) as caught:
+        async with Engine(
+            HEAVY, pool=pool, in_flight=1, settings=EngineSettings(close_timeout_s=0.0)
+        ) as engine:
+            await engine.admit(A)
+            engine.deliver("x", A, 1)
+            raise ZeroDivisionError
+    (note,) = caught.value.__notes__
+    assert "closing the engine was not done" in note
+
+
 async def test_cancelling_the_leaving_waits_for_the_job_all_the_same() -> None:
     pool, left = ManualPool(), False
 

@@ -164,6 +164,17 @@ async def test_a_job_that_does_not_end_is_named_when_closing_times_out() -> None
     gate.set()
 
 
+async def test_a_job_that_does_not_end_is_a_note_of_the_error_of_the_block() -> None:
+    gate = threading.Event()
+    with pytest.raises(ZeroDivisionError) as caught:
+        async with ComputePool(threads=1, name="p", close_timeout_s=0.01) as pool:
+            pool.submit(gate.wait, 10, on_done=lambda job: None)
+            raise ZeroDivisionError
+    gate.set()
+    (note,) = caught.value.__notes__
+    assert "closing pool 'p' was not done" in note
+
+
 async def test_cancelling_the_leaving_still_ends_the_threads() -> None:
     gate = threading.Event()
     inside = asyncio.Event()

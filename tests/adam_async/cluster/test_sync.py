@@ -5,8 +5,10 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import NoReturn, Self
 
 import numpy as np
 import pytest
@@ -196,6 +198,47 @@ def test_leaving_the_block_by_an_error_closes_the_cluster() -> None:
         cluster.train()
 
 
+def test_a_cluster_that_ends_slowly_is_a_note_of_the_error_of_the_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ZeroDivisionError) as caught, sync.LocalCluster(SMALL, dataset=bars()) as cluster:
+        monkeypatch.setattr(sync, "CLOSE_S", 0.0)
+        raise ZeroDivisionError
+    cluster._thread.join()
+
+    assert caught.value.__notes__ == ["waited 0 s for the cluster's thread to end"]
+
+
+def test_a_stop_during_the_start_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Starting(cluster_module.LocalCluster):
+        async def __aenter__(self) -> Self:
+            cluster.stop()
+            await asyncio.sleep(0)
+            return await super().__aenter__()
+
+    monkeypatch.setattr(sync.local, "LocalCluster", Starting)
+    cluster = sync.LocalCluster(SMALL, dataset=bars())
+    with cluster:
+        assert len(cluster.train().epochs) == 2
+
+
+def test_a_training_that_begins_as_the_cluster_ends_has_the_reason_of_the_end() -> None:
+    asked = threading.Event()
+
+    class Ended:
+        def create_task(self, work: object, *, name: str) -> NoReturn:
+            asked.set()
+            raise RuntimeError("TaskGroup is finished")
+
+    with sync.LocalCluster(SMALL, dataset=bars()) as cluster, ThreadPoolExecutor(1) as other:
+        cluster._group = Ended()  # type: ignore[assignment]
+        training = other.submit(cluster.train)
+        assert asked.wait(30)
+        cluster._close(None)
+        with pytest.raises(RunFailed, match="the cluster was closed"):
+            training.result(30)
+
+
 def test_training_before_the_block_is_an_error() -> None:
     with pytest.raises(RunFailed, match="it was not entered"):
         sync.LocalCluster(SMALL, dataset=bars()).train()
@@ -225,9 +268,9 @@ class SlowToStart(sync.LocalCluster):
         assert self._given_up.wait(30.0)
         return uvloop.new_event_loop()
 
-    def _close(self) -> None:
+    def _close(self, failure: BaseException | None) -> None:
         self._given_up.set()
-        super()._close()
+        super()._close(failure)
 
 
 def test_a_start_that_takes_too_long_is_named_and_leaves_nothing() -> None:
