@@ -112,17 +112,18 @@ class RunNotesFile:
         Raises:
             CheckpointError: Another driver has the folder, or the file cannot be read.
         """
-        try:
-            await self._disk.make_folder(self.folder)
-            async with self._disk.hold(self.folder / "driver.lock"):
+        async with AsyncExitStack() as stack:
+            try:
+                await self._disk.make_folder(self.folder)
+                await stack.enter_async_context(self._disk.hold(self.folder / "driver.lock"))
                 self.found = await read_run_notes(self.folder, self._disk)
-                yield self
-        except BlockingIOError:
-            raise CheckpointError(
-                f"{self.folder} is that of a run that is in progress: end it, or give another folder"
-            ) from None
-        except PermissionError as error:
-            raise CheckpointError(f"{self.folder} cannot be used: {error.strerror or error}") from None
+            except BlockingIOError:
+                raise CheckpointError(
+                    f"{self.folder} is that of a run that is in progress: end it, or give another folder"
+                ) from None
+            except PermissionError as error:
+                raise CheckpointError(f"{self.folder} cannot be used: {error.strerror or error}") from None
+            yield self
 
     async def write(self, notes: Sequence[RunNote], seen: ProgressNote, seen_at: float) -> None:
         """Replace the notes; durable on return.

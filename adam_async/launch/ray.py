@@ -108,7 +108,8 @@ class RayLauncher:
                 for node in self._nodes:
                     group.create_task(self._check(node), name=f"launch/{node.id}")
         except BaseException as error:
-            await self._ray.__aexit__()
+            with suppress(DeadlineExceeded):
+                await self._ray.__aexit__()
             raise first_cause(error) from None
         return self
 

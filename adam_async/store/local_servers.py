@@ -48,6 +48,7 @@ class _LocalServers:
         self._folder = folder
         self._access: asyncio.Future[ServerAccess] | None = None
         self._task: asyncio.Task[None] | None = None
+        """Task of the servers, also while they end; None before the first start."""
         self._unused = asyncio.Event()
 
     async def enter(self) -> ServerAccess:
@@ -58,7 +59,8 @@ class _LocalServers:
             self._unused = asyncio.Event()
             # The store that starts the servers may close before the others, so its groups must not own
             # this task: the last `leave` waits for it.
-            self._task = asyncio.create_task(self._run(self._access), name="local-servers")
+            run = self._run(self._access, self._unused, self._task)
+            self._task = asyncio.create_task(run, name="local-servers")
         try:
             return await asyncio.shield(self._access)
         except BaseException:
@@ -68,14 +70,24 @@ class _LocalServers:
     async def leave(self) -> None:
         """Remove one store from the count; after the last store, end the servers and wait for them."""
         self.users -= 1
-        if not self.users and self._task is not None:
-            task, self._task, self._access = self._task, None, None
+        if not self.users and self._access is not None:
+            assert self._task is not None
+            self._access = None
             self._unused.set()
-            await asyncio.shield(task)
+            await asyncio.shield(self._task)
 
-    async def _run(self, access: "asyncio.Future[ServerAccess]") -> None:
-        """Run a controller and a server until no store uses them; `access` gets the access or an error."""
-        unused = self._unused
+    async def _run(
+        self,
+        access: "asyncio.Future[ServerAccess]",
+        unused: asyncio.Event,
+        before: asyncio.Task[None] | None,
+    ) -> None:
+        """Run a controller and a server until no store uses them; `access` gets the access or an error.
+
+        Earlier servers may still hold the folder, so the task waits for the end of theirs, `before`.
+        """
+        if before is not None:
+            await asyncio.wait([before])
         network, buffers, waits = LocalNetwork(rules=role_table()), BufferPool(), Waits()
         try:
             place = Place(

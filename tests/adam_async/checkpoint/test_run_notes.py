@@ -76,3 +76,10 @@ async def test_a_second_driver_is_refused(tmp_path):
         with pytest.raises(CheckpointError, match="in progress"):
             async with RunNotesFile(tmp_path, other).opened():
                 pass
+
+
+async def test_an_error_of_the_block_is_no_error_of_the_folder(tmp_path):
+    async with Disk() as disk:
+        with pytest.raises(PermissionError, match="of another folder"):
+            async with RunNotesFile(tmp_path, disk).opened():
+                raise PermissionError("of another folder")
