@@ -17,6 +17,12 @@ logger = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-P", "-m", "adam_async")
 """Command line that starts this package's command without the working directory on its import path."""
 
+REST_S = 5.0
+"""Maximum time for the rest of a child's output after its end, in seconds."""
+
+LOOK_S = 0.1
+"""Seconds between two checks whether a child has ended whose pipes are still open."""
+
 PACKAGES = str(Path(__file__).resolve().parents[2])
 """Folder of the packages of this process."""
 
@@ -59,7 +65,8 @@ class ChildProcess(RoleHandle):
     async def run(self) -> int:
         """Start the child, relay its output, and return its exit code; a negative code is a signal.
 
-        Cancelling kills the child and waits for its end.
+        Cancelling kills the child and waits for its end. If a process that the child has started keeps the
+        output open for `REST_S` after the child's end, the method kills the child's session.
         """
         try:
             process = self._process = await asyncio.create_subprocess_exec(
@@ -84,14 +91,22 @@ class ChildProcess(RoleHandle):
                 logger.debug("%s ended before it read its orders", self.node)
             if self._ends:
                 process.stdin.close()
-            await self._relay(process.stdout, process.stderr)
-            code = await process.wait()
+            async with asyncio.TaskGroup() as group:
+                relay = group.create_task(
+                    self._relay(process.stdout, process.stderr), name=f"{self.node}/output"
+                )
+                await _wait_exit(process)
+                await asyncio.wait([relay], timeout=REST_S)
+                if not relay.done():
+                    _kill_session(process.pid)
+                    await asyncio.wait([relay], timeout=REST_S)
+                    relay.cancel()
         finally:
             self.kill()
-            await process.wait()
+            await _wait_exit(process)
             process.stdin.close()
             self._finish(process.returncode or 0)
-        return code
+        return process.returncode or 0
 
     def end(self) -> None:
         """Close the child's stdin, now or at its start, which asks it to end."""
@@ -120,6 +135,25 @@ class ChildProcess(RoleHandle):
 
     def __repr__(self) -> str:
         return f"<ChildProcess {self.node} {self._process!r}>"
+
+
+async def _wait_exit(process: asyncio.subprocess.Process) -> None:
+    """Wait until a process has ended. With asyncio's loop `Process.wait` also waits until its pipes close."""
+    waiting = asyncio.ensure_future(process.wait())
+    try:
+        while process.returncode is None:
+            await asyncio.wait([waiting], timeout=LOOK_S)
+    finally:
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
+def _kill_session(pid: int) -> None:
+    """Kill all processes of a child's session."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # none is left, or none is ours
+        return
 
 
 def child_environment(environment: Mapping[str, str], packages: str = PACKAGES) -> dict[str, str]:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from adam_async.errors import RoleDied
+from adam_async.runtime import child_process
 from adam_async.runtime.child_process import ChildProcess, child_environment
+from tests.adam_async.runs import until
 
 PROGRESS_BAR = """
 import sys
@@ -115,3 +117,31 @@ async def test_a_child_that_the_system_refuses_to_start_ends_its_role_only(tmp_p
     assert printed == ["ps-0 | adam-async: the process cannot start: No such file or directory"]
     with pytest.raises(RoleDied, match="the process cannot start: No such file"):
         await child.address
+
+
+async def test_a_child_ends_although_a_process_that_it_started_keeps_its_output_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "REST_S", 0.05)
+    printed: list[str] = []
+    program = (
+        "import os, subprocess, sys\n"
+        "other = subprocess.Popen([sys.executable, '-c', 'import threading; threading.Event().wait()'])\n"
+        "print(other.pid, file=sys.stderr, flush=True)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    child = child_of(program, tmp_path, printed=printed)
+
+    assert await child.run() == -signal.SIGKILL
+
+    assert child.ended.is_set()
+    other = int(printed[0].rpartition(" ")[2])
+    await until(lambda: has_ended(other))
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or a zombie of a parent that does not ask for it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
