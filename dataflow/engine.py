@@ -191,7 +191,7 @@ class Engine:
         try:
             await self._task_group.__aexit__(kind, error, trace)
         except asyncio.CancelledError as cancelled:
-            # An exit stack makes an error that it gets twice its own context; an outer stack then hangs.
+            # Raised again, `error` would become its own context in an exit stack; an outer stack would hang.
             if cancelled is not error:
                 raise
         except BaseExceptionGroup as group:
@@ -502,7 +502,7 @@ class Engine:
     async def _wait_for_threads(self, failure: BaseException | None) -> None:
         """Wait until the scheduler is idle; a cancellation takes effect after the wait.
 
-        A wait that takes too long is a note of the failure that ends the block, or else an error.
+        If the wait takes too long, the method adds a note to the failure that ends the block, or raises.
         """
         cancelled: asyncio.CancelledError | None = None
         ends_at = self._loop.time() + self._settings.close_timeout_s

@@ -143,7 +143,8 @@ async def keep_results(
         except ConfigError as error:
             kept.append(str(error))
         except (AdamError, TransportError, TimeoutError, ExceptionGroup) as error:
-            kept.append(f"no weights, because the servers could not be read ({first_cause(error)})")
+            why = str(first_cause(error)) or f"no answer within {RESCUE_S:g} s"
+            kept.append(f"no weights, because the servers could not be read ({why})")
     if progress.checkpoint:
         folder = written_folder(options.checkpoint, options.resume)
         kept.append(f"{progress.checkpoint} (go on with --resume {folder})")

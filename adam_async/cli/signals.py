@@ -65,6 +65,13 @@ class Signals:
         finally:
             self._stop = None
 
+    def cancel(self) -> None:
+        """Cancel the command, unless it runs in no loop, or was cancelled before."""
+        if self._cancel is not None:
+            self.interrupted = True
+            cancel, self._cancel = self._cancel, None
+            cancel()
+
     def exit_code(self) -> int:
         """Return 130 for SIGINT, 143 for SIGTERM; call it after `first` is set."""
         return 128 + (self.first or 0)
@@ -81,9 +88,8 @@ class Signals:
             self._stop()
             return
         elif self._cancel is not None:
-            self.first, self.interrupted = self.first or number, True
-            cancel, self._cancel = self._cancel, None
-            cancel()
+            self.first = self.first or number
+            self.cancel()
             return
         if sys.stdout.isatty():
             os.write(sys.stdout.fileno(), SHOW_CURSOR.encode())

@@ -48,7 +48,7 @@ from adam_async.data_server.transforms.recipe import read_steps
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.takeover import Attach
-from adam_async.errors import AdamError, ConfigError, Diverged, RunFailed
+from adam_async.errors import AdamError, ConfigError, Diverged, RunFailed, first_cause
 from adam_async.report.baseline import Baseline
 from adam_async.report.report import Report, build_report, without_invalid, write
 from adam_async.run.addresses import check_addresses
@@ -151,9 +151,9 @@ async def _train(
                     try:
                         with _stop_at_sigterm(options, driver, terminal):
                             result = await train(table.on_epoch)
-                    except Diverged:  # its weights are of no use
-                        raise
-                    except (asyncio.CancelledError, AdamError):  # an interruption, or a failure of a role
+                    except (asyncio.CancelledError, AdamError, ExceptionGroup) as error:
+                        if isinstance(first_cause(error), Diverged):  # such weights are of no use
+                            raise
                         kept = await keep_results(driver, options, disk, environment)
                         if EARLY.interrupted:  # print now: closing the cluster may take long
                             terminal.notice(kept.sentence(interrupted=True))
@@ -215,6 +215,9 @@ def _stop_at_sigterm(
         return nullcontext()
 
     def stop() -> None:
+        if not driver.progress.epoch:  # before training there is nothing to keep
+            EARLY.cancel()
+            return
         terminal.notice("SIGTERM: the run stops after the groups in flight, with a checkpoint")
         driver.stop()
 

@@ -228,7 +228,7 @@ class LocalCluster:
         return True
 
     def _close(self, failure: BaseException | None) -> None:
-        """End the cluster. A thread that does not end in time is a note of the failure, or else an error."""
+        """End the cluster. If its thread does not end in time, add a note to the failure, or raise."""
         self._leaving = True
         self._call(self._leave)
         self._thread.join(CLOSE_S)

@@ -531,12 +531,15 @@ class Driver:
         they are the latest weights of the servers, and the number is 0.
 
         Raises:
-            RunFailed: No run has trained.
+            RunFailed: No run has trained, or another driver has the run of the map.
             ShardUnavailable: A server did not answer in time.
         """
         model = self.progress.model
         if model is None or not self.map.buckets:
             raise RunFailed("no run has trained yet")
+        run = self.map.run
+        if run is None or run.driven_by != self._membership.member:
+            raise RunFailed("another driver has the run")
         choice = self._training_run.choice if self._training_run is not None else None
         if self.config.keep_best and choice is not None and choice.epoch:
             return model, choice.weights, choice.epoch

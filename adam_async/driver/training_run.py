@@ -388,16 +388,23 @@ class TrainingRun:
         self._progress.phase = "stopping"
         self._parts.events.note(f"stopped within epoch {epoch}")
         await self._parts.end_run()
-        if self._checkpointer is not None:
-            # First, because an error below cancels the write of the last checkpoint.
-            await self._checkpointer.settle()
-        pulled = await pull_snapshot(self._prepared.model, self._table, self._membership.map, client)
+        try:
+            pulled = await pull_snapshot(self._prepared.model, self._table, self._membership.map, client)
+        except Exception:
+            await self._finish_checkpoint()
+            raise
+        await self._finish_checkpoint()
         result = await self._result_at_stop(pulled.weights, epoch)
         if result is not None:
             self._progress.epochs.append(result)
             self.choice.take(result, pulled.weights)
             await _ask(on_epoch, result)
         return pulled.weights
+
+    async def _finish_checkpoint(self) -> None:
+        """Wait for the last checkpoint of a stop, because an error would cancel its write."""
+        if self._checkpointer is not None:
+            await self._checkpointer.settle()
 
     async def _result_at_stop(self, weights: Mapping[str, NDArray[Any]], epoch: int) -> EpochResult | None:
         """Return the result of the epoch in which the run stops; None if there is none."""

@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-P", "-m", "adam_async")
 """Command line that starts this package's command without the working directory on its import path."""
 
-REST_S = 5.0
+REST_S = 1.0
 """Maximum time for the rest of a child's output after its end, in seconds."""
 
 LOOK_S = 0.1
-"""Seconds between two checks whether a child has ended whose pipes are still open."""
+"""Seconds between two checks for the end of a child with open pipes."""
 
 PACKAGES = str(Path(__file__).resolve().parents[2])
 """Folder of the packages of this process."""
@@ -65,8 +65,8 @@ class ChildProcess(RoleHandle):
     async def run(self) -> int:
         """Start the child, relay its output, and return its exit code; a negative code is a signal.
 
-        Cancelling kills the child and waits for its end. If a process that the child has started keeps the
-        output open for `REST_S` after the child's end, the method kills the child's session.
+        Cancelling kills the child, with the processes of its group, and waits for its end. If another process
+        of the group keeps the output open for `REST_S` after the child's end, the method kills the group.
         """
         try:
             process = self._process = await asyncio.create_subprocess_exec(
@@ -84,6 +84,7 @@ class ChildProcess(RoleHandle):
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
+        is_whole = False
         try:
             try:
                 process.stdin.write(self._orders)
@@ -97,12 +98,11 @@ class ChildProcess(RoleHandle):
                 )
                 await _wait_exit(process)
                 await asyncio.wait([relay], timeout=REST_S)
-                if not relay.done():
-                    _kill_session(process.pid)
-                    await asyncio.wait([relay], timeout=REST_S)
-                    relay.cancel()
+                is_whole = relay.done()
+                relay.cancel()
         finally:
-            self.kill()
+            if not is_whole:
+                _kill_group(process.pid)
             await _wait_exit(process)
             process.stdin.close()
             self._finish(process.returncode or 0)
@@ -148,11 +148,11 @@ async def _wait_exit(process: asyncio.subprocess.Process) -> None:
         await asyncio.wait([waiting])
 
 
-def _kill_session(pid: int) -> None:
-    """Kill all processes of a child's session."""
+def _kill_group(pid: int) -> None:
+    """Kill all processes of a child's process group."""
     try:
         os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # none is left, or none is ours
+    except (ProcessLookupError, PermissionError):  # the group is empty, or belongs to another user
         return
 
 

@@ -84,12 +84,12 @@ class _LocalServers:
     ) -> None:
         """Run a controller and a server until no store uses them; `access` gets the access or an error.
 
-        Earlier servers may still hold the folder, so the task waits for the end of theirs, `before`.
+        The task waits first for `before`, the task of the earlier servers, which may still hold the folder.
         """
-        if before is not None:
-            await asyncio.wait([before])
         network, buffers, waits = LocalNetwork(rules=role_table()), BufferPool(), Waits()
         try:
+            if before is not None:
+                await asyncio.wait([before])
             place = Place(
                 node="controller",
                 bind="local://",

@@ -29,7 +29,7 @@ COMPILE_S = 600.0
 """Deadline of the child process, in seconds; after it, training continues with NumPy's kernels."""
 
 NOTICE_S = 5.0
-"""Seconds of compiling after which the log has a line about it; shorter runs end without the line."""
+"""Seconds of a compilation after which the log has a line about it."""
 
 POLL_S = 0.1
 """Seconds between two checks whether the child has ended."""

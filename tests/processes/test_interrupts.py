@@ -56,6 +56,19 @@ def test_a_run_in_one_process_ends_by_a_signal(moment: Callable[[Command], None]
     assert "adam-async:" not in command.output
 
 
+@pytest.mark.parametrize("moment", [begun, model_known])
+def test_sigterm_ends_a_run_with_checkpoints_without_an_error_before_training(
+    moment: Callable[[Command], None], tmp_path: Path
+) -> None:
+    with Command(*LOCAL, "--checkpoint", str(tmp_path / "checkpoints")) as command:
+        moment(command)
+        command.signal(signal.SIGTERM)
+        code = command.finish()
+
+    assert code == 143, command.output
+    assert "adam-async:" not in command.output
+
+
 @pytest.mark.parametrize("moment", [one_child, all_children, model_known, training])
 def test_a_run_of_processes_ends_by_ctrl_c_without_orphans(moment: Callable[[Command], None]) -> None:
     with Command(*PROCESSES) as command:

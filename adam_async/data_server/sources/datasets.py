@@ -107,9 +107,9 @@ async def load(
     path = data_dir if known else Path(source)
     if path is not None:
         reason = f"{path}, because ADAM_DATA_DIR names it" if known else f"{source}, as asked for"
-        if known and not await disk.run(path.exists):
+        if known and await disk.run(_is_absent, path):
             raise DataError(
-                f"ADAM_DATA_DIR names {path}, which does not exist; name a folder with a data set, "
+                f"ADAM_DATA_DIR names {path}, which does not exist; name a folder or file with a data set, "
                 "or unset the variable"
             )
         request = LoadRequest(
@@ -139,6 +139,17 @@ async def load(
         raise DataError(f"no MNIST: {why}. Set ADAM_DATA_DIR to a folder with its four files, or use digits")
     logger.info("no MNIST: %s", why)
     return await _digits(disk, NO_MNIST)
+
+
+def _is_absent(path: Path) -> bool:
+    """Return whether a path is that of no file; False if the system refuses the answer."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 async def _digits(disk: Disk, source: str) -> Dataset:

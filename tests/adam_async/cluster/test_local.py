@@ -172,7 +172,7 @@ async def test_a_cancelled_run_leaves_nothing_behind(network, moment):
 
 
 async def test_a_second_cancellation_ends_a_cluster_whose_driver_still_leaves(monkeypatch):
-    leaves = asyncio.Event()
+    opened, leaves = asyncio.Event(), asyncio.Event()
 
     async def never_leave(membership):
         leaves.set()
@@ -181,10 +181,11 @@ async def test_a_second_cancellation_ends_a_cluster_whose_driver_still_leaves(mo
     async def train():
         async with cluster_of(config_of(epochs=1000, waits=QUICK)) as cluster:
             monkeypatch.setattr(cluster.driver._membership, "leave", never_leave.__get__(cluster.driver))
+            opened.set()
             await asyncio.Event().wait()
 
     task = asyncio.create_task(train(), name="train")
-    await turns(40)
+    await opened.wait()
     task.cancel()
     await leaves.wait()
     task.cancel()

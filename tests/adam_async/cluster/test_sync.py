@@ -201,9 +201,17 @@ def test_leaving_the_block_by_an_error_closes_the_cluster() -> None:
 def test_a_cluster_that_ends_slowly_is_a_note_of_the_error_of_the_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    may_end = threading.Event()
+
+    def hold() -> None:
+        """Keep the cluster's loop from its end."""
+        assert may_end.wait(30)
+
     with pytest.raises(ZeroDivisionError) as caught, sync.LocalCluster(SMALL, dataset=bars()) as cluster:
         monkeypatch.setattr(sync, "CLOSE_S", 0.0)
+        cluster._call(hold)
         raise ZeroDivisionError
+    may_end.set()
     cluster._thread.join()
 
     assert caught.value.__notes__ == ["waited 0 s for the cluster's thread to end"]

@@ -122,7 +122,7 @@ async def test_a_child_that_the_system_refuses_to_start_ends_its_role_only(tmp_p
 async def test_a_child_ends_although_a_process_that_it_started_keeps_its_output_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_process, "REST_S", 0.05)
+    monkeypatch.setattr(child_process, "REST_S", 0.5)
     printed: list[str] = []
     program = (
         "import os, subprocess, sys\n"

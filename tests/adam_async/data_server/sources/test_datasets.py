@@ -194,7 +194,9 @@ async def test_the_data_folder_comes_before_the_cache_and_its_damage_is_an_error
 @pytest.mark.parametrize("source", ["auto", "mnist"])
 async def test_a_missing_data_folder_is_an_error_with_its_variable(source: str, tmp_path: Path) -> None:
     async with Disk() as disk:
-        with pytest.raises(DataError, match=r"ADAM_DATA_DIR names .*/absent, which does not exist; name a "):
+        with pytest.raises(
+            DataError, match=r"ADAM_DATA_DIR names .*/absent, which does not exist; name a folder or file"
+        ):
             await load(source, disk, data_dir=tmp_path / "absent")
 
 
