@@ -182,7 +182,9 @@ class CheckpointFolder:
         self.renamed = ""
         aside = self.path / f".{name}{ASIDE}"
         try:
-            await self._disk.remove_folder(aside)
+            for left in await self._disk.names(self.path):
+                if left.startswith(".checkpoint-") and _is_stray(left):  # of a write that took too long
+                    await self._remove(left)
             await self._disk.make_folder(aside)
             size = await self._write_files(checkpoint, aside)
             await self._disk.sync_folder(aside)
@@ -379,11 +381,17 @@ async def load_weights(folder: Path, disk: Disk) -> tuple[Manifest, dict[str, ND
 
 
 async def has_checkpoints(folder: Path, disk: Disk) -> bool:
-    """Return whether a folder exists and has a checkpoint, whole or damaged."""
+    """Return whether a folder exists and has a checkpoint, whole or damaged.
+
+    Raises:
+        CheckpointError: The folder cannot be read.
+    """
     try:
         return any(map(is_folder_name, await disk.names(folder)))
     except FileNotFoundError:
         return False
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error.strerror or error}") from None
 
 
 async def newest_manifest(folder: Path, disk: Disk) -> Manifest:

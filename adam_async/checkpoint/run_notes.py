@@ -121,7 +121,7 @@ class RunNotesFile:
                 raise CheckpointError(
                     f"{self.folder} is that of a run that is in progress: end it, or give another folder"
                 ) from None
-            except PermissionError as error:
+            except OSError as error:
                 raise CheckpointError(f"{self.folder} cannot be used: {error.strerror or error}") from None
             yield self
 

@@ -26,10 +26,10 @@ async def check_target(file: Path, disk: Disk) -> None:
     """Make the folder of a result file, and check that the file can be written.
 
     Raises:
-        ConfigError: The folder cannot be made or written to, or the file is a folder.
+        ConfigError: The folder cannot be made or written to, or the file is no regular file.
     """
     await disk.run(make_folder, file.parent)
-    await disk.run(check_no_folder, file)
+    await disk.run(check_regular, file)
 
 
 def make_folder(folder: Path) -> None:
@@ -42,10 +42,16 @@ def make_folder(folder: Path) -> None:
         raise ConfigError(f"{folder} cannot be written to")
 
 
-def check_no_folder(file: Path) -> None:
-    """Check that a result file is no folder. Raises ConfigError: the file is a folder."""
+def check_regular(file: Path) -> None:
+    """Check that a result file is absent or a regular file, because the result replaces it.
+
+    Raises:
+        ConfigError: The file is a folder, a device or a pipe.
+    """
     if os.path.isdir(file):
         raise ConfigError(f"{file} is a folder; name a file in it")
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise ConfigError(f"{file} is no regular file, and a result would replace it; name another file")
 
 
 async def read_file(path: Path, option: str, disk: Disk) -> str:

@@ -16,7 +16,7 @@ from typing import TextIO
 
 import msgspec
 
-from adam_async.cli.files import check_no_folder, write_file
+from adam_async.cli.files import check_regular, write_file
 from adam_async.cli.options import check_within
 from adam_async.cli.simulate_options import SimulateOptions
 from adam_async.cli.terminal import Terminal
@@ -78,7 +78,7 @@ async def run_simulation(options: SimulateOptions, terminal: Terminal) -> int:
     ):
         for file in (options.trace, options.soak):
             if file is not None:
-                await disk.run(check_no_folder, file)
+                await disk.run(check_regular, file)
                 await disk.run(check_in_folder, file)
         if is_one_run(options):
             case = await chosen_case(options, names[0], disk)

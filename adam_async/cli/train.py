@@ -29,7 +29,7 @@ from adam_async.checkpoint.run_notes import open_run_notes, read_run_notes
 from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.baseline import BaselineAround
 from adam_async.cli.data import check_data_named, is_import_path, load_data
-from adam_async.cli.files import check_no_folder, is_file, make_folder, read_file
+from adam_async.cli.files import check_regular, is_file, make_folder, read_file
 from adam_async.cli.health import with_serving
 from adam_async.cli.live_table import LiveTable
 from adam_async.cli.options import WAITING, TrainOptions
@@ -273,7 +273,7 @@ async def _read_contents(
         if folder is not None:
             await disk.run(make_folder, folder)
     for file in _files(options):
-        await disk.run(check_no_folder, file)
+        await disk.run(check_regular, file)
     init = await disk.run(Model.load, options.init) if options.init is not None else None
     return Contents(model_text, transforms, init, await _attach_of(options, environment, disk))
 

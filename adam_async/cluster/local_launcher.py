@@ -10,6 +10,7 @@ from pathlib import Path
 from adam_async.cluster.external_data import address_for
 from adam_async.cluster.launcher import RoleSpec
 from adam_async.cluster.networks import LOOPBACK
+from adam_async.errors import ConfigError
 from adam_async.run.config import Config
 from adam_async.run.role_memory import asked_bytes, check_room, read_memory
 from adam_async.runtime.child_process import ChildProcess
@@ -99,10 +100,16 @@ class LocalLauncher:
         made = folder.with_name(f".{folder.name}")
         async with Disk(name="controllers") as disk, AsyncExitStack() as stack:
             try:
-                await _remove_left_behind(disk, self._temporary)
-                await disk.run(_make_own_folder, made)
-                await stack.enter_async_context(disk.hold(made / LOCK))
-                await disk.rename(made, folder)
+                try:
+                    await _remove_left_behind(disk, self._temporary)
+                    await disk.run(_make_own_folder, made)
+                    await stack.enter_async_context(disk.hold(made / LOCK))
+                    await disk.rename(made, folder)
+                except OSError as error:
+                    raise ConfigError(
+                        f"the logs of the controllers cannot be kept in {self._temporary}: "
+                        f"{error.strerror or error}; let TMPDIR name another folder"
+                    ) from error
                 yield str(folder)
             finally:
                 await disk.remove_folder(made)

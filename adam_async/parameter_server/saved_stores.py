@@ -29,6 +29,9 @@ from transport import LinkClosed, Message, Request
 
 logger = logging.getLogger(__name__)
 
+LATER_S = 0.001
+"""Least time between the beginnings of a store and of the store that it replaces, in seconds."""
+
 
 class SavedStores:
     """The stores on the disk of one server.
@@ -69,8 +72,23 @@ class SavedStores:
             return None
         found = self._disk.of(store.id)
         found.on_complete = self._report_soon
-        found.begin(catalogue_of(cluster, name, store, began=self._disk.ports.wall_clock()), self._spawn)
+        found.begin(catalogue_of(cluster, name, store, began=self._begins(name, store)), self._spawn)
         return found
+
+    def _begins(self, name: str, store: StoreRecord) -> float:
+        """Return the time at which a store begins, in seconds since 1970: after the stores that it replaces.
+
+        Of the whole stores of a name the newest counts, and the clock may have been set back in between.
+        """
+        assert self._disk is not None
+        began = self._disk.ports.wall_clock()
+        for each in self._disk:
+            old = each.catalogue
+            if old is None or each.id == store.id:
+                continue
+            if old.name == name or (old.record.program and store.program):
+                began = max(began, old.began + LATER_S)
+        return began
 
     def _report_soon(self) -> None:
         self._spawn("saved", self._report())

@@ -48,25 +48,24 @@ class ServerDisk:
             DataError: A store cannot be read.
         """
         states = self.ports.states
-        try:
-            await states.make_folder(self.folder)
-            names = await states.names(self.folder)
-        except OSError as error:
-            raise ConfigError(
-                f"{self.folder} cannot be used: {error.strerror or error}; give the server a folder that it "
-                "can write to"
-            ) from error
         async with AsyncExitStack() as stack:
             try:
+                await states.make_folder(self.folder)
+                names = await states.names(self.folder)
                 await stack.enter_async_context(states.hold(self.folder / "lock"))
             except BlockingIOError:
                 raise ConfigError(
                     f"{self.folder} is that of a server that is running; give this one another"
                 ) from None
+            except OSError as error:
+                raise ConfigError(
+                    f"{self.folder} cannot be used: {error.strerror or error}; give the server a folder that "
+                    "it can write to"
+                ) from error
             try:
                 for name in names:
                     if name.startswith(REMOVED):  # a crash came before the end of the removal
-                        await states.remove_folder(self.folder / name)
+                        await self._remove_left(self.folder / name)
                     elif _NAME.fullmatch(name):
                         await self._open(self.folder / name)
                 yield self
@@ -82,7 +81,7 @@ class ServerDisk:
                 f"{folder} cannot be read: {error.strerror or error}; move it out of {self.folder}"
             ) from error
         if identity is None:  # its server ended before the first write
-            await self.ports.states.remove_folder(folder)
+            await self._remove_left(folder)
             return
         if folder != folder_of(self.folder, identity.run):
             raise ConfigError(
@@ -115,7 +114,20 @@ class ServerDisk:
         """Remove a store from the disk."""
         self._stores.pop(store.id, None)
         await store.retire(is_over=True)
-        await store.remove()
+        try:
+            await store.remove()
+        except OSError as error:
+            self._notice_left(store.folder, error)
+
+    async def _remove_left(self, folder: Path) -> None:
+        try:
+            await self.ports.states.remove_folder(folder)
+        except OSError as error:
+            self._notice_left(folder, error)
+
+    def _notice_left(self, folder: Path, error: OSError) -> None:
+        """Report a folder without use that cannot be removed: it costs room, and no other store."""
+        self.ports.notice(f"{folder} is no longer needed and cannot be removed: {error.strerror or error}")
 
     def superseded(self, cluster: ClusterMap) -> list[StoreDisk]:
         """Return the saved stores that a later store, whole on the disks, has replaced."""

@@ -42,6 +42,7 @@ from adam_async.parameter_server.shard_transfer import read_states
 from adam_async.persistence.findings import Recovery
 from adam_async.persistence.identity import Identity
 from adam_async.persistence.keys import EntryKey, Order, State, StateKey, StateName
+from adam_async.persistence.segment_writer import FULL
 from adam_async.persistence.statistics import SegmentStatistics
 from adam_async.persistence.store import SegmentStore
 from adam_async.run.ids import ShardId
@@ -190,16 +191,14 @@ class StoreDisk:
 
     async def _serve(self) -> None:
         """Write the store until cancelled. Raises DiskFailed: see `SegmentStore.run`."""
-        async with self._changing:
-            catalogue = self._catalogue
-            found = await self._open()
-            self._catalogue = catalogue
-            assert catalogue is not None
-            if found is not None and found.record.generation != catalogue.record.generation:
-                # The controllers have placed the store again under the same id, without these values.
-                for home in {name.home for name in self._positions}:
-                    self._segments.forget(home)
-                self._positions.clear()
+        is_noticed = False
+        while not await self._take_up():
+            if not is_noticed:
+                self._ports.notice(
+                    f"{self.folder} cannot be made: the disk is full; {self.id} is not written"
+                )
+                is_noticed = True
+            await asyncio.sleep(self._ports.settings.flush_s)
         self._is_serving = True
         self._served.set()
         self._segments.mark(CATALOGUE, 1, 0)
@@ -213,6 +212,25 @@ class StoreDisk:
             self._is_serving = False
             self._served.clear()
             self._complete.clear()
+
+    async def _take_up(self) -> bool:
+        """Open the folder for the store that is placed; returns False if the disk has no room for it."""
+        async with self._changing:
+            catalogue = self._catalogue
+            try:
+                found = await self._open()
+            except ConfigError as error:
+                if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL:
+                    return False
+                raise
+            self._catalogue = catalogue
+            assert catalogue is not None
+            if found is not None and found.record.generation != catalogue.record.generation:
+                # The controllers have placed the store again under the same id, without these values.
+                for home in {name.home for name in self._positions}:
+                    self._segments.forget(home)
+                self._positions.clear()
+            return True
 
     async def append(self, key: EntryKey, parts: Sequence[Part], *, of_primary: bool) -> None:
         """Append an entry of a bundle's log; it is on the disk on return.

@@ -123,6 +123,12 @@ class KernelCache:
             self._marks.mkdir(parents=True, exist_ok=True)
             (self._marks / name).touch()
 
+    def forget(self) -> None:
+        """Remove the index files of all kernels, and their marks, so that all are compiled again."""
+        for file in (*Path(self.folder).glob("*/*.nbi"), *self._marks.glob("*")):
+            with suppress(OSError):
+                file.unlink()
+
     @contextmanager
     def turn(self, *, wait_s: float = 60.0) -> Iterator[None]:
         """Hold the lock for compiling in the block; after ``wait_s`` the block begins without the lock.

@@ -255,7 +255,8 @@ class Copy:
             return []
         notes: dict[str, _Note] = {}
         for line in text.splitlines():
-            with contextlib.suppress(msgspec.DecodeError):  # the last line may be incomplete
+            # The last line may be incomplete, and a damaged one only costs a copy.
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
                 note = msgspec.json.decode(line, type=_Note)
                 notes[note.path] = note
         return list(notes.values())

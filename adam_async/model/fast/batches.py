@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.errors import ModelError
-from adam_async.model.fast.memory import CACHE, kept_name
+from adam_async.model.fast.memory import CACHE, compile_kept, kept_name
 from adam_async.model.fast.rules import ADAGRAD, ADAM, MOMENTUM, NESTEROV, SGD, apply_rule, rule_signature
 from adam_async.model.rule_batches import NumpyBatches, Target
 from adam_async.model.rules import Adagrad, Adam, Rule, Sgd
@@ -73,7 +73,7 @@ class CompiledBatches:
         name = kept_name(apply_rule.__name__, dtype)
         # A kernel on disk is only read, which needs no lock.
         with nullcontext() if CACHE.has(name) else CACHE.turn():
-            apply_rule.compile(rule_signature(dtype))
+            compile_kept(apply_rule, rule_signature(dtype))
         CACHE.note(name)
         self._rule = rule
         self._dtype = dtype

@@ -8,6 +8,7 @@ infinities and NaN. The check for these values works on the bits, as integers, w
 """
 
 import hashlib
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +19,12 @@ import numpy as np
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
 from numba import carray, config, njit, types
+from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
 from adam_async.runtime.kernel_cache import KernelCache, kernel_digest, kernel_folder
+
+logger = logging.getLogger(__name__)
 
 REORDER = {"reassoc", "contract", "nsz"}
 """LLVM's options of fast mathematics: reorder sums, fuse products with sums, ignore the sign of 0."""
@@ -77,6 +81,23 @@ order.
 
 The option ``fastmath=False`` is explicit, because without it a kernel takes the options of its first caller.
 """
+
+
+def compile_kept(function: Any, signature: tuple[Any, ...]) -> None:
+    """Compile a kernel, or read it from the cache; after a damaged file of the cache, compile anew.
+
+    Numba writes its files without a sync, so a loss of power can leave empty ones.
+    """
+    try:
+        function.compile(signature)
+    except NumbaError:
+        raise
+    except OSError:  # the cache has no room; a second call finds the kernel in memory
+        function.compile(signature)
+    except Exception as error:  # of reading an index, by the unpickler
+        logger.warning("the kernels in %s are damaged (%r) and are compiled again", CACHE.folder, error)
+        CACHE.forget()
+        function.compile(signature)
 
 
 @intrinsic

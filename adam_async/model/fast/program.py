@@ -21,7 +21,7 @@ from adam_async.model.fast.curves import sigmoid, sigmoid_back, tanh, tanh_back
 from adam_async.model.fast.groups import add_steps, load_images, load_targets
 from adam_async.model.fast.local import local_back, local_delta, local_forward
 from adam_async.model.fast.losses import softmax, softmax_back, squared_error, squared_error_back
-from adam_async.model.fast.memory import CACHE, floats, kept_name, kernel
+from adam_async.model.fast.memory import CACHE, compile_kept, floats, kept_name, kernel
 from adam_async.model.fast.pixels import (
     average_pool,
     average_pool_back,
@@ -244,7 +244,7 @@ def address(code: int, dtype: np.dtype[Any]) -> int:
     if found is None:
         compiled = _compiled(code)
         signature = _signature(code, types.float32 if dtype == np.float32 else types.float64)
-        compiled.compile(signature)
+        compile_kept(compiled, signature)
         made = compiled.overloads[signature]
         # The address stays valid, because numba keeps the machine code as long as the function.
         entry = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)

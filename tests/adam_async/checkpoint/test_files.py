@@ -17,6 +17,7 @@ from adam_async.checkpoint import reader
 from adam_async.checkpoint.files import (
     CheckpointFolder,
     check_resumes_newest,
+    has_checkpoints,
     load_checkpoint,
     newest_manifest,
     open_checkpoints,
@@ -143,6 +144,29 @@ async def test_the_next_start_removes_the_leftovers_of_a_killed_writer(tmp_path)
             await disk.write_down(tmp_path / name, [b"half of it"])
         await folder.take_up(await newest_manifest(tmp_path, disk))
         assert await disk.names(tmp_path) == ["checkpoint-0002-000001", "latest", "notes-of-mine.aside"]
+
+
+async def test_the_next_write_removes_the_leftovers_of_one_that_took_too_long(tmp_path):
+    async with Disk() as disk:
+        folder = await written(disk, tmp_path, 1)
+        await disk.make_folder(tmp_path / ".checkpoint-0002-000002.aside")
+        await disk.write_down(tmp_path / "progress.json.123.aside", [b"another task writes this"])
+        await folder.write(checkpoint_of(3))
+        names = await disk.names(tmp_path)
+        assert names == [
+            "checkpoint-0002-000001",
+            "checkpoint-0002-000003",
+            "latest",
+            "progress.json.123.aside",
+        ]
+
+
+async def test_a_place_without_checkpoints_that_is_no_folder_is_named(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    async with Disk() as disk:
+        assert not await has_checkpoints(tmp_path / "absent", disk)
+        with pytest.raises(CheckpointError, match="file cannot be read: Not a directory"):
+            await has_checkpoints(tmp_path / "file", disk)
 
 
 async def test_a_whole_checkpoint_that_latest_does_not_name_yet_is_overwritten_in_time(tmp_path):

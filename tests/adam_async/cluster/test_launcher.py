@@ -1,12 +1,14 @@
 """The words of a role's command leave its place to the launcher, and its keys to stdin."""
 
 import asyncio
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from adam_async.cluster import local_launcher
 from adam_async.cluster.launcher import RestartPolicy, RoleSpec, data_words
 from adam_async.cluster.local_launcher import FOLDER_PREFIX, LocalLauncher
 from adam_async.errors import ConfigError
@@ -75,6 +77,20 @@ async def test_a_state_folder_ends_with_its_block_and_takes_those_of_killed_clus
         assert found == {f"{FOLDER_PREFIX}mine"}
 
     assert await asyncio.to_thread(lambda: list(tmp_path.iterdir())) == []
+
+
+async def test_a_folder_for_the_logs_of_controllers_that_cannot_be_made_is_an_error_with_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    monkeypatch.setattr(local_launcher, "_make_own_folder", refuse)
+    launcher = LocalLauncher({"TMPDIR": str(tmp_path)})
+
+    with pytest.raises(ConfigError, match="No space left on device; let TMPDIR name another folder"):
+        async with launcher.state_folder("mine"):
+            pass
 
 
 async def test_roles_that_ask_for_more_memory_than_this_machine_has_are_refused() -> None:

@@ -1,6 +1,7 @@
 """The folders of stores on the disk of one server: as another program may leave them, removed, superseded."""
 
 import asyncio
+import errno
 import shutil
 
 import msgspec
@@ -125,6 +126,69 @@ async def test_a_removal_that_a_crash_cuts_short_leaves_no_store(tmp_path, monke
     async with opened_disk(tmp_path, flush_s=1.0) as disk:
         assert list(disk) == []
     assert not any(path.is_dir() for path in tmp_path.iterdir())
+
+
+async def test_a_folder_that_cannot_be_removed_ends_no_server(tmp_path, monkeypatch):
+    async def refuse(folder):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    notices = []
+    async with opened_disk(tmp_path, flush_s=1.0) as disk:
+        disk.ports.notice = notices.append
+        store = disk.of("store")
+        await store.reopen()
+        monkeypatch.setattr(disk.ports.states, "remove_folder", refuse)
+        await disk.forget(store)
+        assert disk.find("store") is None
+    assert notices == [f"{store.folder} is no longer needed and cannot be removed: Permission denied"]
+
+
+async def test_a_lock_that_cannot_be_made_is_an_error_with_the_folder(tmp_path):
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(
+        ConfigError, match=f"{tmp_path} cannot be used: Is a directory; give the server a folder"
+    ):
+        async with opened_disk(tmp_path, flush_s=1.0):
+            pass
+
+
+async def test_a_store_is_written_once_its_full_disk_has_room(tmp_path, monkeypatch):
+    notices = []
+    async with opened_disk(tmp_path / "disk", flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+        disk.ports.notice = notices.append
+        make, tries = disk.ports.states.make_folder, []
+
+        async def make_after_two(folder):
+            tries.append(folder)
+            if len(tries) < 3:
+                raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+            await make(folder)
+
+        monkeypatch.setattr(disk.ports.states, "make_folder", make_after_two)
+        store = disk.of("store-1")
+        store.begin(catalogue_of(), lambda name, work: group.create_task(work, name=name))
+        joined(store, "ps-0", ready={"ps-0"})
+        await until(lambda: store.is_complete)
+        await store.end(for_good=True)
+    full = [text for text in notices if "is full" in text]
+    assert full == [f"{store.folder} cannot be made: the disk is full; store-1 is not written"]
+
+
+async def test_a_store_begins_after_the_one_that_it_replaces_although_the_clock_was_set_back(tmp_path):
+    _, record = map_with()
+    async with opened_disk(tmp_path, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+
+        def spawn(name, work):
+            return group.create_task(work, name=name)
+
+        disk.ports.wall_clock = lambda: 1000.0
+        saved = SavedStores(disk, node="ps-0", membership=pytest.fail, spawn=spawn, notice=print)
+        earlier = disk.of("an-earlier-store")
+        await earlier.reopen()
+        earlier.begin(catalogue_of(began=5000.0), spawn)
+        assert saved._begins("a-name", record) > 5000.0
+        assert saved._begins("another-name", record) == 1000.0
+        await earlier.end(for_good=True)
 
 
 def map_with(*reports):

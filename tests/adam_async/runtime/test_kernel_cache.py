@@ -105,3 +105,43 @@ def test_where_nothing_can_be_written_kernels_are_compiled_in_memory_with_a_word
 
     assert ran.stdout == "None False\n"  # numba's own second choice is a folder beside the source
     assert ran.stderr.count(f"compiled kernels cannot be kept in {folder}") == 1
+
+
+OWN_KERNEL = """
+from numba import float64
+from adam_async.model.fast.memory import CACHE, compile_kept, exact
+
+@exact
+def twice(number):
+    return number + number
+
+compile_kept(twice, (float64,))
+CACHE.note("twice")
+print(twice(21.0), twice.stats.cache_hits and True)
+"""
+
+
+@pytest.mark.parametrize("left", [b"", b"no index"])
+def test_a_damaged_file_of_the_cache_is_replaced_with_a_word(tmp_path, left):
+    pytest.importorskip("numba", reason="compiled kernels need numba")
+    program, folder = tmp_path / "own_kernel.py", tmp_path / "kernels"
+    program.write_text(OWN_KERNEL)
+
+    def ran():
+        return subprocess.run(
+            [sys.executable, program],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"NUMBA_CACHE_DIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+
+    assert ran().stdout.split()[0] == "42.0"
+    (index,) = folder.glob("*/own_kernel.twice-*.nbi")
+    index.write_bytes(left)
+    repaired = ran()
+    assert repaired.stdout.split()[0] == "42.0"
+    assert repaired.stderr.count(f"the kernels in {folder} are damaged") == 1
+    after = ran()
+    assert after.stdout.split() == ["42.0", "True"]
+    assert after.stderr == ""

@@ -115,6 +115,20 @@ async def test_incomplete_files_of_an_earlier_start_are_removed(source: Path) ->
         assert await disk.names(later.folder / ".staging") == ["lock", "notes"]
 
 
+async def test_a_damaged_note_costs_a_copy_of_its_file_only(source: Path) -> None:
+    async with Disk() as disk:
+        before, later = await copy_of(source, disk), await copy_of(source, disk, start=2)
+        async with before.hold():
+            await before.take_up()
+            for number in (0, 1):
+                await before.keep(number, await before.write(number, pieces(CONTENT)))
+        notes = later.folder / ".staging" / "notes"
+        first, second = (await disk.read_bytes(notes)).splitlines(keepends=True)
+        await disk.write_atomic(notes, [first.replace(b'"path":"', b'"path":"\xff'), second])
+        async with later.hold():
+            assert list(await later.take_up()) == [1]
+
+
 class LosingDisk(Disk):
     """Forces down less than was written, as a file system does that somebody else writes to."""
 
