@@ -19,11 +19,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 from dataflow.errors import (
     EngineClosed,
+    GraphError,
     NodeFailed,
     NoRoom,
     PoolClosed,
@@ -137,6 +139,9 @@ class Engine:
         trace: Trace | None = None,
         settings: EngineSettings = SETTINGS,
     ) -> None:
+        for name, callback in (("on_output", on_output), ("on_room", on_room), ("trace", trace)):
+            if iscoroutinefunction(callback):
+                raise GraphError(f"{name} is a coroutine function; callbacks are plain functions")
         self._scheduler = Scheduler(
             graph,
             in_flight=in_flight,

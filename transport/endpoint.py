@@ -13,6 +13,7 @@ import logging
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from inspect import iscoroutinefunction
 
 from transport.budget import Account, Budget
 from transport.calls import CallTable, make_call
@@ -470,6 +471,8 @@ class Endpoint(AnsweringLink):
     # Serving
 
     def serve(self, handler: Callable[[Request], None], *, receives: bool = True) -> None:
+        if iscoroutinefunction(handler):
+            raise TypeError(f"the handler {handler!r} is a coroutine function: let it start a task instead")
         self._receives = receives
         if not receives and self._inbox and self._error is None:
             message = self._inbox[0][0]

@@ -43,7 +43,7 @@ class BaselineAround:
         self._config = config
         self._threads = threads
         self._dataset = dataset
-        spec = spec or choose_model(config.model, data, text=model_text, init=init)
+        spec = spec or choose_model(config.model, data, text=model_text, init=init, layers=layers)
         self.network = Network(spec, dtype=config.dtype, kernels=config.kernels, layers=layers)
         self._rates: list[float] = []
         self._sgemm: list[float] = []

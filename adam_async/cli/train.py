@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ async def _train(
         options, resumed = await _resumed(options, disk)
         config = await configure(options, environment, disk, resumed, launched=launcher is not None)
         imports = import_code(options, terminal)
-        contents = await _read_contents(options, config, environment, disk, resumed, terminal)
+        contents = await _read_contents(options, config, environment, disk, resumed, imports, terminal)
         timeline = Timeline() if options.profile is not None else None
         dataset = None
         if needs_data(options, config) and (launcher is None or is_import_path(config.data)):
@@ -255,6 +256,7 @@ async def _read_contents(
     environment: Mapping[str, str],
     disk: Disk,
     resumed: Manifest | None,
+    imports: Imports,
     terminal: Terminal,
 ) -> Contents:
     """Read the files that options name, and make the folders of the results."""
@@ -274,7 +276,10 @@ async def _read_contents(
             await disk.run(make_folder, folder)
     for file in _files(options):
         await disk.run(check_regular, file)
-    init = await disk.run(Model.load, options.init) if options.init is not None else None
+    init = None
+    if options.init is not None:
+        layers = import_layers(imports.layers)
+        init = await disk.run(partial(Model.load, options.init, layers=layers))
     return Contents(model_text, transforms, init, await _attach_of(options, environment, disk))
 
 

@@ -18,7 +18,7 @@ import msgspec
 from adam_async.checkpoint.trained_model import Model as TrainedModel
 from adam_async.cluster.external_data import DataHosts, address_for, hosts_of
 from adam_async.cluster.networks import LOOPBACK, SchemeNetworks, network_for, slowed
-from adam_async.cluster.setup import ClusterSetup
+from adam_async.cluster.setup import ClusterSetup, path_of
 from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
@@ -37,7 +37,7 @@ from adam_async.parameter_server.server_disk import opened_disk
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.addresses import controller_names
-from adam_async.run.cache_size import room_for_whole
+from adam_async.run.cache_size import cache_limits, room_for_whole
 from adam_async.run.config import Config
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import pace_of
@@ -117,9 +117,9 @@ class LocalCluster:
         address: str = "",
         entropy: Callable[[int], bytes] = system_entropy,
         timeline: Timeline | None = None,
-        checkpoint: Path | None = None,
-        resume: Path | None = None,
-        store: Path | None = None,
+        checkpoint: str | Path | None = None,
+        resume: str | Path | None = None,
+        store: str | Path | None = None,
         init: TrainedModel | None = None,
         step: TrainStep | str | None = None,
         step_args: Mapping[str, Any] | None = None,
@@ -128,6 +128,8 @@ class LocalCluster:
         available_bytes: Callable[[], int] = available_bytes,
     ) -> None:
         _refuse_copies_path(config)
+        if config.processes:
+            raise ConfigError("processes=True starts a process for each role: use ProcessCluster(config)")
         hosts = hosts_of(config, data, starts_own=dataset is not None)
         one_process = network is None or isinstance(network, LocalNetwork)
         named = named_step(step, step_args)
@@ -150,9 +152,9 @@ class LocalCluster:
             token=token,
             entropy=entropy,
             timeline=timeline,
-            checkpoint=checkpoint,
-            resume=resume,
-            store=store,
+            checkpoint=path_of(checkpoint),
+            resume=path_of(resume),
+            store=path_of(store),
         )
         self.config = self._setup.config
         self.timeline = timeline
@@ -164,7 +166,7 @@ class LocalCluster:
         self._process_memory = process_memory
         self._available_bytes = available_bytes
         self._stack = AsyncExitStack()
-        self._running = False
+        self._entered = self._running = False
         self._storage_pool = StoragePool()
         self.controllers: list[Controller] = []
         self.data_servers: list[DataServer] = []
@@ -193,6 +195,9 @@ class LocalCluster:
         return self.data_servers[0]
 
     async def __aenter__(self) -> Self:
+        if self._entered:
+            raise RunFailed("a cluster can be entered once: make another LocalCluster")
+        self._entered = True
         try:
             await self._open()
         except ExceptionGroup as errors:  # the role's task group has wrapped the error
@@ -234,12 +239,15 @@ class LocalCluster:
             self._running = True
 
     async def _load(self) -> Dataset:
+        available = self._available_bytes()
+        cache = cache_limits(self.config.cache, self.config.spill, available_bytes=available)
         async with Disk() as disk:
             return await load(
                 self.config.data,
                 disk,
                 damaged=self.config.damaged,
-                room_bytes=room_for_whole(None, available_bytes=self._available_bytes()),
+                cache=cache,
+                room_bytes=room_for_whole(cache, available_bytes=available),
                 size=self._setup.image_size(self._setup.inputs.spec),
             )
 

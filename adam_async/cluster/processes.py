@@ -27,7 +27,7 @@ from adam_async.cluster.launcher import Launcher, RestartPolicy, data_words
 from adam_async.cluster.local_launcher import LocalLauncher
 from adam_async.cluster.networks import address_towards, network_for, slowed
 from adam_async.cluster.parent_pipe import Orders
-from adam_async.cluster.setup import ClusterSetup
+from adam_async.cluster.setup import ClusterSetup, path_of
 from adam_async.cluster.supervision import Supervisor
 from adam_async.controller.role import RoleSettings
 from adam_async.data_server.dataset import Dataset
@@ -121,9 +121,9 @@ class ProcessCluster:
         on_line: Callable[[str], None] = logger.warning,
         entropy: Callable[[int], bytes] = system_entropy,
         timeline: Timeline | None = None,
-        checkpoint: Path | None = None,
-        resume: Path | None = None,
-        store: Path | None = None,
+        checkpoint: str | Path | None = None,
+        resume: str | Path | None = None,
+        store: str | Path | None = None,
         init: TrainedModel | None = None,
         step: str | None = None,
         step_args: Mapping[str, Any] | None = None,
@@ -135,6 +135,16 @@ class ProcessCluster:
             raise ConfigError(
                 f"copies_bind={config.copies_bind} is an address of this machine, and the roles start on "
                 "others: leave it out, and give each host its own (`copies` in the file of hosts)"
+            )
+        if step is not None and not isinstance(step, str):
+            raise ConfigError(
+                f"step is a {type(step).__name__}, which does not travel to other processes: give its import "
+                "path, 'package.module:name'"
+            )
+        if objects := [kind for kind, path in layers.items() if not isinstance(path, str)]:
+            raise ConfigError(
+                f"layer {objects[0]!r} is no text, and classes do not travel to other processes: give its "
+                "import path, 'package.module:Class'"
             )
         for folder in step_path:
             add_import_folder(folder)
@@ -155,9 +165,9 @@ class ProcessCluster:
             token=token,
             entropy=entropy,
             timeline=timeline,
-            checkpoint=checkpoint,
-            resume=resume,
-            store=store,
+            checkpoint=path_of(checkpoint),
+            resume=path_of(resume),
+            store=path_of(store),
         )
         self.config = config
         self.timeline = timeline
@@ -168,7 +178,7 @@ class ProcessCluster:
         self._roles = Supervisor(config, self._launcher, environment=kept, restarts=restarts, on_line=on_line)
         self._stack = AsyncExitStack()
         self._driver: Driver | None = None
-        self._running = False
+        self._entered = self._running = False
         self._worker: tuple[str, ...] = ()
         """Options of the command of every worker."""
         self._threads = 0
@@ -186,6 +196,9 @@ class ProcessCluster:
         return self._driver
 
     async def __aenter__(self) -> Self:
+        if self._entered:
+            raise RunFailed("a cluster can be entered once: make another ProcessCluster")
+        self._entered = True
         try:
             await self._open()
         except ExceptionGroup as errors:

@@ -57,7 +57,20 @@ class ClusterSetup:
     store: Path | None = None
 
     def __post_init__(self) -> None:
-        config = self.config
+        config, inputs = self.config, self.inputs
+        if inputs.spec is not None and not isinstance(inputs.spec, ModelSpec):
+            raise ConfigError(
+                f"spec is a {type(inputs.spec).__name__}, expected a ModelSpec, such as named_model('digits')"
+            )
+        if self.resume is None and self.store is None:
+            # A continued run has the transforms of its notes.
+            if config.transforms and inputs.transforms is None:
+                raise ConfigError(
+                    f"transforms={config.transforms!r} of the Config names a file, which only commands read: "
+                    "give its steps as transforms=[...]"
+                )
+            if inputs.transforms is not None and not config.augment:
+                raise ConfigError("transforms change the images of augment=True only, and augment is off")
         if self.hosts and self.inputs.functions:
             raise ConfigError(
                 "functions that transform images do not travel to the data servers at "
@@ -107,3 +120,8 @@ class ClusterSetup:
     def server_folder(self, node: str) -> Path | None:
         """Return the folder in which a server keeps its shards; None for memory only."""
         return self.store / node if self.store is not None else None
+
+
+def path_of(folder: str | Path | None) -> Path | None:
+    """Return the path of a folder that a caller names by a text or a path."""
+    return None if folder is None else Path(folder)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from weakref import WeakSet
 
 from adam_async.cluster.launcher import Launcher, RestartPolicy, RoleSpec
 from adam_async.cluster.server_losses import ServerLosses, successors_text
@@ -49,7 +50,7 @@ class Supervisor:
         self._restarts = restarts
         self._on_line = on_line
         self._controllers = controller_names(config.controllers)
-        self._given_up: set[RoleHandle] = set()
+        self._given_up: WeakSet[RoleHandle] = WeakSet()
         self._losses = ServerLosses()
         self._stopping = asyncio.Event()
 

@@ -107,9 +107,9 @@ class LocalCluster:
         spec: ModelSpec | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         loop_factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
-        checkpoint: Path | None = None,
-        resume: Path | None = None,
-        store: Path | None = None,
+        checkpoint: str | Path | None = None,
+        resume: str | Path | None = None,
+        store: str | Path | None = None,
         init: Model | None = None,
         step: TrainStep | str | None = None,
         step_args: Mapping[str, Any] | None = None,
@@ -150,6 +150,8 @@ class LocalCluster:
             ConfigError: The configuration has too many threads.
             DeadlineExceeded: The start took longer than `prepare_s`.
         """
+        if self._thread.ident is not None:
+            raise RunFailed("a cluster can be entered once: make another LocalCluster")
         self._thread.start()
         try:
             outcome = self._wait_outcome("the cluster to start", self.config.waits.prepare_s)

@@ -170,7 +170,9 @@ async def prepare_model(
     if inputs.spec is not None:
         check_fits(inputs.spec, data, layers=inputs.layers)
     init = inputs.init.network.spec if inputs.init is not None else None
-    spec = inputs.spec or choose_model(config.model, data, text=inputs.model_text, init=init)
+    spec = inputs.spec or choose_model(
+        config.model, data, text=inputs.model_text, init=init, layers=inputs.layers
+    )
     # On a thread, because the first network of a process imports the compiled kernels slowly.
     new_model = partial(Network, spec, dtype=config.dtype, kernels=config.kernels, layers=inputs.layers)
     return spec, await pool.run(new_model, cost="model")
@@ -258,7 +260,9 @@ async def _attached_model(
         return await _step_model(inputs.step, data, config, pool)
     spec = ModelSpec.from_dict(program.spec)
     if inputs.spec is not None or "model" in attach.given:
-        wanted = inputs.spec or choose_model(asked.model, data, text=inputs.model_text, init=None)
+        wanted = inputs.spec or choose_model(
+            asked.model, data, text=inputs.model_text, init=None, layers=inputs.layers
+        )
         if wanted.to_dict() != spec.to_dict():
             raise ConfigError(
                 f"run {run} trains a model {spec.name!r} whose layers are not those of {wanted.name!r}: "

@@ -28,7 +28,12 @@ LOSS = "softmax_cross_entropy"
 
 
 def choose_model(
-    wanted: str, data: Mapping[str, Any], *, text: str | None = None, init: ModelSpec | None = None
+    wanted: str,
+    data: Mapping[str, Any],
+    *,
+    text: str | None = None,
+    init: ModelSpec | None = None,
+    layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
 ) -> ModelSpec:
     """Return the spec of the wanted model, and check that it fits the data.
 
@@ -38,6 +43,7 @@ def choose_model(
         text: Contents of the TOML file if `wanted` names one; the caller has read the file.
         init: Saved model with the run's first values; ``auto`` chooses this model, with an output for each
             class.
+        layers: Kinds of layers that the model may use.
 
     Raises:
         ConfigError: The model is unknown, or does not fit the data's shape or classes.
@@ -64,7 +70,7 @@ def choose_model(
         raise ConfigError(
             f"unknown model {wanted!r}{hint}; known: auto, {known}, or a .toml file with a spec"
         )
-    check_fits(spec, data)
+    check_fits(spec, data, layers=layers)
     return spec
 
 

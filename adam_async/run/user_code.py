@@ -238,6 +238,8 @@ def named_step(step: TrainStep | str | None, args: Mapping[str, Any] | None) -> 
         )
     if step is None:
         return None
+    if isinstance(step, type):
+        raise ConfigError(f"step is the class {step.__name__}, expected an object: give {step.__name__}(...)")
     kind = type(step)
     return NamedStep(step, f"{kind.__module__}:{kind.__qualname__}"[:MOST_STEP_NAME])
 

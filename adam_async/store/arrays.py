@@ -98,7 +98,9 @@ def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
             f"convert it with {remedy}"
         )
     if values.shape != record.shape:
-        raise StoreError(f"{what} of {name} has shape {values.shape}, the array {record.shape}")
+        raise StoreError(
+            f"{what} of {name} has shape {values.shape}, the array {record.shape}: reshape or transpose it"
+        )
     flat = np.ascontiguousarray(values).reshape(-1)
     _check_finite(flat, f"{what} of {name}")
     return flat
@@ -121,7 +123,10 @@ def flat_factors(record: ArrayRecord, factors: Factors) -> tuple[NDArray[Any], N
     ):
         values = np.asarray(array)
         if values.dtype.name != record.dtype or not values.dtype.isnative:
-            raise StoreError(f"{what} of {name} have type {values.dtype}, the array {record.dtype}")
+            raise StoreError(
+                f"{what} of {name} have type {values.dtype}, the array {record.dtype}: convert them with "
+                f".astype({record.dtype!r})"
+            )
         if values.ndim != 2 or values.shape[1] != width or not values.shape[0]:
             raise StoreError(f"{what} of {name} have shape {values.shape}; (K, {width}) is needed, K >= 1")
         flat = np.ascontiguousarray(values.T)
@@ -147,7 +152,10 @@ def _check_finite(flat: NDArray[Any], what: str) -> None:
     finite = np.isfinite(flat)
     if not finite.all():
         place = int(np.argmin(finite))
-        raise StoreError(f"{what} has the value {flat[place]} at index {place} of its flat values")
+        raise StoreError(
+            f"{what} has the value {flat[place]} at index {place} of its flat values: leave the step out, or "
+            "lower the rate"
+        )
 
 
 def names_in(known: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -98,6 +98,7 @@ class StoreLink:
         self._settling: list[asyncio.Future[None]] = []
         """Futures of callers that wait for the end of all pushes."""
         self._error: BaseException | None = None
+        self._loop = asyncio.get_running_loop()
         self._waiting: dict[asyncio.Future[Any], None] = {}
         """Futures of waiting callers, which end with the failure of this client."""
         self._beginning: set[asyncio.Timeout] = set()
@@ -130,6 +131,12 @@ class StoreLink:
     def _check(self) -> None:
         if self._error is not None:
             raise self._error.with_traceback(None)
+        if asyncio.get_running_loop() is not self._loop:
+            # A future of another loop would never wake its caller.
+            raise StoreError(
+                f"store {self.name!r} was opened in another event loop: call it there, for example with "
+                "asyncio.run_coroutine_threadsafe, or open it with adam_async.sync"
+            )
 
     async def _unless_failed(self, future: "asyncio.Future[_T]") -> _T:
         """Wait for a future, or raise the error with which this client fails. Call `_check` before."""

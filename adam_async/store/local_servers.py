@@ -120,10 +120,15 @@ async def local_servers(folder: Path | None = None) -> AsyncIterator[ServerAcces
     Args:
         folder: Folder in which the servers keep their stores; None: in memory only.
     """
-    of_loop = _OF_LOOP.setdefault(asyncio.get_running_loop(), {})
+    loop = asyncio.get_running_loop()
+    of_loop = _OF_LOOP.setdefault(loop, {})
     servers = of_loop.setdefault(folder, _LocalServers(folder))
     access = await servers.enter()
     try:
         yield access
     finally:
         await servers.leave()
+        if not servers.users:  # the servers refer to the loop, which would then stay for ever
+            of_loop.pop(folder, None)
+            if not of_loop:
+                _OF_LOOP.pop(loop, None)

@@ -7,15 +7,22 @@ The servers apply them (Project Adam, section 3.5). `adam_async.model.rules` has
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
+
+import numpy as np
 
 from adam_async.errors import ConfigError
 from adam_async.run.store_record import RuleRecord
 
 
-def _check(name: str, values: Mapping[str, float], *, below_one: tuple[str, ...] = ()) -> None:
-    for field, value in values.items():
+def _check(rule: object, *names: str, below_one: tuple[str, ...] = ()) -> None:
+    """Check numbers of a rule, and turn those of NumPy into Python's, which a message can hold."""
+    name = type(rule).__name__
+    for field in names:
+        value = getattr(rule, field)
+        if isinstance(value, np.generic):
+            value = value.item()
+            object.__setattr__(rule, field, value)
         most = 1.0 if field in below_one else 1e12
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or not 0 <= value <= most or (most == 1.0 and value == 1):
@@ -40,11 +47,7 @@ class Sgd:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(
-            "Sgd",
-            {"rate": self.rate, "momentum": self.momentum, "weight_decay": self.weight_decay},
-            below_one=("momentum",),
-        )
+        _check(self, "rate", "momentum", "weight_decay", below_one=("momentum",))
         if self.nesterov and not self.momentum:
             raise ConfigError("Sgd: nesterov needs a momentum above 0")
 
@@ -67,7 +70,7 @@ class _Adaptive:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(type(self).__name__, {"rate": self.rate, "weight_decay": self.weight_decay})
+        _check(self, "rate", "weight_decay")
 
     def record(self) -> RuleRecord:
         """Return the record of the rule in the cluster map."""

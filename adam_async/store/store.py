@@ -401,7 +401,7 @@ class Opening:
     async def close(self) -> None:
         """End the background work. A second call waits for the first."""
         self._closing.set()
-        if self._task is not None:
+        if self._task is not None and not self._task.done():
             await asyncio.shield(self._task)
 
     async def _run(self, opened: "asyncio.Future[StoreLink]") -> None:
@@ -414,6 +414,11 @@ class Opening:
                 await self._serve(link, opened, group)
         except BaseException as error:
             cause = _shown(first_cause(error))
+            if isinstance(cause, asyncio.CancelledError):  # no caller of the store is cancelled
+                cause = StoreError(
+                    f"store {self._wish.name!r} ended with its event loop, or its task was cancelled: open "
+                    "it again, in the loop that uses it"
+                )
             if link is not None:
                 link.fail(cause)
             if not opened.done():

@@ -16,6 +16,7 @@ from dataflow import (
     EngineSettings,
     Firing,
     Graph,
+    GraphError,
     Node,
     NodeFailed,
     NoRoom,
@@ -325,6 +326,15 @@ async def test_a_failing_node_stops_the_engine() -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     with pytest.raises(EngineClosed, match="the engine is stopped"):
         engine.deliver("x", B, 1)
+
+
+@pytest.mark.parametrize("name", ["on_output", "on_room", "trace"])
+def test_a_coroutine_function_is_no_callback(name: str) -> None:
+    async def callback(*arguments: object) -> None:
+        raise AssertionError("no engine calls this")
+
+    with pytest.raises(GraphError, match=f"{name} is a coroutine function"):
+        Engine(FAILING, pool=ManualPool(), in_flight=1, **{name: callback})
 
 
 async def test_an_engine_passes_the_cancellation_of_its_block_on_without_a_raise() -> None:

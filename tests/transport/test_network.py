@@ -17,6 +17,7 @@ from transport import (
     LocalNetwork,
     Message,
     Network,
+    Request,
     RetrySchedule,
     RoleTable,
     TcpNetwork,
@@ -196,6 +197,16 @@ async def test_an_address_can_be_listened_on_once(make: Make) -> None:
         with pytest.raises(OSError, match="address"):
             async with network.listen(listener.address, FAR, lambda link: link.wait_closed()):
                 pass
+
+
+@both
+async def test_a_coroutine_function_is_no_handler(make: Make) -> None:
+    async def handler(request: Request) -> None:
+        raise AssertionError("no link calls this")
+
+    async with link_pair(make()) as (near, _):
+        with pytest.raises(TypeError, match="is a coroutine function: let it start a task instead"):
+            near.serve(handler)  # type: ignore[arg-type]
 
 
 async def test_local_addresses_are_checked() -> None:

@@ -247,6 +247,12 @@ def test_a_training_that_begins_as_the_cluster_ends_has_the_reason_of_the_end() 
             training.result(30)
 
 
+def test_a_cluster_is_entered_once() -> None:
+    cluster = sync.LocalCluster(SMALL, dataset=bars())
+    with cluster, pytest.raises(RunFailed, match="entered once: make another LocalCluster"):
+        cluster.__enter__()
+
+
 def test_training_before_the_block_is_an_error() -> None:
     with pytest.raises(RunFailed, match="it was not entered"):
         sync.LocalCluster(SMALL, dataset=bars()).train()

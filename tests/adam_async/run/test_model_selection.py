@@ -6,6 +6,7 @@ from adam_async.errors import ConfigError
 from adam_async.model.named import NAMED_MODELS, digits, mlp
 from adam_async.model.network import Network
 from adam_async.run.model_selection import HIDDEN, check_fits, check_size, choose_model, image_size
+from tests.adam_async.own_layer import OWN_LAYERS
 
 DIGITS = {"name": "digits", "shape": [1, 8, 8], "classes": 10}
 MNIST = {"name": "mnist", "shape": [1, 28, 28], "classes": 10}
@@ -114,3 +115,10 @@ def test_a_saved_model_for_other_images_is_refused_with_both_shapes():
     ):
         choose_model("auto", MNIST, init=digits())
     assert choose_model("auto", DIGITS, init=digits()) == digits()
+
+
+def test_a_file_may_use_layers_of_the_caller():
+    text = TOML.replace('{ name = "fc"', '{ name = "twice", kind = "doubled" },\n    { name = "fc"')
+    assert choose_model("mine.toml", DIGITS, text=text, layers=OWN_LAYERS).name == "tiny"
+    with pytest.raises(ConfigError, match="unknown kind 'doubled'"):
+        choose_model("mine.toml", DIGITS, text=text)

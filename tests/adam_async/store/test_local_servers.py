@@ -47,3 +47,10 @@ async def test_a_folder_is_opened_again_once_its_earlier_servers_have_ended(
         assert not opening.done()
         may_end.set()
     assert opening.result()["w"].tolist() == [0.0, 0.0, 0.0]
+
+
+async def test_a_loop_without_open_stores_has_no_servers(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    async with local_servers(tmp_path), local_servers():
+        assert set(module._OF_LOOP[loop]) == {tmp_path, None}
+    assert loop not in module._OF_LOOP

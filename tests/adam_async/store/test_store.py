@@ -273,3 +273,38 @@ async def test_a_cancelled_open_leaves_no_member_and_the_next_one_works() -> Non
 async def _open_and_close(where: str) -> None:
     async with ParameterStore.open(where, {"w": np.zeros(2)}):
         pass
+
+
+async def test_a_call_in_another_event_loop_is_refused_with_the_way_to_call() -> None:
+    async with ParameterStore.open("local", {"w": np.zeros(3)}, rule=Sgd(rate=1.0)) as store:
+
+        async def pull() -> None:
+            await store.pull()
+
+        def elsewhere() -> None:
+            asyncio.run(pull())
+
+        with pytest.raises(StoreError, match="was opened in another event loop: call it there"):
+            await asyncio.to_thread(elsewhere)
+        assert (await store.pull())["w"].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_store_whose_event_loop_has_ended_says_so_and_closes() -> None:
+    async def opened() -> ParameterStore:
+        return await ParameterStore.open("local", {"w": np.zeros(3)}, rule=Sgd(rate=1.0))
+
+    store = asyncio.run(opened())
+
+    async def use() -> None:
+        with pytest.raises(StoreError, match="ended with its event loop, or its task was cancelled: open"):
+            await store.pull()
+        await store.close()
+
+    asyncio.run(use())
+
+
+async def test_a_rule_takes_numbers_of_numpy() -> None:
+    rule = Sgd(rate=np.linspace(0.5, 1.0, 2)[1], momentum=np.float32(0.5))  # type: ignore[arg-type]
+    async with ParameterStore.open("local", {"w": np.zeros(2, np.float32)}, rule=rule) as store:
+        await store.push({"w": np.ones(2, np.float32)})
+        assert (await store.pull())["w"].tolist() == [-1.0, -1.0]
