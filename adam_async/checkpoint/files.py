@@ -236,7 +236,7 @@ class CheckpointFolder:
             if stem == MODEL:
                 records.append(await self._write_file(aside / INDEX_FILE, [index_file(files, arrays)]))
         manifest = msgspec.structs.replace(checkpoint.manifest, files=tuple(records))
-        text = manifest_file(manifest)
+        text = await self._disk.run(manifest_file, manifest)  # it grows with the epochs
         if len(text) > MANIFEST_BYTES:  # no reader would take it
             raise OSError(EFBIG, f"its manifest has {len(text)} bytes of at most {MANIFEST_BYTES}")
         written = await self._disk.write_down(aside / MANIFEST_FILE, [text])

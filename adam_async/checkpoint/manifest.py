@@ -187,6 +187,26 @@ def epoch_values(epochs: Iterable[EpochResult]) -> tuple[dict[str, Any], ...]:
     )
 
 
+class EpochValues:
+    """The values of `epoch_values` for a run in progress, each epoch converted once.
+
+    A run with many epochs takes many points, and each point has the results of all epochs.
+    """
+
+    def __init__(self) -> None:
+        self._values: list[dict[str, Any]] = []
+        self._last: EpochResult | None = None
+
+    def of(self, epochs: Sequence[EpochResult]) -> tuple[dict[str, Any], ...]:
+        """Return the values of epochs, the earlier of which are those of the last call."""
+        known = len(self._values)
+        if len(epochs) < known or (known and epochs[known - 1] is not self._last):
+            self._values, known = [], 0
+        self._values += epoch_values(epochs[known:])
+        self._last = epochs[-1] if epochs else None
+        return tuple(self._values)
+
+
 def epochs_of(values: Iterable[Mapping[str, Any]]) -> tuple[EpochResult, ...]:
     """Return the results of epochs from their form in a manifest.
 

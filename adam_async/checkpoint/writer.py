@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import Checkpoint, Manifest, ProgressNote, epoch_values
+from adam_async.checkpoint.manifest import Checkpoint, EpochValues, Manifest, ProgressNote
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.tensors import RunTensors
 from adam_async.errors import DeadlineExceeded, RunFailed
@@ -70,6 +70,7 @@ class Checkpointer:
         self._note = note
         self._progress = progress
         self._misses = 0
+        self._epochs = EpochValues()
         self._common = common
         self._config = config
         self._model = model
@@ -173,7 +174,7 @@ class Checkpointer:
             epoch=place[0],
             groups=place[1],
             resume=msgspec.structs.replace(resume, clock=max(clocks, default=0)),
-            epochs=epoch_values(epochs),
+            epochs=self._epochs.of(epochs),
             arrays=reading.tensors.arrays,
             shards=reading.states,
         )

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from adam_async.checkpoint.manifest import MOST_RUNS, CheckpointError, Manifest, ProgressNote, epoch_values
+from adam_async.checkpoint.manifest import MOST_RUNS, CheckpointError, EpochValues, Manifest, ProgressNote
 from adam_async.checkpoint.run_notes import RunNote, RunNotesFile
 from adam_async.driver.count_types import DataCounts, RoleStatistics, ServerCounts
 from adam_async.messages import read_number
@@ -104,6 +104,7 @@ class RunNoting:
         """Whether the file has a note of this run; a run that was taken over may have none."""
         if first is not None and self._is_noted and not first.is_on_disk:
             self._pending.append((asyncio.get_running_loop().time(), first))
+        self._epochs = EpochValues()
         self._changed = False
         self.is_full = False
         """Whether a disk has no space."""
@@ -174,7 +175,7 @@ class RunNoting:
         """Add a point that waits for the disks."""
         groups = sum(stop - start for start, stop in resume.finished)
         point = msgspec.structs.replace(
-            self._common, epoch=resume.epoch, groups=groups, resume=resume, epochs=epoch_values(epochs)
+            self._common, epoch=resume.epoch, groups=groups, resume=resume, epochs=self._epochs.of(epochs)
         )
         self._seen = ProgressNote(
             epoch=point.epoch, groups=point.groups, trained_again=self._common.trained_again

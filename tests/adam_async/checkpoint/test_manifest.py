@@ -10,6 +10,7 @@ from safetensors.numpy import load
 
 from adam_async.checkpoint.manifest import (
     CheckpointError,
+    EpochValues,
     ProgressNote,
     age_order,
     check_data,
@@ -191,3 +192,16 @@ def test_other_data_are_refused_with_the_difference():
 )
 def test_groups_since_the_checkpoint_are_counted_as_trained_again(note, groups):
     assert trained_again(manifest_of(3, trained_again=2), note) == groups
+
+
+def test_each_epoch_of_a_run_is_converted_once():
+    values, epochs = EpochValues(), [result_of(1), result_of(2, loss=nan)]
+    first = values.of(epochs)
+    epochs.append(result_of(3))
+    later = values.of(epochs)
+    assert first == epoch_values(epochs[:2])
+    assert later == epoch_values(epochs)
+    assert [one is other for one, other in zip(first, later, strict=False)] == [True, True]
+    assert values.of(epochs[:1]) == epoch_values(epochs[:1])
+    another = [result_of(1, loss=2.0), *epochs[1:]]
+    assert values.of(another) == epoch_values(another)
