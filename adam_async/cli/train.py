@@ -368,7 +368,8 @@ def _report(
     return build_report(
         result,
         config=driver.config,
-        command=("adam-async", *sys.argv[1:]),
+        # Paths of other encodings have surrogates, which JSON cannot hold.
+        command=("adam-async", *(word.encode(errors="backslashreplace").decode() for word in sys.argv[1:])),
         machine=describe_machine(loop=type(asyncio.get_running_loop()).__module__),
         baseline=baseline,
         asked=asked,

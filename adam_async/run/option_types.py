@@ -40,8 +40,19 @@ def check_types(options: msgspec.Struct, prefix: str = "") -> None:
             raise ConfigError(
                 f"{prefix}{field.name} must be {described_type(field.type)}, not {value!r}"
             ) from None
+        if isinstance(checked, str) and not _is_unicode(checked):
+            raise ConfigError(f"{prefix}{field.name} must be text in UTF-8, not {value!r}")
         if checked is not value:
             msgspec.structs.force_setattr(options, field.name, checked)
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether a text is UTF-8; Python keeps other bytes of a command line as surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @functools.cache

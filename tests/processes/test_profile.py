@@ -1,6 +1,7 @@
-"""The profile of a run of processes has the events of each on one clock."""
+"""The profile of a run of processes, on one clock; the report of a run, with each path as text."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,11 @@ def test_a_profile_of_processes_follows_groups_from_process_to_process(tmp_path:
         assert journey[1] == journey[-1]
         assert journey[1].startswith("worker-")
         assert set(journey[2:-1]) == {"ps-0", "ps-1", journey[1]}
+
+
+def test_a_report_names_a_path_of_another_encoding_with_escapes(tmp_path: Path) -> None:
+    report, out = tmp_path / "report.json", os.fsdecode(bytes(tmp_path) + b"/caf\xe9")
+    code, output = run("train", "--data", "digits", "--epochs", "1", "--report", str(report), "--out", out)
+    assert code == 0, output
+    assert json.loads(report.read_text())["command"][-1] == f"{tmp_path}/caf\\udce9"
+    assert os.path.exists(os.path.join(out, "model.safetensors"))
