@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -134,7 +135,15 @@ def kernels_of(kernels: str) -> Kernels:
             "kernels 'numba' need the package numba, which is not installed; install the extra `fast`: "
             "pip install 'adam-async[fast]', or choose kernels 'numpy'"
         )
+    from adam_async.model.fast.memory import compile_kept  # importing numba is slow
+
     compiled = _compiled()
+    compile_kept(partial(_call_each, compiled))
+    return compiled
+
+
+def _call_each(compiled: Kernels) -> None:
+    """Call each kernel with arrays of its types, which compiles it."""
     words = np.zeros((0, 1, 4), np.uint64)
     compiled.philox(np.zeros((1, 2), np.uint64), words[:, :, 0].copy())
     compiled.noisy(np.zeros((0, 1), np.uint8), words[:, :, 0].copy(), 1)
@@ -143,7 +152,6 @@ def kernels_of(kernels: str) -> Kernels:
     compiled.displaced(words[:, 0, :2].copy(), 1.0, np.zeros((0, 4)), 1)
     compiled.levelled(nothing[:, :, 0], controls[:, :, 0, 0].copy(), controls[:, :, 0, 0].copy())
     compiled.resample(nothing, np.zeros((0, 6), np.int64), controls, spline, spline, False, nothing.copy())
-    return compiled
 
 
 def _compiled() -> Kernels:

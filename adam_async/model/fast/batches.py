@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from math import sqrt
 from typing import Any
@@ -73,7 +74,7 @@ class CompiledBatches:
         name = kept_name(apply_rule.__name__, dtype)
         # A kernel on disk is only read, which needs no lock.
         with nullcontext() if CACHE.has(name) else CACHE.turn():
-            compile_kept(apply_rule, rule_signature(dtype))
+            compile_kept(partial(apply_rule.compile, rule_signature(dtype)))
         CACHE.note(name)
         self._rule = rule
         self._dtype = dtype

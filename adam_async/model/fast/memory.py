@@ -83,21 +83,21 @@ The option ``fastmath=False`` is explicit, because without it a kernel takes the
 """
 
 
-def compile_kept(function: Any, signature: tuple[Any, ...]) -> None:
-    """Compile a kernel, or read it from the cache; after a damaged file of the cache, compile anew.
+def compile_kept(work: Callable[[], object]) -> None:
+    """Call a function that compiles kernels, or reads them from the cache; after damage, compile them anew.
 
     Numba writes its files without a sync, so a loss of power can leave empty ones.
     """
     try:
-        function.compile(signature)
+        work()
     except NumbaError:
         raise
     except OSError:  # the cache has no room; a second call finds the kernel in memory
-        function.compile(signature)
+        work()
     except Exception as error:  # of reading an index, by the unpickler
         logger.warning("the kernels in %s are damaged (%r) and are compiled again", CACHE.folder, error)
         CACHE.forget()
-        function.compile(signature)
+        work()
 
 
 @intrinsic

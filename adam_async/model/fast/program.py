@@ -11,6 +11,7 @@ compiled. `run` runs one tape, `run_groups` the same tape for several groups.
 
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -244,7 +245,7 @@ def address(code: int, dtype: np.dtype[Any]) -> int:
     if found is None:
         compiled = _compiled(code)
         signature = _signature(code, types.float32 if dtype == np.float32 else types.float64)
-        compile_kept(compiled, signature)
+        compile_kept(partial(compiled.compile, signature))
         made = compiled.overloads[signature]
         # The address stays valid, because numba keeps the machine code as long as the function.
         entry = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)

@@ -115,7 +115,7 @@ from adam_async.model.fast.memory import CACHE, compile_kept, exact
 def twice(number):
     return number + number
 
-compile_kept(twice, (float64,))
+compile_kept(lambda: twice.compile((float64,)))
 CACHE.note("twice")
 print(twice(21.0), twice.stats.cache_hits and True)
 """
