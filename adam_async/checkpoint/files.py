@@ -182,9 +182,10 @@ class CheckpointFolder:
         self.renamed = ""
         aside = self.path / f".{name}{ASIDE}"
         try:
-            for left in await self._disk.names(self.path):
-                if left.startswith(".checkpoint-") and _is_stray(left):  # of a write that took too long
-                    await self._remove(left)
+            await self._disk.make_folder(self.path)
+            with suppress(OSError):  # the next write tries again
+                await self._remove_leftovers()
+            await self._disk.remove_folder(aside)
             await self._disk.make_folder(aside)
             size = await self._write_files(checkpoint, aside)
             await self._disk.sync_folder(aside)
@@ -203,6 +204,12 @@ class CheckpointFolder:
         with suppress(OSError):  # the checkpoint is written; the next write tries the removal again
             await self._remove_old(keep)
         return size
+
+    async def _remove_leftovers(self) -> None:
+        """Remove the files of writes and removals of checkpoints that were given up."""
+        for name in await self._disk.names(self.path):
+            if name.startswith(".checkpoint-") and _is_stray(name):
+                await self._remove(name)
 
     async def _remove_old(self, keep: int) -> None:
         """Remove the run's checkpoints that are newer than the one it continues, and then its oldest ones."""

@@ -8,6 +8,7 @@ by side.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -242,7 +243,7 @@ class LocalCluster:
         available = self._available_bytes()
         cache = cache_limits(self.config.cache, self.config.spill, available_bytes=available)
         async with Disk() as disk:
-            return await load(
+            dataset = await load(
                 self.config.data,
                 disk,
                 damaged=self.config.damaged,
@@ -250,6 +251,7 @@ class LocalCluster:
                 room_bytes=room_for_whole(cache, available_bytes=available),
                 size=self._setup.image_size(self._setup.inputs.spec),
             )
+        return replace(dataset, cache=None)  # so that the data servers check the limits of the run
 
     def _settings(self, role: str, node: str, network: Network, controller: str = "") -> RoleSettings:
         return RoleSettings(

@@ -112,8 +112,9 @@ class LocalLauncher:
                     ) from error
                 yield str(folder)
             finally:
-                await disk.remove_folder(made)
-                await disk.remove_folder(folder)
+                for each in (made, folder):
+                    with suppress(OSError):  # the next cluster tries again
+                        await disk.remove_folder(each)
 
 
 async def free_addresses(network: Network, driver: Identity, bind: str, *, count: int) -> list[str]:

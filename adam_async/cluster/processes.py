@@ -196,8 +196,7 @@ class ProcessCluster:
         return self._driver
 
     async def __aenter__(self) -> Self:
-        if self._entered:
-            raise RunFailed("a cluster can be entered once: make another ProcessCluster")
+        self._check_entry()
         self._entered = True
         try:
             await self._open()
@@ -205,6 +204,10 @@ class ProcessCluster:
             cause = first_cause(errors)
             raise cause from cause.__cause__
         return self
+
+    def _check_entry(self) -> None:
+        if self._entered:
+            raise RunFailed(f"a cluster can be entered once: make another {type(self).__name__}")
 
     async def _open(self) -> None:
         """Start the children in the order of their needs, then the driver; a failure ends them."""

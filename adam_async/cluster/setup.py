@@ -41,8 +41,8 @@ class ClusterSetup:
             training continues the run of the notes. None: in memory only.
 
     Raises:
-        ConfigError: `Config.slow` names an unknown node, an input has the wrong type, or functions of the
-            caller would have to transform images elsewhere.
+        ConfigError: `Config.slow` names an unknown node, an input has the wrong type, transforms would have
+            no effect, or functions of the caller would have to transform images elsewhere.
     """
 
     config: Config
@@ -67,7 +67,7 @@ class ClusterSetup:
             if config.transforms and inputs.transforms is None:
                 raise ConfigError(
                     f"transforms={config.transforms!r} of the Config names a file, which only commands read: "
-                    "give its steps as transforms=[...]"
+                    "give its steps as transforms=[...] to LocalCluster or ProcessCluster"
                 )
             if inputs.transforms is not None and not config.augment:
                 raise ConfigError("transforms change the images of augment=True only, and augment is off")
@@ -124,4 +124,4 @@ class ClusterSetup:
 
 def path_of(folder: str | Path | None) -> Path | None:
     """Return the path of a folder that a caller names by a text or a path."""
-    return None if folder is None else Path(folder)
+    return Path(folder) if folder else None

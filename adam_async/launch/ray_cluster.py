@@ -65,6 +65,7 @@ class RayCluster(ProcessCluster):
         self._around = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        self._check_entry()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._ray)
             await super().__aenter__()

@@ -29,7 +29,7 @@ from transport import LinkClosed, Message, Request
 
 logger = logging.getLogger(__name__)
 
-LATER_S = 0.001
+LATER_S = 0.002
 """Least time between the beginnings of a store and of the store that it replaces, in seconds."""
 
 
@@ -78,7 +78,7 @@ class SavedStores:
     def _begins(self, name: str, store: StoreRecord) -> float:
         """Return the time at which a store begins, in seconds since 1970: after the stores that it replaces.
 
-        Of the whole stores of a name the newest counts, and the clock may have been set back in between.
+        The newest of the whole stores of a name counts, and the clock may have been set back in between.
         """
         assert self._disk is not None
         began = self._disk.ports.wall_clock()

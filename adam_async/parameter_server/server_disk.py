@@ -126,8 +126,11 @@ class ServerDisk:
             self._notice_left(folder, error)
 
     def _notice_left(self, folder: Path, error: OSError) -> None:
-        """Report a folder without use that cannot be removed: it costs room, and no other store."""
-        self.ports.notice(f"{folder} is no longer needed and cannot be removed: {error.strerror or error}")
+        """Report an unused folder that cannot be removed; the server goes on with the other stores."""
+        self.ports.notice(
+            f"{folder} is no longer needed and cannot be removed: {error.strerror or error}; remove it by "
+            "hand, or the next start reads it again"
+        )
 
     def superseded(self, cluster: ClusterMap) -> list[StoreDisk]:
         """Return the saved stores that a later store, whole on the disks, has replaced."""

@@ -42,6 +42,7 @@ from adam_async.parameter_server.shard_transfer import read_states
 from adam_async.persistence.findings import Recovery
 from adam_async.persistence.identity import Identity
 from adam_async.persistence.keys import EntryKey, Order, State, StateKey, StateName
+from adam_async.persistence.opening import LOCK
 from adam_async.persistence.segment_writer import FULL
 from adam_async.persistence.statistics import SegmentStatistics
 from adam_async.persistence.store import SegmentStore
@@ -61,6 +62,11 @@ FLUSH_END_S = 5.0
 def folder_of(folder: Path, id: str) -> Path:
     """Return the folder of a store, by its id."""
     return folder / f"{PREFIX}{blake2b(id.encode(), digest_size=12).hexdigest()}"
+
+
+def _has_no_file(folder: Path) -> bool:
+    """Return whether a folder is absent, or has at most its lock."""
+    return all(path.name == LOCK for path in folder.glob("*"))
 
 
 class StoreDisk:
@@ -191,14 +197,16 @@ class StoreDisk:
 
     async def _serve(self) -> None:
         """Write the store until cancelled. Raises DiskFailed: see `SegmentStore.run`."""
-        is_noticed = False
+        is_waiting = False
         while not await self._take_up():
-            if not is_noticed:
+            if not is_waiting:
                 self._ports.notice(
                     f"{self.folder} cannot be made: the disk is full; {self.id} is not written"
                 )
-                is_noticed = True
+            is_waiting = True
             await asyncio.sleep(self._ports.settings.flush_s)
+        if is_waiting:
+            self._ports.notice(f"{self.folder} is made, and {self.id} is written")
         self._is_serving = True
         self._served.set()
         self._segments.mark(CATALOGUE, 1, 0)
@@ -214,13 +222,15 @@ class StoreDisk:
             self._complete.clear()
 
     async def _take_up(self) -> bool:
-        """Open the folder for the store that is placed; returns False if the disk has no room for it."""
+        """Open the folder for the placed store; returns False if the disk has no room for a new folder."""
         async with self._changing:
             catalogue = self._catalogue
             try:
                 found = await self._open()
             except ConfigError as error:
-                if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL:
+                full = isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL
+                # A failed sync of files that are there would hide lost states from a second try.
+                if full and await self._ports.states.run(_has_no_file, self.folder):
                     return False
                 raise
             self._catalogue = catalogue

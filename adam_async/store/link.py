@@ -45,6 +45,15 @@ LEAVE_S = 2.0
 """Maximum time for open pushes at the end of a client, in seconds."""
 
 
+def check_loop(name: str, loop: asyncio.AbstractEventLoop) -> None:
+    """Check that the running loop is the one in which a store was opened. Raises StoreError: it is not."""
+    if asyncio.get_running_loop() is not loop:
+        raise StoreError(
+            f"store {name!r} was opened in another event loop: call it there, for example with "
+            "asyncio.run_coroutine_threadsafe, or open it with adam_async.sync"
+        )
+
+
 class StoreLink:
     """One client of a store, from its join to its end.
 
@@ -131,12 +140,8 @@ class StoreLink:
     def _check(self) -> None:
         if self._error is not None:
             raise self._error.with_traceback(None)
-        if asyncio.get_running_loop() is not self._loop:
-            # A future of another loop would never wake its caller.
-            raise StoreError(
-                f"store {self.name!r} was opened in another event loop: call it there, for example with "
-                "asyncio.run_coroutine_threadsafe, or open it with adam_async.sync"
-            )
+        # A future of another loop would never wake its caller.
+        check_loop(self.name, self._loop)
 
     async def _unless_failed(self, future: "asyncio.Future[_T]") -> _T:
         """Wait for a future, or raise the error with which this client fails. Call `_check` before."""
@@ -242,8 +247,8 @@ class StoreLink:
         weight: int,
     ) -> Values:
         """See `ParameterStore.push_pull`."""
+        self._check()
         if self.slack is not None:
-            self._check()
             await self._begun()
         messages = self._checked_messages(gradients, rate, weight, assign=False)
         is_dense = all(type(each.shards) is ShardMessage for each in messages)

@@ -51,6 +51,11 @@ class _LocalServers:
         """Task of the servers, also while they end; None before the first start."""
         self._unused = asyncio.Event()
 
+    @property
+    def have_ended(self) -> bool:
+        """Whether no store uses the servers, and they have ended."""
+        return not self.users and (self._task is None or self._task.done())
+
     async def enter(self) -> ServerAccess:
         """Return the access for one more store; the first one starts the servers."""
         self.users += 1
@@ -123,12 +128,15 @@ async def local_servers(folder: Path | None = None) -> AsyncIterator[ServerAcces
     loop = asyncio.get_running_loop()
     of_loop = _OF_LOOP.setdefault(loop, {})
     servers = of_loop.setdefault(folder, _LocalServers(folder))
-    access = await servers.enter()
     try:
-        yield access
+        access = await servers.enter()
+        try:
+            yield access
+        finally:
+            await servers.leave()
     finally:
-        await servers.leave()
-        if not servers.users:  # the servers refer to the loop, which would then stay for ever
-            of_loop.pop(folder, None)
-            if not of_loop:
-                _OF_LOOP.pop(loop, None)
+        # The servers refer to the loop, which would otherwise stay for ever.
+        if servers.have_ended and of_loop.get(folder) is servers:
+            del of_loop[folder]
+        if not of_loop and _OF_LOOP.get(loop) is of_loop:
+            del _OF_LOOP[loop]

@@ -40,7 +40,7 @@ from adam_async.run.token_file import check_token_is_for
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import Gradient, InitialArrays, counted, records_of
-from adam_async.store.link import StoreLink
+from adam_async.store.link import StoreLink, check_loop
 from adam_async.store.local_servers import ServerAccess, local_servers
 from adam_async.store.pushing import Rate
 from adam_async.store.rules import Rule, Sgd
@@ -400,8 +400,12 @@ class Opening:
 
     async def close(self) -> None:
         """End the background work. A second call waits for the first."""
+        if self._task is not None and (self._task.done() or self._task.get_loop().is_closed()):
+            return
+        if self._task is not None:
+            check_loop(self._wish.name, self._task.get_loop())
         self._closing.set()
-        if self._task is not None and not self._task.done():
+        if self._task is not None:
             await asyncio.shield(self._task)
 
     async def _run(self, opened: "asyncio.Future[StoreLink]") -> None:

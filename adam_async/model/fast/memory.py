@@ -94,7 +94,9 @@ def compile_kept(work: Callable[[], object]) -> None:
         raise
     except OSError:  # the cache has no room; a second call finds the kernel in memory
         work()
-    except Exception as error:  # of reading an index, by the unpickler
+    except Exception as error:  # the unpickler of an index raises errors of many types
+        if not CACHE.is_kept:
+            raise
         logger.warning("the kernels in %s are damaged (%r) and are compiled again", CACHE.folder, error)
         CACHE.forget()
         work()

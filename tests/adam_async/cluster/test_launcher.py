@@ -13,6 +13,7 @@ from adam_async.cluster.launcher import RestartPolicy, RoleSpec, data_words
 from adam_async.cluster.local_launcher import FOLDER_PREFIX, LocalLauncher
 from adam_async.errors import ConfigError
 from adam_async.run.config import Config
+from adam_async.runtime.disk import Disk
 
 
 def spec(role: str, *arguments: str, **more: object) -> RoleSpec:
@@ -88,6 +89,10 @@ async def test_a_folder_for_the_logs_of_controllers_that_cannot_be_made_is_an_er
     monkeypatch.setattr(local_launcher, "_make_own_folder", refuse)
     launcher = LocalLauncher({"TMPDIR": str(tmp_path)})
 
+    async def refuse_removal(disk: Disk, folder: Path) -> None:
+        raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(folder))
+
+    monkeypatch.setattr(Disk, "remove_folder", refuse_removal)
     with pytest.raises(ConfigError, match="No space left on device; let TMPDIR name another folder"):
         async with launcher.state_folder("mine"):
             pass

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.errors import ConfigError, DataError
+from adam_async.errors import ConfigError, DataError, first_cause
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server.piece_states import CATALOGUE, Catalogue, catalogue_state, read_catalogue
 from adam_async.parameter_server.saved_stores import SavedStores
@@ -140,7 +140,8 @@ async def test_a_folder_that_cannot_be_removed_ends_no_server(tmp_path, monkeypa
         monkeypatch.setattr(disk.ports.states, "remove_folder", refuse)
         await disk.forget(store)
         assert disk.find("store") is None
-    assert notices == [f"{store.folder} is no longer needed and cannot be removed: Permission denied"]
+    (notice,) = notices
+    assert notice.startswith(f"{store.folder} is no longer needed and cannot be removed: Permission denied; ")
 
 
 async def test_a_lock_that_cannot_be_made_is_an_error_with_the_folder(tmp_path):
@@ -170,8 +171,25 @@ async def test_a_store_is_written_once_its_full_disk_has_room(tmp_path, monkeypa
         joined(store, "ps-0", ready={"ps-0"})
         await until(lambda: store.is_complete)
         await store.end(for_good=True)
-    full = [text for text in notices if "is full" in text]
-    assert full == [f"{store.folder} cannot be made: the disk is full; store-1 is not written"]
+    texts = [text for text in notices if "store-1" in text]
+    assert texts == [
+        f"{store.folder} cannot be made: the disk is full; store-1 is not written",
+        f"{store.folder} is made, and store-1 is written",
+    ]
+
+
+async def test_a_full_disk_under_files_that_are_there_ends_the_server(tmp_path, monkeypatch):
+    async def refuse(folder):
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    begun(tmp_path / "disk")
+    with pytest.raises(ExceptionGroup) as failure:
+        async with opened_disk(tmp_path / "disk", flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+            monkeypatch.setattr(disk.ports.states, "make_folder", refuse)
+            store = disk.of("store-1")
+            store.begin(catalogue_of(), lambda name, work: group.create_task(work, name=name))
+            await asyncio.Event().wait()
+    assert "No space left on device" in str(first_cause(failure.value))
 
 
 async def test_a_store_begins_after_the_one_that_it_replaces_although_the_clock_was_set_back(tmp_path):

@@ -275,14 +275,16 @@ async def _open_and_close(where: str) -> None:
         pass
 
 
-async def test_a_call_in_another_event_loop_is_refused_with_the_way_to_call() -> None:
+@pytest.mark.parametrize("call", ["pull", "push", "push_pull", "close"])
+async def test_a_call_in_another_event_loop_is_refused_with_the_way_to_call(call: str) -> None:
     async with ParameterStore.open("local", {"w": np.zeros(3)}, rule=Sgd(rate=1.0)) as store:
 
-        async def pull() -> None:
-            await store.pull()
+        async def use() -> None:
+            arguments = () if call in ("pull", "close") else ({"w": np.ones(3)},)
+            await getattr(store, call)(*arguments)
 
         def elsewhere() -> None:
-            asyncio.run(pull())
+            asyncio.run(use())
 
         with pytest.raises(StoreError, match="was opened in another event loop: call it there"):
             await asyncio.to_thread(elsewhere)
