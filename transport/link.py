@@ -242,6 +242,9 @@ class Link(ABC):
 
         An error of the handler is logged, and the answer has code ``internal``. Without ``receives`` this
         side takes no messages: the first one ends the link with a RemoteProtocolError.
+
+        Raises:
+            TypeError: The handler is a coroutine function.
         """
 
     @abstractmethod

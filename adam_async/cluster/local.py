@@ -97,9 +97,10 @@ class LocalCluster:
 
     Raises:
         ConfigError: `config.slow` names an unknown node, `config.weights` does not fit the network,
-            `config.copies_bind` is set, the arguments name two kinds of data, or the step cannot be made or
-            contradicts an option.
+            `config.copies_bind` or `config.processes` is set, the arguments name two kinds of data,
+            transforms would have no effect, or the step cannot be made or contradicts an option.
         DataError: On entering: `config.data` cannot be loaded.
+        RunFailed: On entering: the cluster was entered before.
     """
 
     def __init__(

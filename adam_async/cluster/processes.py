@@ -102,8 +102,9 @@ class ProcessCluster:
 
     Raises:
         ConfigError: `config.slow` names an unknown node, `config.copies_bind` is set with a launcher, an
-            address in `data` is invalid, `layers` cannot be imported, or the step cannot be made or
-            contradicts an option.
+            address in `data` is invalid, `layers` are no import paths or cannot be imported, transforms would
+            have no effect, or the step is no import path, cannot be made or contradicts an option.
+        RunFailed: On entering: the cluster was entered before.
     """
 
     def __init__(

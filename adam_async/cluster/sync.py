@@ -149,6 +149,7 @@ class LocalCluster:
             CheckpointError: The folder has no checkpoint, or the checkpoint is from another run.
             ConfigError: The configuration has too many threads.
             DeadlineExceeded: The start took longer than `prepare_s`.
+            RunFailed: The cluster was entered before.
         """
         if self._thread.ident is not None:
             raise RunFailed("a cluster can be entered once: make another LocalCluster")

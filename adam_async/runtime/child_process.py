@@ -139,13 +139,11 @@ class ChildProcess(RoleHandle):
 
 async def _wait_exit(process: asyncio.subprocess.Process) -> None:
     """Wait until a process has ended. With asyncio's loop `Process.wait` also waits until its pipes close."""
-    waiting = asyncio.ensure_future(process.wait())
-    try:
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(process.wait(), name=f"exit-{process.pid}")
         while process.returncode is None:
             await asyncio.wait([waiting], timeout=LOOK_S)
-    finally:
         waiting.cancel()
-        await asyncio.wait([waiting])
 
 
 def _kill_group(pid: int) -> None:
