@@ -494,8 +494,13 @@ class ServedStore:
     def end(self) -> None:
         """Refuse all queued and waiting requests: the store leaves the server."""
         self._perform(self.state.end())
-        if self._saver is not None and self._host.disk is not None and self._host.disk.left(self._saver):
-            self._host.spawn(f"retires-{self.store.id}", self._host.disk.retire(is_over=False))
+        disk, saver = self._host.disk, self._saver
+        if disk is None or saver is None:
+            return
+        if disk.left(saver):
+            self._host.spawn(f"retires-{self.store.id}", disk.retire(is_over=False))
+        else:
+            self._host.spawn(f"parts-{self.store.id}-{self.home}", disk.part(saver))
 
     def next_deadline(self) -> float | None:
         """Return the next deadline of a waiting request; None if no request waits."""

@@ -191,9 +191,35 @@ class StoreDisk:
         return saver
 
     def left(self, saver: BundleSaver) -> bool:
-        """Note that a bundle left the server. Returns whether it was the last one: if so, call `retire`."""
+        """Note that a bundle left the server.
+
+        Returns whether it was the last one: if so, call `retire`, otherwise `part`.
+        """
         self._left.add(saver)
         return self._left.issuperset(self._savers.values())
+
+    async def part(self, saver: BundleSaver) -> None:
+        """Write the last changes of a bundle that left while others stay, and forget its saver and marks.
+
+        A bundle with marks that no saver can take would leave every later round incomplete, and an incomplete
+        round frees no file of entries.
+
+        Raises:
+            DiskFailed: A write failed.
+        """
+        try:
+            await self._flush()
+        except DiskFailed:
+            if saver in self._left and self._is_serving:
+                raise
+        if saver not in self._left:  # the disk has stopped following the store
+            return
+        self._left.discard(saver)
+        saver.drop()
+        if self._savers.get(saver.home) is saver:  # otherwise the bundle has joined again
+            del self._savers[saver.home]
+            self._complete.discard(saver.home)
+            self._segments.release(saver.home)
 
     async def _serve(self) -> None:
         """Write the store until cancelled. Raises DiskFailed: see `SegmentStore.run`."""

@@ -99,6 +99,8 @@ class Rounds:
         self._notice = notice
         self._dirty = DirtyStates()
         self._applied: dict[str, int] = {}
+        self._released: dict[str, int] = {}
+        """Number of releases, by bundle."""
         self._flushes: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
         self._error: Exception | None = None
@@ -140,6 +142,16 @@ class Rounds:
             self._current.floors.pop(home, None)
         self._folder.forget(home)
         self._has_forgotten = True
+
+    def release(self, home: str) -> None:
+        """See `SegmentStore.release`."""
+        self._dirty.forget(home)
+        self._applied.pop(home, None)
+        self._released[home] = self._released.get(home, 0) + 1
+        if self._current is not None:
+            self._current.floors.pop(home, None)
+            if home in self._folder.floors:
+                self._current.floors[home] = self._folder.floors[home]
 
     async def flush(self) -> None:
         """See `SegmentStore.flush`."""
@@ -271,9 +283,9 @@ class Rounds:
         mark = self._dirty.pop(name)
         if mark is None:  # forgotten meanwhile
             return
-        forgotten = self._folder.forgotten.get(name.home)
+        forgotten, released = self._folder.forgotten.get(name.home), self._released.get(name.home)
         state = await self._take(name)
-        if self._folder.forgotten.get(name.home) != forgotten:
+        if self._folder.forgotten.get(name.home) != forgotten or self._released.get(name.home) != released:
             return
         if state is None:
             self._dirty.add(name, mark)

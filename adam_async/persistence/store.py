@@ -157,6 +157,13 @@ class SegmentStore:
         """Forget a bundle: the server has left it. Its states and entries need no place on disk any more."""
         self._rounds.forget(home)
 
+    def release(self, home: str) -> None:
+        """Forget the marks of a bundle that has left the server; its states and entries stay on disk.
+
+        Rounds are complete without its last changes, and keep its entries after the last complete round.
+        """
+        self._rounds.release(home)
+
     async def append_durably(self, key: EntryKey, parts: Sequence[Part]) -> None:
         """Append a log entry; it is on disk on return. One ``fdatasync`` serves all calls that wait.
 

@@ -16,7 +16,7 @@ from adam_async.parameter_server.server_disk import SAVED, is_saved, opened_disk
 from adam_async.parameter_server.store_disk import REMOVED, StoreDisk, folder_of
 from adam_async.persistence.frames import frame_head
 from adam_async.persistence.identity import Identity
-from adam_async.persistence.keys import EntryKey
+from adam_async.persistence.keys import EntryKey, StateName
 from adam_async.persistence.records import STATES, encode_start
 from adam_async.run.store_record import ArrayRecord, RuleRecord, served_word
 from tests.adam_async.cluster_maps import bundle_map, store_record
@@ -280,6 +280,31 @@ async def test_a_primary_appends_no_entry_before_all_primaries_have_the_store_on
             # An append of the primary would come before this one.
             await store.append(EntryKey("ps-0", position, 1), ENTRY, of_primary=False)
             assert entry.done() is (len(reports) == 2)
+        await store.end(for_good=True)
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+async def test_rounds_are_complete_after_one_of_two_bundles_has_left(tmp_path, comes_back):
+    ready = {"ps-0", "ps-1"}
+    async with opened_disk(tmp_path, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+        store = disk.of("store-1")
+        await store.reopen()
+        store.begin(catalogue_of(durable=True), lambda name, work: group.create_task(work, name=name))
+        stays, leaves = joined(store, "ps-0", ready=ready), joined(store, "ps-1", ready=ready)
+        await until(lambda: store.is_complete)
+        leaves.all_touched()
+        assert not store.left(leaves)
+        if comes_back:
+            leaves = joined(store, "ps-1", ready=ready)
+        else:
+            ready.discard("ps-1")  # the values are gone before the disk asks for them
+        await store.part(leaves if not comes_back else next(iter(store._left)))
+        assert store._left == set()
+        assert set(store._savers) == {"ps-0", "ps-1"} if comes_back else {"ps-0"}
+        rounds = store.statistics().rounds
+        stays.all_touched()
+        await until(lambda: store.statistics().rounds > rounds and not store.statistics().dirty)
+        assert store.position_of(StateName("ps-1", 0)) is not None
         await store.end(for_good=True)
 
 
