@@ -123,8 +123,8 @@ class ServedStore:
         """Batch or sum that was taken from the queue and is not finished; None if there is none."""
         self._refuse_sender = RefusedSenders(host.node, host.spawn).refuse
         self._pieces = pieces_of([spec for spec in self._specs if store.buckets[spec.bucket] == home])
-        self._saver = host.disk.saver(home, self._pieces) if host.disk is not None else None
         self._make()
+        self._saver = host.disk.saver(home, self._pieces) if host.disk is not None else None
         self._copy: BundleCopy | None = None
         if self._saver is not None:
             self._saver.is_ready, self._saver.wake = self._has_values, self._rest

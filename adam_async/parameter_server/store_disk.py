@@ -64,11 +64,6 @@ def folder_of(folder: Path, id: str) -> Path:
     return folder / f"{PREFIX}{blake2b(id.encode(), digest_size=12).hexdigest()}"
 
 
-def _has_no_file(folder: Path) -> bool:
-    """Return whether a folder is absent, or has at most its lock."""
-    return all(path.name == LOCK for path in folder.glob("*"))
-
-
 class StoreDisk:
     """The states of one store.
 
@@ -196,30 +191,28 @@ class StoreDisk:
         Returns whether it was the last one: if so, call `retire`, otherwise `part`.
         """
         self._left.add(saver)
+        if not saver.is_ready():
+            saver.drop()  # otherwise a round would wait for values that never come
         return self._left.issuperset(self._savers.values())
 
     async def part(self, saver: BundleSaver) -> None:
-        """Write the last changes of a bundle that left while others stay, and forget its saver and marks.
+        """Forget the saver and the marks of a bundle that left while others stay, after one more write.
 
-        A bundle with marks that no saver can take would leave every later round incomplete, and an incomplete
-        round frees no file of entries.
-
-        Raises:
-            DiskFailed: A write failed.
+        Marks that no saver can take would leave every later round incomplete, and an incomplete round frees
+        no file of entries. The last changes are written if the bundle still has its values.
         """
-        try:
+        # `_serve` reports a failure of the disk; otherwise the disk has stopped following the store.
+        with suppress(DiskFailed):
             await self._flush()
-        except DiskFailed:
-            if saver in self._left and self._is_serving:
-                raise
-        if saver not in self._left:  # the disk has stopped following the store
+        if saver not in self._left:
             return
         self._left.discard(saver)
         saver.drop()
         if self._savers.get(saver.home) is saver:  # otherwise the bundle has joined again
             del self._savers[saver.home]
             self._complete.discard(saver.home)
-            self._segments.release(saver.home)
+            if self._is_serving:  # otherwise there are no marks, and the folder may not be open
+                self._segments.release(saver.home)
 
     async def _serve(self) -> None:
         """Write the store until cancelled. Raises DiskFailed: see `SegmentStore.run`."""
@@ -256,7 +249,7 @@ class StoreDisk:
             except ConfigError as error:
                 full = isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL
                 # A failed sync of files that are there would hide lost states from a second try.
-                if full and await self._ports.states.run(_has_no_file, self.folder):
+                if full and await self._has_no_file():
                     return False
                 raise
             self._catalogue = catalogue
@@ -266,6 +259,13 @@ class StoreDisk:
                 for home in {name.home for name in self._positions}:
                     self._segments.forget(home)
                 self._positions.clear()
+            return True
+
+    async def _has_no_file(self) -> bool:
+        """Return whether the folder is absent, or has at most its lock."""
+        try:
+            return set(await self._ports.states.names(self.folder)) <= {LOCK}
+        except FileNotFoundError:
             return True
 
     async def append(self, key: EntryKey, parts: Sequence[Part], *, of_primary: bool) -> None:

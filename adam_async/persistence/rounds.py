@@ -148,10 +148,15 @@ class Rounds:
         self._dirty.forget(home)
         self._applied.pop(home, None)
         self._released[home] = self._released.get(home, 0) + 1
-        if self._current is not None:
-            self._current.floors.pop(home, None)
+        current = self._current
+        if current is not None:
+            current.floors.pop(home, None)
             if home in self._folder.floors:
-                self._current.floors[home] = self._folder.floors[home]
+                current.floors[home] = self._folder.floors[home]
+            # A full disk marks the states of the batch again, but not those of this bundle.
+            current.batch = [
+                (key, payload, None if key.home == home else mark) for key, payload, mark in current.batch
+            ]
 
     async def flush(self) -> None:
         """See `SegmentStore.flush`."""
@@ -363,7 +368,8 @@ class Rounds:
     async def _end(self, current: _Round) -> None:
         """Write the record of the round, sync, and remove the files that it made superfluous."""
         folder = self._folder
-        floors = current.floors if current.is_complete else folder.floors
+        # A copy, because a release during the write must not change the floors of the record.
+        floors = dict(current.floors if current.is_complete else folder.floors)
         superfluous = folder.superfluous(floors)
         keys = folder.newest([*self._unlisted, *current.keys])
         if not (keys or superfluous or self._has_forgotten or floors != folder.floors):

@@ -283,6 +283,51 @@ async def test_a_primary_appends_no_entry_before_all_primaries_have_the_store_on
         await store.end(for_good=True)
 
 
+async def test_a_bundle_may_leave_a_store_whose_full_disk_has_no_folder_yet(tmp_path, monkeypatch):
+    async def refuse(folder):
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    async with opened_disk(tmp_path / "disk", flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+        monkeypatch.setattr(disk.ports.states, "make_folder", refuse)
+        store = disk.of("store-1")
+        store.begin(catalogue_of(), lambda name, work: group.create_task(work, name=name))
+        joined(store, "ps-0", ready={"ps-0"})
+        leaves = joined(store, "ps-1", ready={"ps-1"})
+        assert not store.left(leaves)
+        await store.part(leaves)
+        assert set(store._savers) == {"ps-0"}
+        await store.end(for_good=True)
+
+
+async def test_a_bundle_that_leaves_as_the_store_ends_fails_no_server(tmp_path, monkeypatch):
+    written, may_write = asyncio.Event(), asyncio.Event()
+    async with opened_disk(tmp_path / "disk", flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+        store = disk.of("store-1")
+        await store.reopen()
+        store.begin(catalogue_of(), lambda name, work: group.create_task(work, name=name))
+        stays, leaves = (joined(store, home, ready={"ps-0", "ps-1"}) for home in ("ps-0", "ps-1"))
+        await until(lambda: store.is_complete)
+        append = disk.ports.states.append_made
+
+        async def held(*arguments):
+            written.set()
+            await may_write.wait()
+            return await append(*arguments)
+
+        monkeypatch.setattr(disk.ports.states, "append_made", held)
+        stays.all_touched()
+        ending = group.create_task(store.end(for_good=True), name="ending")
+        await written.wait()
+        stays.all_touched()
+        store.left(leaves)
+        parting = group.create_task(store.part(leaves), name="parting")
+        await asyncio.sleep(0)
+        may_write.set()
+        await ending
+        await parting
+        assert store._left == set()
+
+
 @pytest.mark.parametrize("comes_back", [False, True])
 async def test_rounds_are_complete_after_one_of_two_bundles_has_left(tmp_path, comes_back):
     ready = {"ps-0", "ps-1"}
