@@ -141,8 +141,11 @@ def _settle(future: asyncio.Future[Any], job: Job) -> None:
         return
     if job.error is None:
         future.set_result(job.result)
-    elif isinstance(job.error, StopIteration):  # a future cannot hold a StopIteration
-        future.set_exception(RuntimeError(f"{job.cost} raised StopIteration"))
+    elif isinstance(job.error, (StopIteration, SystemExit, asyncio.CancelledError)):
+        # A future cannot hold a StopIteration; the others would end the process, or the task that waits.
+        error = RuntimeError(f"{job.cost} raised {type(job.error).__name__}")
+        error.__cause__ = job.error
+        future.set_exception(error)
     else:
         future.set_exception(job.error)
 

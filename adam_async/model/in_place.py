@@ -124,7 +124,7 @@ class InPlaceStep:
                 context.load(group.images, group.labels, dice=dice, keys=group.keys)
                 before = int(steps[0])
                 outcome = self.train(weights, state, context, scratch, rate=group.rate)
-                outcomes.append(replace(outcome, staleness=int(steps[0]) - before))
+                outcomes.append(replace(outcome, staleness=max(int(steps[0]) - before, 0)))
                 steps[0] += 1
         return outcomes
 

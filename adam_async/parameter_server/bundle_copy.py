@@ -437,6 +437,7 @@ class BundleCopy:
                 self._shards.leave()
             case StartAnew():
                 self._offers.drop()
+                self._unproposed.clear()  # their shards are replaced
                 self._generation = 0
                 self._begin_log_anew()
                 self._to_apply.clear()

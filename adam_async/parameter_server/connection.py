@@ -15,6 +15,8 @@ copies for its pushes, a run waits for `copies_s`.
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from adam_async.errors import ShardUnavailable
@@ -203,7 +205,7 @@ class BundleConnection:
                 partial(self._answered, link, exchange),
                 timeout_s=self._waits.answer_s,
                 into=exchange.into,
-                release=exchange.sending(),
+                release=_on_loop(exchange.sending()),
                 ordered=True,
             )
         except WouldBlock:
@@ -255,3 +257,22 @@ class BundleConnection:
         if self.primary is None:
             return f"a primary of bundle {self.home}{f' after {self._last.node}' if self._last else ''}"
         return f"{self.channel}, the primary of bundle {self.home}"
+
+
+def _on_loop(release: Callable[[], None] | None) -> Callable[[], None] | None:
+    """Return a callback for any thread that calls a callback of this loop; None for None.
+
+    In one process a thread of a disk or of the garbage collector may drop the last view of a tensor.
+    """
+    if release is None:
+        return None
+    loop = asyncio.get_running_loop()
+
+    def released() -> None:
+        if asyncio._get_running_loop() is loop:
+            release()
+            return
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(release)
+
+    return released

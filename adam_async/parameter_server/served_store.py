@@ -337,11 +337,8 @@ class ServedStore:
 
     def answer(self, request: Request, body: Body) -> bool:
         """Answer a question, now or later. Returns whether the store takes messages of this type."""
-        if self._copy is not None or not self.is_primary:
-            refusal = self._why_not_now(isinstance(body, LoadShards))
-            if refusal is not None:
-                request.fail(*refusal)
-                return True
+        if self._is_refused(request, body):
+            return True
         if isinstance(body, Push) and body.pull and not self._missing:
             # Charge on arrival: the answer has values and their versions, so it cannot wait for room later.
             shards, group = self.state.shards, self.state.bundle.group(body.shards)
@@ -350,9 +347,23 @@ class ServedStore:
             else:
                 found = [shards.get(ShardId(number)) for number in set(body.shards)]
                 nbytes = sum([shard.values.nbytes for shard in found if shard is not None])
-            request.charge(nbytes, partial(self._take, request, body))
+            request.charge(nbytes, partial(self._take_charged, request, body))
             return True
         return self._take(request, body)
+
+    def _is_refused(self, request: Request, body: Body) -> bool:
+        """Refuse a question that this server does not answer now. Returns whether it was refused."""
+        if self._copy is None and self.is_primary:
+            return False
+        refusal = self._why_not_now(isinstance(body, LoadShards))
+        if refusal is not None:
+            request.fail(*refusal)
+        return refusal is not None
+
+    def _take_charged(self, request: Request, body: Body) -> None:
+        """Pass a push to the state after a wait for room: another server may be the primary by now."""
+        if not self._is_refused(request, body):
+            self._take(request, body)
 
     def _why_not_now(self, loads: bool) -> tuple[str, str] | None:
         """Return the code and the text of the refusal of all questions; None if this server answers them."""

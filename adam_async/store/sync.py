@@ -101,6 +101,7 @@ class Call(Future[_T]):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _T]) -> None:
         super().__init__()
+        self.set_running_or_notify_cancel()  # so that only the coroutine settles the call
         self._loop = loop
         self._work = work
         self._task: asyncio.Task[None] | None = None
@@ -120,8 +121,22 @@ class Call(Future[_T]):
 
     def start(self, group: asyncio.TaskGroup) -> None:
         """Start the coroutine, on its thread."""
-        self._task = group.create_task(self._run(), name="adam-store/call")
+        run = self._run()
+        try:
+            self._task = group.create_task(run, name="adam-store/call")
+        except RuntimeError:  # the last store has closed meanwhile
+            run.close()
+            self._work.close()
+            self.set_exception(StoreError("the store is closed: open it again"))
+            return
         self._task.add_done_callback(self._ended)
+
+    def cancel(self) -> bool:
+        """Cancel the coroutine; the call is done once it has ended. Returns False for an ended call."""
+        if self.done():
+            return False
+        self._loop.call_soon_threadsafe(self._cancel)
+        return True
 
     def _cancel(self) -> None:
         if self._task is not None:

@@ -50,6 +50,9 @@ class StagingBuffer:
         self._stream = stream
         self._uploaded = torch.cuda.Event() if stream is not None else None
         self._copied = torch.cuda.Event() if stream is not None else None
+        if self._copied is not None:
+            # The memory may be that of a freed tensor which queued kernels of this stream still read.
+            self._copied.record(torch.cuda.current_stream(self._device))
 
     def download(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors of the device into `arrays`, and wait until they are there."""

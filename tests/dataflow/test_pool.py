@@ -164,6 +164,19 @@ async def test_a_job_that_does_not_end_is_named_when_closing_times_out() -> None
     gate.set()
 
 
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError])
+async def test_an_error_that_would_end_the_caller_arrives_as_one_that_does_not(
+    error: type[BaseException],
+) -> None:
+    def leave() -> None:
+        raise error
+
+    async with ComputePool(threads=1) as pool:
+        with pytest.raises(RuntimeError, match=f"raised {error.__name__}") as caught:
+            await pool.run(leave)
+    assert isinstance(caught.value.__cause__, error)
+
+
 async def test_a_job_that_does_not_end_is_a_note_of_the_error_of_the_block() -> None:
     gate = threading.Event()
     with pytest.raises(ZeroDivisionError) as caught:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
@@ -25,7 +26,7 @@ from adam_async.messages import (
     unpack_any,
 )
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
-from adam_async.parameter_server.connection import NOT_SERVING
+from adam_async.parameter_server.connection import NOT_SERVING, _on_loop
 from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.ids import ShardId
@@ -419,3 +420,20 @@ async def test_a_primary_that_moves_time_and_again_while_pushes_go_on_gets_each_
         await room.client.flush()
         assert room.first.applied == list(range(1, 41))
         assert sorted(room.freed) == list(range(1, 41))
+
+
+async def test_a_release_on_another_thread_is_noted_on_the_loop():
+    threads, released = [], asyncio.Event()
+
+    def release():
+        threads.append(threading.get_ident())
+        released.set()
+
+    on_loop = _on_loop(release)
+    on_loop()
+    assert len(threads) == 1
+    released.clear()
+    await asyncio.to_thread(on_loop)
+    await released.wait()
+    assert threads == [threading.get_ident()] * 2
+    assert _on_loop(None) is None

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -213,3 +213,25 @@ print("pushed")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "pushed\n", "")
+
+
+def test_a_cancelled_call_ends_its_coroutine_and_no_other_store() -> None:
+    with sync.ParameterStore.open("local", START, rule=Sgd(rate=1.0)) as store:
+        began, ended = threading.Event(), threading.Event()
+
+        async def wait(inner: ParameterStore) -> None:
+            try:
+                began.set()
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        call = store.begin(wait)
+        assert began.wait(30)
+        assert call.cancel()
+        with pytest.raises(CancelledError):
+            call.result(30)
+        assert ended.is_set()
+        assert not call.cancel()
+        store.push(ONES)
+        np.testing.assert_array_equal(store.pull()["w"], START["w"] - ONES["w"])
