@@ -90,36 +90,31 @@ async def test_where_the_disk_keeps_nothing_a_compute_thread_compiles_and_no_chi
     assert network.kernels == "numba"
 
 
-async def test_a_child_that_takes_too_long_is_killed(
-    nothing_compiled: list[bool],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+@pytest.fixture
+def endless(nothing_compiled: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelChange:
+    """A change whose child never ends by itself, and has 0.2 s."""
     module(tmp_path, monkeypatch, "import threading; threading.Event().wait()")
     monkeypatch.setattr(kernel_change, "COMPILE_S", 0.2)
     network = Network(named_model("digits"), np.float32, kernels="auto")
-    change = KernelChange(network, network, waits=False, cores=1)
+    return KernelChange(network, network, waits=False, cores=1)
+
+
+async def test_a_child_that_takes_too_long_is_killed(
+    endless: KernelChange, caplog: pytest.LogCaptureFixture
+) -> None:
     async with ComputePool(threads=1, name="test") as pool:
-        await change.run(pool, lambda: 7)
+        await endless.run(pool, lambda: 7)
     assert "it took longer than 0 s" in caplog.text
 
 
 async def test_a_long_compilation_is_in_the_log_and_a_short_one_is_not(
-    nothing_compiled: list[bool],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    endless: KernelChange, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module(tmp_path, monkeypatch, "import threading; threading.Event().wait()")
-    monkeypatch.setattr(kernel_change, "COMPILE_S", 0.2)
-    network = Network(named_model("digits"), np.float32, kernels="auto")
-    change = KernelChange(network, network, waits=False, cores=1)
     async with ComputePool(threads=1, name="test") as pool:
-        await change.run(pool, lambda: 7)
+        await endless.run(pool, lambda: 7)
         assert "slower kernels until others are compiled" not in caplog.text
         monkeypatch.setattr(kernel_change, "NOTICE_S", 0.0)
-        await change.run(pool, lambda: 7)
+        await endless.run(pool, lambda: 7)
         assert caplog.text.count("slower kernels until others are compiled") == 1
 
 
