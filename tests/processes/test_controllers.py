@@ -167,6 +167,41 @@ async def test_training_goes_on_whichever_controllers_are_killed(tmp_path: Path)
     assert os.listdir(tmp_path) == []
 
 
+async def test_an_epoch_is_trained_while_the_controllers_have_no_majority(tmp_path: Path) -> None:
+    options = {
+        "data": "digits",
+        "epochs": 2,
+        "threads": 1,
+        "replicas": 2,
+        "servers": 2,
+        "images_per_group": 4,
+    }
+    slow = [f"worker-{number}:0.02" for number in (0, 1)]
+    config = make_config({**options, "processes": True, "controllers": 3, "slow": slow})
+    async with (
+        asyncio.timeout(3 * PATIENCE_S),
+        ProcessCluster(config, environment={**os.environ, "TMPDIR": str(tmp_path)}) as cluster,
+        asyncio.TaskGroup() as group,
+    ):
+        progress = cluster.driver.progress
+        training = group.create_task(cluster.train())
+        await until(lambda: progress.epoch == 1 and progress.images > 0)
+        frozen = list(await group_views(cluster))[:2]
+        for node in frozen:
+            os.kill(cluster.children[node].pid or 0, signal.SIGSTOP)
+        try:
+            before = progress.images
+            await until(lambda: progress.images > before + 100)
+            assert progress.epoch == 1
+            assert not training.done()
+        finally:
+            for node in frozen:
+                os.kill(cluster.children[node].pid or 0, signal.SIGCONT)
+        result = await training
+    assert [epoch.images for epoch in result.epochs] == [1437] * 2
+    assert len(frozen) == 2
+
+
 MOMENTS: dict[str, Callable[[ChildProcess, Path], bool]] = {
     "is a process": lambda child, folder: child.pid is not None,
     "has a folder": lambda child, folder: folder.exists(),
