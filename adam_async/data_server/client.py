@@ -1,10 +1,12 @@
 """A worker's client of the data servers, which requests groups ahead of need and reports finished ones.
 
 A `DataClient` keeps a few groups ahead, so a compute thread seldom waits for input (AD-06). It waits at the
-start of an epoch, and if it trains faster than the data servers prepare groups; the client counts the waits. Two tasks share its link: one requests groups when it has room, and the server may delay the
-answer; the other reports finished groups. After the link breaks, or after a change of the data server, both
-begin again on a new link. A request contains the number of received groups, so a lost answer or a change of
-the server loses no group.
+start of an epoch, and if it trains faster than the data servers prepare groups; the client counts the waits.
+
+Two tasks share its link: one requests groups when it has room, and the server may delay the answer; the other
+reports finished groups. After the link breaks, or after a change of the data server, both begin again on a
+new link. A request contains the number of received groups, so a lost answer or a change of the server loses
+no group.
 
 In ssp and bsp the data server sends the clock at which the groups begin, and with the last groups the sync
 clock that all replicas reach after them. The trainer of the groups gets both clocks, and sends the ticks.
