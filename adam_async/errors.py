@@ -75,9 +75,17 @@ class StoreError(ConfigError):
 
 
 class DataError(AdamError):
-    """A data source is missing, damaged or of another kind than its name."""
+    """A data source is missing, damaged or of another kind than its name.
+
+    Args:
+        damaged: Sentences on the damaged images of a source that has too many; empty for other errors.
+    """
 
     exit_code = 3
+
+    def __init__(self, text: str, *, damaged: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.damaged = tuple(damaged)
 
 
 class TransformFailed(DataError):

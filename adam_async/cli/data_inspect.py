@@ -18,7 +18,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.datasets import kind_of_name, split_folders
 from adam_async.data_server.transforms.recipe import Recipe, read_steps
 from adam_async.driver.augmentation import steps_for
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, DataError
 from adam_async.run.image_size import read_image_size
 from adam_async.run.user_code import functions_for
 from adam_async.runtime.disk import Disk
@@ -99,7 +99,12 @@ async def run_inspection(
         if options.transforms is not None:
             text = await read_file(options.transforms, "--transforms", disk)
         size = read_image_size(options.size)
-        dataset = await load_data(source, disk, environment, damaged=options.damaged, size=size)
+        try:
+            dataset = await load_data(source, disk, environment, damaged=options.damaged, size=size)
+        except DataError as error:
+            for sentence in error.damaged:
+                terminal.notice(f"damaged: {sentence}")
+            raise
         kind = await kind_of(source, data_folder(environment), disk)
         found = await disk.run(describe, dataset, kind)
         if text is not None or options.augment:

@@ -1,6 +1,7 @@
 """The terminal: results on stdout, notices and errors on stderr; and the exit code of an error."""
 
 import logging
+import re
 import select
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -69,7 +70,9 @@ class Terminal:
     def error(self, text: str) -> None:
         """Print an error as one line."""
         with self._aside():
-            self.err.print(Text(f"adam-async: {printable(' '.join(text.split()))}", style="red"))
+            # Only ASCII: other spaces belong to names of files.
+            line = printable(" ".join(re.split(r"[ \t\r\n]+", text.strip())))
+            self.err.print(Text(f"adam-async: {line}", style="red"))
 
 
 class _LogLines(logging.StreamHandler[TextIO]):

@@ -33,7 +33,9 @@ class Damage:
     def note(self, sentence: str) -> None:
         """Note damage that is left out. Raises DataError: the policy is ``error``."""
         if self._policy == "error":
-            raise DataError(f"{sentence}; repair or remove it, or load with damaged='skip' (--damaged skip)")
+            raise DataError(
+                f"{sentence}; repair it, move it elsewhere, or load with damaged='skip' (--damaged skip)"
+            )
         self.count += 1
         if len(self._sentences) < MAX_SENTENCES:
             self._sentences.append(sentence)
@@ -42,12 +44,14 @@ class Damage:
         """Refuse a data set with too much damage.
 
         Raises:
-            DataError: More than 5 % of all images are damaged; the error has the first damage.
+            DataError: More than 5 % of all images are damaged; the text has the first damage, and the error
+                all sentences.
         """
         if self.count > MAX_SHARE * (kept + self.count):
             raise DataError(
                 f"{origin}: {self.count} of {kept + self.count} images are damaged, more than "
-                f"{MAX_SHARE:.0%}; the first: {self._sentences[0]}"
+                f"{MAX_SHARE:.0%}; the first: {self._sentences[0]}",
+                damaged=self.sentences(),
             )
 
     def sentences(self) -> tuple[str, ...]:

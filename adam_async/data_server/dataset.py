@@ -3,6 +3,8 @@
 Letters: N images, C channels, H rows, W columns. Images are uint8, labels int64, both C-contiguous.
 """
 
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sized
 from dataclasses import dataclass
@@ -18,12 +20,16 @@ from adam_async.run.cache_size import CacheLimits
 MAX_CHANNELS = 4
 """Maximum length of a trailing axis of channels (rows, columns, channels)."""
 
-MAX_NAME = 200
-"""Maximum length of a class name, in characters."""
+MAX_NAME = 1536
+"""Maximum length of a class name, in characters: a folder's name of 255 bytes, with an escape of six
+characters for each byte that is not text."""
 
 MAX_CLASSES = 65_536
 """Maximum number of classes: the model has an output for each class up to the largest label."""
 
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Character that is not text, and that UTF-8 cannot encode."""
 
 SAMPLED = 64
 """Maximum number of training images from which `Dataset.squared_norm` is computed."""
@@ -188,8 +194,8 @@ def _check_names(class_names: tuple[str, ...], source: str) -> None:
     twice = [name for name, count in Counter(class_names).items() if count > 1]
     for name in (*twice, *(name for name in class_names if not is_name(name))):
         raise DataError(
-            f"{source}: {name[:MAX_NAME]!r} cannot be the name of a class: names are different, printable, "
-            f"and have at most {MAX_NAME} characters"
+            f"{source}: {name[:MAX_NAME]!r} cannot be the name of a class: names are different, text of "
+            f"Unicode, and have 1 to {MAX_NAME} characters"
         )
 
 
@@ -289,23 +295,24 @@ def number_classes(labels: Iterable[str]) -> tuple[dict[str, int], tuple[str, ..
 
 
 def is_name(label: str) -> bool:
-    """Return whether a label can be a class name: short and printable."""
-    return 0 < len(label) <= MAX_NAME and label.isprintable()
+    """Return whether a label can be a class name: short, and text that every file and message can hold."""
+    return 0 < len(label) <= MAX_NAME and not SURROGATE.search(label)
 
 
-def number_folders(folders: Iterable[str], origin: str) -> dict[str, int]:
-    """Number class folders in their order: by value if all are numbers, otherwise by letters.
+def class_name(label: str) -> str:
+    r"""Return the class name of a label or a folder: composed accents, and escapes such as ``\udcff``.
 
-    Raises:
-        DataError: A name is not printable, or too long.
+    macOS and Linux write the accents of one name in two forms of Unicode. Bytes of a folder's name that are
+    not text are surrogates, which no file or message can hold.
     """
-    names = sorted(folders)
-    for name in names:
-        if not is_name(name):
-            raise DataError(
-                f"{origin}: {name[:MAX_NAME]!a} cannot be the name of a class; rename the folder with "
-                f"at most {MAX_NAME} printable characters"
-            )
+    if len(label) > MAX_NAME:  # a label of many megabytes is not copied; it is no name either
+        return label
+    return unicodedata.normalize("NFC", label).encode("utf-8", "backslashreplace").decode()
+
+
+def number_folders(folders: Iterable[str]) -> dict[str, int]:
+    """Number the names of classes in their order: by value if all are numbers, otherwise by letters."""
+    names = sorted(set(folders))
     if all(is_number(name) for name in names):
         names.sort(key=int)
     return {name: number for number, name in enumerate(names)}

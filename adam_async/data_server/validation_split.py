@@ -35,7 +35,8 @@ class ValidationSplit:
         classes, sizes = np.unique(labels, return_counts=True)
         shares = sizes * count / len(labels)
         taken = np.floor(shares).astype(np.int64)
-        largest = np.argsort(taken - shares, kind="stable")
+        # A class gives its last image only if no other class has an image to give.
+        largest = np.lexsort((taken - shares, taken + 1 >= sizes))
         taken[largest[: count - int(taken.sum())]] += 1
         dice = Dice(seed)
         held = np.zeros(len(labels), np.bool_)

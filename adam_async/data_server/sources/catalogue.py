@@ -81,7 +81,7 @@ async def leave_stored(
     shapes = _Shapes(len(known), any_size=request.size is not None)
     kept = await _look(known, shapes, damage, disk)
     if not shapes.seen:
-        raise DataError(f"{request.origin} holds no image")
+        raise DataError(f"{request.origin} holds no image", damaged=damage.sentences())
     chosen_size, channels = choose_size(shapes.sizes, request.size), shapes.channels
     size = chosen_size.size
     total = len(kept) * size[0] * size[1] * channels

@@ -16,9 +16,11 @@ A damaged source that the user named is an error; single damaged images are left
 
 import difflib
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 
 from adam_async.data_server.damage import Damage, Policy
 from adam_async.data_server.dataset import Dataset
@@ -32,8 +34,8 @@ from adam_async.data_server.sources.npz import KEYS, parse_npz
 from adam_async.data_server.sources.parquet import load_parquet
 from adam_async.data_server.sources.published import PUBLISHED, load_published
 from adam_async.data_server.sources.samples import LoadRequest
-from adam_async.data_server.sources.shards import COMPRESSED, load_shards
-from adam_async.data_server.sources.splits import HELD_OUT, Split, split_files
+from adam_async.data_server.sources.shards import COMPRESSED, IMAGE_SUFFIXES, load_shards
+from adam_async.data_server.sources.splits import Split, sets_of_folders, split_files
 from adam_async.data_server.sources.synthetic import parse_synthetic, synthetic
 from adam_async.data_server.sources.tables import load_tables
 from adam_async.errors import DataError
@@ -183,11 +185,11 @@ async def _from_path(request: LoadRequest) -> Dataset:
     """Load from a folder or a file that the user named; every failure is a DataError."""
     path = request.path
     try:
-        if path.suffix == ".npz":
-            return await _from_archive(path, request)
         kind = kind_of_name(path.name)
-        if kind not in LOADERS or await request.disk.run(path.is_dir):
+        if kind in ("", ".npy") or await request.disk.run(path.is_dir):
             return await _from_folder(request)
+        if kind == ".npz":
+            return await _from_archive(path, request)
         return await LOADERS[kind](request, [(path, None)])
     except FileNotFoundError as error:
         if error.filename is not None and str(error.filename) != str(path):
@@ -224,9 +226,12 @@ async def _from_archive(path: Path, request: LoadRequest) -> Dataset:
 async def _from_folder(request: LoadRequest) -> Dataset:
     """Load the only data set in a folder."""
     folder, disk = request.path, request.disk
-    names = [name for name in await disk.names(folder) if not name.startswith(".")]
-    if any(_file_of(stem, names) for stem in STEMS):
-        return await _from_mnist(request, names)
+    folders = await folders_in(folder, disk)
+    visible = [name for name in await disk.names(folder) if not name.startswith(".")]
+    names = sorted(set(visible) - set(folders))
+    in_folders = [f"{name}/{name}" for name in folders if name in STEMS]
+    if any(_file_of(stem, [*names, *in_folders]) for stem in STEMS):
+        return await _from_mnist(request, [*names, *in_folders])
     found = {kind: [name for name in names if kind_of_name(name) == kind] for kind in ENDINGS}
     present = [kind for kind in ENDINGS if found[kind]]
     if len(present) > 1:
@@ -238,13 +243,12 @@ async def _from_folder(request: LoadRequest) -> Dataset:
         kind, files = await split_folders(folder, disk)
         if files:
             return await LOADERS[kind](request, files)
-        folders = await folders_in(folder, disk)
         if folders:
             return await load_image_folder(request, folders)
         raise DataError(
             f"{folder} holds no data set: expected {', '.join(STEMS)} (with or without .gz), one .npz, "
             f"{', '.join(f'{key}.npy' for key in KEYS)}, .parquet, .tar or .csv files, or folders of images "
-            f"by class; found {', '.join(names[:5]) or 'nothing'}"
+            f"by class; found {', '.join(names[:5]) or 'nothing'}{await _around(folder, names, disk)}"
         )
     (kind,) = present
     if kind == ".npy":
@@ -259,36 +263,50 @@ async def _from_folder(request: LoadRequest) -> Dataset:
     return await _from_archive(folder / found[kind][0], request)
 
 
+async def _around(folder: Path, names: list[str], disk: Disk) -> str:
+    """Return the question whether the user means the folder around a folder of images; empty for others."""
+    if not any(Path(name).suffix.lower()[1:] in IMAGE_SUFFIXES for name in names):
+        return ""
+    with suppress(OSError):  # the error on the folder itself matters more
+        if len(await folders_in(folder.parent, disk)) > 1:
+            return f"; did you mean --data {quote(str(folder.parent))}?"
+    return "; put the images of each class into a folder of its own"
+
+
 def kind_of_name(name: str) -> str:
     """Return the kind of a file by the end of its name; empty for an end that `ENDINGS` lacks."""
-    return next((kind for kind, endings in ENDINGS.items() if name.endswith(endings)), "")
+    return next((kind for kind, endings in ENDINGS.items() if name.lower().endswith(endings)), "")
 
 
 async def split_folders(folder: Path, disk: Disk) -> tuple[str, list[tuple[Path, Split | None]]]:
-    """Return the kind and the files of shards or tables in the folders train and test (or val) of a folder.
+    """Return the kind and the files of shards or tables in folders that are named after the two sets.
 
     Returns:
-        The kind, and each file with its split; no kind and no files unless both sets have files.
+        The kind, and each file with its split; the split is None if the folder of the training set has files
+        and no folders, and no folder of another set has files. No kind and no files otherwise.
 
     Raises:
         DataError: The files are of several kinds.
     """
-    folders = await folders_in(folder, disk)
-    held_out = next((name for name in HELD_OUT if name in folders), None)
-    if "train" not in folders or held_out is None:
-        return "", []
-    splits: tuple[tuple[str, Split], ...] = (("train", "train"), (held_out, "test"))
-    found: dict[str, list[tuple[Path, Split | None]]] = {kind: [] for kind in LOADERS}
-    for name, split in splits:
-        for file in await disk.names(folder / name):
+    sets = sets_of_folders(await folders_in(folder, disk))
+    found: dict[str, dict[str, list[Path]]] = {kind: {} for kind in LOADERS}
+    for name, inner in sets.items():
+        for file in await disk.names(folder / inner):
             kind = kind_of_name(file)
             if kind in found and not file.startswith("."):
-                found[kind].append((folder / name / file, split))
-    whole = [kind for kind, files in found.items() if {split for _, split in files} == {"train", "test"}]
+                found[kind].setdefault(name, []).append(folder / inner / file)
+    whole = [kind for kind, files in found.items() if "train" in files and len(files) > 1]
+    if not whole and sets and not await folders_in(folder / sets["train"], disk):
+        whole = [kind for kind, files in found.items() if "train" in files]
     if len(whole) > 1:
-        several = " and ".join(str(found[kind][0][0]) for kind in whole)
+        several = " and ".join(str(found[kind]["train"][0]) for kind in whole)
         raise DataError(f"{folder} holds {several}, which are several data sets; move one of them away")
-    return (whole[0], found[whole[0]]) if whole else ("", [])
+    if not whole:
+        return "", []
+    files = found[whole[0]]
+    held_out = files.get("test", files.get("val", []))
+    of_train: Split | None = "train" if held_out else None
+    return whole[0], [*((file, of_train) for file in files["train"]), *((file, "test") for file in held_out)]
 
 
 async def _from_mnist(request: LoadRequest, names: list[str]) -> Dataset:
@@ -306,9 +324,12 @@ async def _from_mnist(request: LoadRequest, names: list[str]) -> Dataset:
 
 
 def _file_of(stem: str, names: list[str]) -> str | None:
-    """Return the name of a file of MNIST: the plain file first, in both usual spellings."""
+    """Return the name of a file of MNIST: the plain file first, in both usual spellings.
+
+    Some archives have each file also, or only, in a folder of its name.
+    """
     dotted = stem.replace("-idx", ".idx")
-    for name in (stem, dotted, f"{stem}.gz", f"{dotted}.gz"):
+    for name in (stem, dotted, f"{stem}.gz", f"{dotted}.gz", f"{stem}/{stem}"):
         if name in names:
             return name
     return None

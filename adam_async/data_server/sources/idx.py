@@ -4,6 +4,8 @@ An IDX file is: two zero bytes, a type byte, the number of axes, each axis's len
 integer, then the values in C order. Files may be gzipped, under any name.
 """
 
+import gzip
+import io
 import struct
 import zlib
 from math import prod
@@ -15,7 +17,6 @@ from adam_async.data_server.sources import limits
 from adam_async.errors import DataError
 
 GZIP_MAGIC = b"\x1f\x8b"
-GZIP_WINDOW_BITS = 31
 LIMIT_BYTES = 1 << 30
 """Maximum size of unpacked content, in bytes; a small damaged file must not ask for all memory."""
 
@@ -30,20 +31,20 @@ def gunzip(data: bytes, origin: str, room_bytes: int = LIMIT_BYTES) -> bytes:
     """
     if not data.startswith(GZIP_MAGIC):
         return data
-    unpacker = zlib.decompressobj(wbits=GZIP_WINDOW_BITS)
     try:
-        # Reading one byte past the limit distinguishes content at the limit from content above it.
-        content = unpacker.decompress(data, min(LIMIT_BYTES, room_bytes) + 1)
-    except zlib.error as error:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:  # also reads files of several members
+            # Reading one byte past the limit distinguishes content at the limit from content above it.
+            content = file.read(min(LIMIT_BYTES, room_bytes) + 1)
+    except EOFError:
+        raise DataError(
+            f"{origin} ends in the middle of its gzip data ({len(data)} bytes found); "
+            "it was cut short, fetch it again"
+        ) from None
+    except (OSError, zlib.error) as error:
         raise DataError(f"{origin} is a damaged gzip file ({error}); delete it and fetch it again") from None
     limits.check_total(len(content), origin, room_bytes)
     if len(content) > LIMIT_BYTES:
         raise DataError(f"{origin} unpacks to more than {LIMIT_BYTES} bytes; that is no data set for this")
-    if not unpacker.eof:
-        raise DataError(
-            f"{origin} ends in the middle of its gzip data ({len(data)} bytes found); "
-            "it was cut short, fetch it again"
-        )
     return content
 
 

@@ -1,22 +1,28 @@
 """Folders of images: one folder for each class, below ``train`` and ``test`` or without them.
 
-    DIR/train/CLASS/*.png, DIR/test/CLASS/*.png     or val instead of test
+    DIR/train/CLASS/*.png, DIR/test/CLASS/*.png     or other usual names of sets, such as Training and valid
     DIR/CLASS/*.png                                 one image in five is a test image, by a hash of CLASS/NAME
 
 The reader skips files and folders whose names begin with a dot, files outside class folders and the files of
 desktops, such as ``Thumbs.db``.
 """
 
+from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
-from adam_async.data_server.dataset import Dataset, number_folders
+from adam_async.data_server.dataset import Dataset, class_name, number_folders
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.catalogue import leave_stored, listed
 from adam_async.data_server.sources.files import check_kind, folders_in, is_clutter, read_image
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, StoredSample, assemble, each
-from adam_async.data_server.sources.splits import Split, rank_of_image
+from adam_async.data_server.sources.splits import Split, rank_of_image, sets_of_folders
 from adam_async.errors import DataError
+from adam_async.runtime.disk import Disk
+
+MAX_DEPTH = 3
+"""Number of levels of folders below a class folder in which the folder that the user means is searched."""
 
 
 async def load_image_folder(request: LoadRequest, folders: list[str]) -> Dataset:
@@ -26,18 +32,19 @@ async def load_image_folder(request: LoadRequest, folders: list[str]) -> Dataset
         DataError: No images, a test class without training images, or an error of `assemble`.
     """
     require_pillow()
-    folder, disk = request.path, request.disk
-    roots = _roots(folder, folders)
-    classes = {root: folders if split is None else await folders_in(root, disk) for root, split in roots}
-    trained = classes[roots[0][0]]
+    disk = request.disk
+    request, roots = await _roots(request, folders)
+    classes = {root: await folders_in(root, disk) for root, _ in roots}
+    trained = roots[0][0]
+    await _check_depth(trained, classes[trained], disk)
+    numbers = number_folders(map(class_name, classes[trained]))
     for root, found in classes.items():
-        unknown = [name for name in found if name not in trained]
+        unknown = [name for name in found if class_name(name) not in numbers]
         if unknown:
             raise DataError(
-                f"{root / unknown[0]} is a class that {roots[0][0]} lacks; "
+                f"{root / unknown[0]} is a class that {trained} lacks; "
                 "training and test images need the same class folders"
             )
-    numbers = number_folders(trained, str(folder))
     folders_of = [(root / name, name, split) for root, split in roots for name in classes[root]]
     if request.cache is not None:
         places = listed(request)
@@ -52,17 +59,71 @@ async def load_image_folder(request: LoadRequest, folders: list[str]) -> Dataset
     return await assemble(samples, numbers=numbers, class_names=tuple(numbers))
 
 
-def _roots(folder: Path, folders: list[str]) -> list[tuple[Path, Split | None]]:
-    """Return the folders with class folders, that of the training images first."""
-    held_out = [name for name in ("test", "val", "validation") if name in folders]
-    if "train" in folders and held_out:
-        return [(folder / "train", "train"), (folder / held_out[0], "test")]
-    if folders == ["train"]:
+async def _roots(
+    request: LoadRequest, folders: list[str]
+) -> tuple[LoadRequest, list[tuple[Path, Split | None]]]:
+    """Return the folders with class folders, that of the training images first.
+
+    Returns:
+        Also the request, whose source names the folders of sets that are not read.
+    """
+    sets = {name: request.path / folder for name, folder in sets_of_folders(folders).items()}
+    if not sets:
+        return request, [(request.path, None)]
+    disk = request.disk
+    train = await _unwrapped(sets.pop("train"), disk)
+    trained = {class_name(name) for name in await folders_in(train, disk)}
+    roots: list[tuple[Path, Split | None]] = [(train, None)]
+    for name in ("test", "val"):
+        if name in sets and len(roots) == 1:
+            held_out = await _unwrapped(sets[name], disk)
+            classes = {class_name(label) for label in await folders_in(held_out, disk)}
+            # Images to be classified have no class folder, or one of a name such as "unknown".
+            if len(classes) > 1 or classes & trained:
+                roots = [(train, "train"), (held_out, "test")]
+                del sets[name]
+    unread = " and ".join(str(folder) for folder in sets.values())
+    return (replace(request, source=f"{request.source}; {unread} not read") if unread else request), roots
+
+
+async def _unwrapped(folder: Path, disk: Disk) -> Path:
+    """Return the folder of a set in a folder of its name, in which some archives have it; else the folder."""
+    names = await folders_in(folder, disk)
+    return folder / folder.name if names == [folder.name] else folder
+
+
+async def _check_depth(root: Path, classes: list[str], disk: Disk) -> None:
+    """Refuse class folders that have folders and no files, and name the folder that the user may mean.
+
+    Raises:
+        DataError: No class folder has files, and one has folders.
+    """
+    meant: list[Path] = []
+    for name in classes:
+        if await _has_files(root / name, disk):
+            return
+        meant += await _likely(root / name, disk, MAX_DEPTH)
+    if meant:
+        cures = " or ".join(f"--data {quote(str(each))}" for each in meant[:3])
         raise DataError(
-            f"{folder} holds train but neither test nor val; add one, or name {folder / 'train'} to have "
-            "its images split"
+            f"{root} has images deeper than in class folders, {root / 'CLASS'}/*.png: did you mean {cures}?"
         )
-    return [(folder, None)]
+
+
+async def _has_files(folder: Path, disk: Disk) -> bool:
+    visible = [name for name in await disk.names(folder) if not is_clutter(name)]
+    return len(visible) > len(await folders_in(folder, disk))
+
+
+async def _likely(folder: Path, disk: Disk, depth: int) -> list[Path]:
+    """Return the folders, this one or folders in it, that have folders of sets, or of classes with files."""
+    inner = await folders_in(folder, disk)
+    if sets_of_folders(inner):
+        return [folder]
+    for name in inner:
+        if await _has_files(folder / name, disk):
+            return [folder]
+    return [each for name in inner if depth for each in await _likely(folder / name, disk, depth - 1)]
 
 
 async def _list_class(places: Samples[StoredSample], folder: Path, label: str, split: Split | None) -> None:
@@ -77,23 +138,15 @@ async def _list_class(places: Samples[StoredSample], folder: Path, label: str, s
                 f"{folder / name} cannot be read: {getattr(error, 'strerror', None) or error}"
             ) from None
         chosen = split or rank_of_image(f"{label}/{name}")
-        places.add(StoredSample(str(folder / name), label, chosen, folder / name, 0, size))
+        places.add(StoredSample(str(folder / name), class_name(label), chosen, folder / name, 0, size))
 
     request = places.request
     await each(await _images_in(folder, request), look, request.damage, request.disk)
 
 
 async def _images_in(folder: Path, request: LoadRequest) -> list[str]:
-    """Return the names in a class folder, without hidden ones; unprintable names are damage."""
-    names = []
-    for name in await request.disk.names(folder):
-        if is_clutter(name):
-            continue
-        if name.isprintable():
-            names.append(name)
-        else:
-            request.damage.note(f"{folder / ascii(name)} has a name that cannot be shown")
-    return names
+    """Return the names in a class folder, without hidden ones."""
+    return [name for name in await request.disk.names(folder) if not is_clutter(name)]
 
 
 async def _add_class(samples: Samples[Sample], folder: Path, label: str, split: Split | None) -> None:
@@ -102,4 +155,4 @@ async def _add_class(samples: Samples[Sample], folder: Path, label: str, split: 
         data = await read_image(folder / name, request.disk, request.damage)
         if data is not None:
             chosen = split or rank_of_image(f"{label}/{name}")
-            samples.add(Sample(str(folder / name), label, chosen, data))
+            samples.add(Sample(str(folder / name), class_name(label), chosen, data))

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import MAX_CLASSES, Dataset, make_dataset
+from adam_async.data_server.validation_split import ValidationSplit
 from adam_async.errors import DataError, DeadlineExceeded
-from adam_async.model.keyed_random import Dice
 
 ITEMS_PER_TURN = 32
 """Number of items read before other tasks of the loop run."""
@@ -64,7 +64,7 @@ async def from_object(
     """
     images, labels = await _read(source, name, limit_bytes, scale)
     if isinstance(test, (int, float)):
-        taken = _kept_back(len(labels), test, name)
+        taken = _kept_back(labels, test, name)
         train = (images[~taken], labels[~taken])
         tested = (images[taken], labels[taken])
         how = f"{len(tested[1])} of its {len(labels)} items kept back for testing"
@@ -81,15 +81,16 @@ async def from_object(
     )
 
 
-def _kept_back(items: int, share: float, name: str) -> NDArray[np.bool_]:
-    """Choose the test items: at least one, and never all."""
+def _kept_back(labels: NDArray[np.int64], share: float, name: str) -> NDArray[np.bool_]:
+    """Choose the test items, in proportion from each class: at least one, and never all."""
+    items = len(labels)
     if not 0 < share < 1:
         raise DataError(f"{name}: test must be a source or a share between 0 and 1, not {share}")
     if items < 2:
         raise DataError(f"{name} has too few items to keep some back for testing ({items}); give test=...")
     taken = np.zeros(items, np.bool_)
     number = min(max(round(items * share), 1), items - 1)
-    taken[Dice(0).permutation("kept back for testing", items)[:number]] = True
+    taken[ValidationSplit.of(labels, count=number, seed=0).held_back] = True
     return taken
 
 

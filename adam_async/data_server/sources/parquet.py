@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from adam_async.data_server.dataset import Dataset, is_name
+from adam_async.data_server.dataset import Dataset, class_name, is_name
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.files import read_file
 from adam_async.data_server.sources.pictures import require_pillow
@@ -70,7 +70,7 @@ def add_rows(
                 samples.request.damage.note(f"{where} lacks its image or its label")
             else:
                 chosen = split or rank_of_image(f"{name}/{index}")
-                samples.add(Sample(where, str(label), chosen, image))
+                samples.add(Sample(where, class_name(str(label)), chosen, image))
         return _class_names(file.schema_arrow.metadata or {})
     except DataError:
         raise
@@ -91,6 +91,7 @@ def _check(file: Any, origin: str, room_bytes: int) -> str:
     kind, label, column = schema.field("image").type, schema.field("label").type, "image"
     if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
         kind, column = kind.field("bytes").type, "image.bytes"
+    kind, label = (each.value_type if types.is_dictionary(each) else each for each in (kind, label))
     if not (types.is_binary(kind) or types.is_large_binary(kind)):
         raise DataError(f"{origin} has images of {kind}, expected encoded bytes, or a structure with bytes")
     if not (types.is_integer(label) or types.is_string(label) or types.is_large_string(label)):

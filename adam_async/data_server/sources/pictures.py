@@ -1,12 +1,14 @@
 """Pure: one encoded image, from bytes to pixels, with Pillow (of the extra ``data``).
 
 Images have the orientation that a viewer shows: the reader rotates images of JPEG and WebP files by their
-EXIF data. An image's header is checked before decoding. Every error of a decoder becomes a `DataError`. The
-result has one channel (grey) or three; the reader drops transparency, and reads only the first picture of an
-animation. Sixteen bits are scaled to eight: 0 to 65535 become 0 to 255.
+EXIF data, and Pillow those of TIFF files. An image's header is checked before decoding. Every error of a
+decoder becomes a `DataError`. The result has one channel (grey) or three; the reader drops transparency, and
+reads only the first picture of an animation or a document. Sixteen bits are scaled to eight: 0 to 65535
+become 0 to 255.
 """
 
 import io
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,61 @@ from adam_async.errors import DataError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "WEBP")
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
+
+OTHER_FORMATS = (
+    (b"%PDF", "a PDF document"),
+    (b"II*\0\x10\0\0\0CR", "a raw photo of a camera"),
+    (b"FUJIFILMCCD-RAW", "a raw photo of a camera"),
+    (b"8BPS", "a file of Photoshop"),
+    (b"gimp xcf", "a file of GIMP"),
+    (b"\0\0\0\x0cjP  ", "a JPEG 2000 image"),
+    (b"\xffO\xffQ", "a JPEG 2000 image"),
+    (b"\0\0\0\x0cJXL ", "a JPEG XL image"),
+    (b"\xff\n", "a JPEG XL image"),
+    (b"\0\0\x01\0", "an icon (ICO)"),
+    (b"DDS ", "a texture (DDS)"),
+    (b"v/1\x01", "an OpenEXR image"),
+    (b"#?RADIANCE", "a Radiance HDR image"),
+    (b"\x93NUMPY", "an array of NumPy"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"PK\x03\x04", "a ZIP archive"),
+    (b"\x1f\x8b", "a gzip file"),
+    (b"Rar!", "a RAR archive"),
+    (b"7z\xbc\xaf", "a 7z archive"),
+    (b"RIFF", "a film or sound (RIFF)"),
+    (b"\x1aE\xdf\xa3", "a film (Matroska)"),
+    (b"version https://git-lfs", "a pointer of Git LFS, whose content is not here (git lfs pull)"),
+    (b"%!PS", "a PostScript document"),
+    (b"{", "text (JSON)"),
+)
+"""First bytes of files that people have among images, and the descriptions of these files."""
+
+BRANDS = {
+    b"avif": "an AVIF image",
+    b"avis": "an AVIF image",
+    b"heic": "a HEIC image",
+    b"heix": "a HEIC image",
+    b"hevc": "a HEIC image",
+    b"hevx": "a HEIC image",
+    b"heim": "a HEIC image",
+    b"heis": "a HEIC image",
+    b"mif1": "a HEIF image",
+    b"msf1": "a HEIF image",
+    b"crx ": "a raw photo of a camera",
+    b"jxl ": "a JPEG XL image",
+}
+"""Description of a file by the brand after its first box ``ftyp``; other brands are films."""
+
+MARKUP = ((b"<svg", "an SVG drawing"), (b"<html", "a page of HTML"), (b"<!doctype html", "a page of HTML"))
+SNIFFED_BYTES = 1024
+"""Number of bytes at the beginning of a file in which markup is searched."""
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+READ_SIGNATURES = (PNG_SIGNATURE, b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*")
+PNG_METADATA = (b"tEXt", b"zTXt", b"iTXt", b"iCCP", b"eXIf", b"tIME")
+"""Chunks of PNG files without effect on pixels; decoders limit their size, or refuse the file for damage in
+them."""
 DEEP_GREY_MODES = ("I", "I;16", "I;16B", "I;16L")
 PNG_DEPTH, DEEP = 24, 16
 """Index of the byte of a PNG file that has the number of bits of a value, and the value of this byte in
@@ -151,11 +207,15 @@ def _begin(data: bytes, origin: str) -> "Image":
 
     too_large = f"{origin} is an image of more than {limits.MAX_IMAGE_PIXELS} pixels"
     try:
-        image = read(io.BytesIO(data), formats=FORMATS)
+        image = read(io.BytesIO(without_metadata(data)), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise DataError(too_large) from None
     except UnidentifiedImageError:
         kinds = f"{', '.join(FORMATS)} image"
+        if (kind := kind_of(data)) is not None:
+            raise DataError(f"{origin} is {kind}, and no {kinds}: convert it to PNG or JPEG") from None
+        if data.startswith(READ_SIGNATURES):
+            raise DataError(f"{origin} is a damaged image (its header ends too early)") from None
         raise DataError(
             f"{origin} is no {kinds}: " + (f"it begins with {data[:8]!r}" if data else "it is empty")
         ) from None
@@ -167,3 +227,27 @@ def _begin(data: bytes, origin: str) -> "Image":
     if image.mode == "F":
         raise DataError(f"{origin} holds floating-point pixels; convert it to 8 bits")
     return image
+
+
+def kind_of(data: bytes) -> str | None:
+    """Return the description of a file that is not read; None for an unknown kind."""
+    if data[4:8] == b"ftyp":
+        return BRANDS.get(data[8:12], "a film (MP4 or QuickTime)")
+    text = data[:SNIFFED_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if text.startswith(b"<"):
+        return next((kind for mark, kind in MARKUP if mark in text), None)
+    return next((kind for first, kind in OTHER_FORMATS if data.startswith(first)), None)
+
+
+def without_metadata(data: bytes) -> bytes:
+    """Return a PNG file without text, colour profile and EXIF; other and damaged files unchanged."""
+    if not data.startswith(PNG_SIGNATURE):
+        return data
+    kept, at, start = [], len(PNG_SIGNATURE), 0
+    while at + 12 <= len(data):
+        size, kind = struct.unpack_from(">I4s", data, at)
+        if kind in PNG_METADATA:
+            kept.append(data[start:at])
+            start = at + 12 + size
+        at += 12 + size
+    return b"".join((*kept, data[start:])) if kept else data

@@ -169,7 +169,7 @@ async def assemble(
     headers = await _headers(samples.labelled(numbers), damage, disk)
     if not headers:
         first = "".join(f": {sentence}" for sentence in damage.sentences()[:1])
-        raise DataError(f"{request.origin} holds no image{first}")
+        raise DataError(f"{request.origin} holds no image{first}", damaged=damage.sentences())
     sizes = Counter(header.size for _, header in headers)
     chosen_size = choose_size(sizes, request.size)
     size = chosen_size.size

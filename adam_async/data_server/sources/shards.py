@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from adam_async.data_server.damage import Damage
-from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.dataset import Dataset, class_name
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.catalogue import leave_stored, listed
 from adam_async.data_server.sources.file_ranges import reading
@@ -31,7 +31,7 @@ from adam_async.errors import DataError
 COMPRESSED = (".tar.gz", ".tgz")
 """Endings of the names of compressed shards."""
 
-IMAGE_SUFFIXES = ("png", "jpg", "jpeg", "bmp", "gif", "ppm", "pgm", "pbm", "webp")
+IMAGE_SUFFIXES = tuple("png jpg jpeg jpe jfif bmp gif ppm pgm pbm pnm tif tiff webp".split())
 BLOCK = tarfile.BLOCKSIZE
 MAX_LABEL_BYTES = 1 << 16
 
@@ -45,7 +45,7 @@ async def load_shards(request: LoadRequest, files: list[tuple[Path, Split | None
         DataError: A shard is not a tar file or is cut short, or an error of `assemble`.
     """
     require_pillow()
-    if request.cache is not None and not any(path.name.endswith(COMPRESSED) for path, _ in files):
+    if request.cache is not None and not any(path.name.lower().endswith(COMPRESSED) for path, _ in files):
         places = listed(request)
         for path, split in files:
             await request.disk.run(list_shard, path, split, places)
@@ -55,7 +55,7 @@ async def load_shards(request: LoadRequest, files: list[tuple[Path, Split | None
     samples = Samples[Sample](request)
     for path, split in files:
         data = await read_file(path, request.disk, room_bytes=request.room_bytes)
-        if path.name.endswith(COMPRESSED):
+        if path.name.lower().endswith(COMPRESSED):
             data = await request.disk.run(unpack, data, str(path), request.room_bytes)
         await request.disk.run(add_shard, data, str(path), path.name, split, samples)
         del data
@@ -174,8 +174,8 @@ def tar_members(file: BinaryIO, size: int, origin: str, damage: Damage) -> Itera
 def _problem(member: tarfile.TarInfo) -> str:
     """Return the reason for refusing a member; empty for an accepted one."""
     path = PurePosixPath(member.name)
-    if path.is_absolute() or ".." in path.parts or "\\" in member.name or not member.name.isprintable():
-        return "has a name that is absolute, goes up or cannot be shown"
+    if path.is_absolute() or ".." in path.parts or "\0" in member.name:
+        return "has a name that is absolute or goes up"
     if member.issym() or member.islnk():
         return "is a link"
     if not (member.isreg() or member.isdir()) or member.issparse():
@@ -201,11 +201,11 @@ def _label(file: BinaryIO, found: dict[str, Extent], origin: str) -> str:
     content = file.read(size)
     try:
         if "cls" in found:
-            return content.decode().strip()
+            return class_name(content.decode().strip())
         fields = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{origin} has a label that cannot be read ({error})") from None
     label = fields.get("label", fields.get("cls")) if isinstance(fields, dict) else None
     if isinstance(label, bool) or not isinstance(label, int | str):
         raise DataError(f'{origin}.json has no "label" or "cls" that is a number or a name')
-    return str(label)
+    return class_name(str(label))

@@ -1,7 +1,8 @@
 """Pure: the split of files and images into a training set and a test set."""
 
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Literal
 
@@ -10,55 +11,95 @@ from adam_async.errors import DataError
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 
-HELD_OUT = ("test", "val", "validation")
-"""Names of the test folder beside ``train``; the first existing one counts."""
-
 ONE_IN = 5
 """Number of images of which one is a test image, in a data set without a test set."""
 
-WORD = re.compile(r"(train|test|val)(?:ing|idation)?(?![a-z])", re.IGNORECASE)
+WORDS = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "eval": "test",
+    "evaluation": "test",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+}
+"""Words for a set in the names of files and folders, and the set of each; ``val`` is a second test set."""
+
+BETWEEN = re.compile(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])")
+"""Place between two words: ``mnist_train``, ``X-Train`` and ``mnistTrain`` have the word "train"."""
+
+FILLERS = frozenset(
+    {"set", "data", "dataset", "images", "image", "imgs", "img", "pictures", "photos", "split"}
+)
+"""Words beside the word for a set in the name of a folder, such as ``training_set`` and ``Test Images``."""
 
 
 def rank_of_image(name: str) -> int:
-    """Return a hash of an image's name, by which `resolve` splits; further images do not change it."""
-    digest = sha256(name.encode("utf-8", "surrogateescape")).digest()
+    """Return a hash of an image's name, by which `resolve` orders the images of a class."""
+    composed = unicodedata.normalize("NFC", name)  # macOS and Linux write accents in two forms
+    digest = sha256(composed.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:4], "big")
 
 
 def resolve(labels: Sequence[str | int], splits: Sequence[Split | int]) -> list[Split]:
     """Split the images that have no split of their own.
 
-    About one image in `ONE_IN` is a test image, by its rank. A class with several images without a split of
-    their own has at least one test image and one training image among them; so does the data set.
+    Of each class one image in `ONE_IN`, rounded, is a test image: those of the lowest ranks. A class with
+    several images without a split of their own has at least one test image and one training image among them;
+    so does the data set. A single image of a class is a training image.
     """
     found: list[Split] = []
     drawn: dict[str | int, list[tuple[int, int]]] = {}
     for place, (label, split) in enumerate(zip(labels, splits, strict=True)):
-        if isinstance(split, str):
-            found.append(split)
-        else:
-            found.append("test" if split % ONE_IN == 0 else "train")
+        found.append(split if isinstance(split, str) else "train")
+        if not isinstance(split, str):
             drawn.setdefault(label, []).append((split, place))
     for ranks in drawn.values():
-        _fill(found, ranks)
-    if drawn:
-        _fill(found, [rank for ranks in drawn.values() for rank in ranks])
+        tests = max(round(len(ranks) / ONE_IN), 1) if len(ranks) > 1 else 0
+        for _, place in sorted(ranks)[:tests]:
+            found[place] = "test"
+    alone = sorted(rank for ranks in drawn.values() for rank in ranks)
+    if len(alone) > 1 and all(len(ranks) == 1 for ranks in drawn.values()):
+        found[alone[0][1]] = "test"  # without a class of several images no test image is chosen yet
     return found
 
 
-def _fill(found: list[Split], ranks: Sequence[tuple[int, int]]) -> None:
-    """Give each of the two sets at least one of several images."""
-    sides = {found[place] for _, place in ranks}
-    if len(ranks) > 1 and len(sides) == 1:
-        _, place = min(ranks) if "train" in sides else max(ranks)
-        found[place] = "test" if "train" in sides else "train"
+def set_in_name(name: str) -> str:
+    """Return the set that a name has a word for: train, test or val; empty for none or several."""
+    found = {WORDS[word] for word in _words(name) if word in WORDS}
+    return found.pop() if len(found) == 1 else ""
+
+
+def sets_of_folders(folders: Sequence[str]) -> dict[str, str]:
+    """Return the folder of each set: of ``train``, and of ``test``, ``val`` or both; empty for other folders.
+
+    The names of the sets have equal further words, such as ``seg_train`` and ``seg_test``; a folder for
+    training without a folder for testing is alone.
+    """
+    sets: dict[tuple[str, ...], dict[str, str]] = {}
+    for name in folders:
+        if word := set_in_name(name):
+            others = tuple(other for other in _words(name) if other not in WORDS.keys() | FILLERS)
+            sets.setdefault(others, {}).setdefault(word, name)
+    alone = len(folders) == 1
+    return next((found for found in sets.values() if "train" in found and (alone or len(found) > 1)), {})
+
+
+def _words(name: str) -> Iterable[str]:
+    """Yield the words of a name in small letters, of ``trainset`` and ``testdata`` the first part."""
+    for word in filter(None, BETWEEN.split(name)):
+        small = word.lower()
+        yield next((part for end in ("set", "data") if (part := small.removesuffix(end)) in WORDS), small)
 
 
 def split_files(names: Sequence[str], origin: str) -> list[tuple[str, Split | None]]:
-    """Assign files to the training set or the test set, by the word at the start of their names.
+    """Assign files to the training set and the test set, by a word in their names.
 
     Args:
-        names: Names such as ``train-0001.tar``, ``test.csv`` or ``validation-00000-of-00001.parquet``.
+        names: Names such as ``train-0001.tar``, ``mnist_test.csv`` or ``validation-00000-of-00001.parquet``.
 
     Returns:
         The files to read, each with its split; None if the images are split by their own names, because the
@@ -67,18 +108,18 @@ def split_files(names: Sequence[str], origin: str) -> list[tuple[str, Split | No
     Raises:
         DataError: The names of only some files name a set.
     """
-    words = {name: found[1].lower() if (found := WORD.match(name)) else "" for name in names}
-    held_out = "test" if "test" in words.values() else "val"
-    if not {"train", held_out} <= set(words.values()):
+    sets = {name: set_in_name(name) for name in names}
+    held_out = "test" if "test" in sets.values() else "val"
+    if not {"train", held_out} <= set(sets.values()):
         return [(name, None) for name in names]
-    unclear = [name for name, word in words.items() if not word]
+    unclear = [name for name, word in sets.items() if not word]
     if unclear:
         raise DataError(
             f"{origin}: is {unclear[0]} for training or for testing? "
-            "Let all names begin with train, test or val, or none"
+            "Let all names have the word train, test or val, or none"
         )
     return [
         (name, "train" if word == "train" else "test")
-        for name, word in words.items()
+        for name, word in sets.items()
         if word in ("train", held_out)
     ]

@@ -11,6 +11,7 @@ hash of its number or its path.
 import csv
 import io
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isqrt, prod
@@ -19,7 +20,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.dataset import Dataset, make_dataset, number_classes
+from adam_async.data_server.dataset import Dataset, class_name, make_dataset, number_classes
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.files import read_file, read_image
 from adam_async.data_server.sources.pictures import require_pillow
@@ -141,7 +142,7 @@ async def _from_pixels(tables: list[Table], request: LoadRequest) -> Dataset:
         where = f"{table.origin}, line {table.first_line + index}"
         label, _, pixels = line.partition(b",")
         images[len(found)] = _pixels(pixels, prod(shape), where)
-        text = _text(label, where).strip().strip('"')
+        text = class_name(_text(label, where).strip().strip('"'))
         found.append((where, text, table.split or rank_of_image(str(index))))
 
     for table in tables:
@@ -200,18 +201,29 @@ async def _add_files(samples: Samples[Sample], table: Table, folder: Path) -> No
         if len(fields) != len(table.columns):
             raise DataError(f"{where} has {len(fields)} fields, expected {len(table.columns)}")
         row = dict(zip(table.columns, fields, strict=True))
-        name = row["path"].strip()
-        path = PurePosixPath(name)
-        if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+        name = row["path"].strip(" \t")  # other spaces may belong to the name
+        path = PurePosixPath(name.replace("\\", "/"))
+        if not name or path.is_absolute() or ".." in path.parts or "\0" in name:
             raise DataError(f"{where} names {name!r}, expected the path of a file inside {folder}")
-        rows.append((name, row["label"].strip()))
+        rows.append((name, class_name(row["label"].strip())))
 
     request = samples.request
     await _each_line(table, read, request)
     for name, label in rows:
-        data = await read_image(folder / name, request.disk, request.damage)
+        path = await request.disk.run(_place, folder, name)
+        data = await read_image(path, request.disk, request.damage)
         if data is not None:
-            samples.add(Sample(str(folder / name), label, table.split or rank_of_image(name), data))
+            samples.add(Sample(str(path), label, table.split or rank_of_image(name), data))
+
+
+def _place(folder: Path, name: str) -> Path:
+    """Return the file of a path in a table, which may have Windows' separators or other accents. Blocks."""
+    slashed = name.replace("\\", "/")
+    forms = (name, slashed, *(unicodedata.normalize(form, slashed) for form in ("NFC", "NFD")))
+    try:
+        return next((folder / form for form in forms if (folder / form).exists()), folder / name)
+    except OSError:  # such as a name that is too long; its read is the damage
+        return folder / name
 
 
 async def _each_line(table: Table, function: Callable[[Table, int], None], request: LoadRequest) -> None:

@@ -118,6 +118,19 @@ async def test_a_folder_of_mnist_files_is_read(tmp_path: Path, packed: bool) -> 
     assert dataset.source == f"{tmp_path}, as asked for"
 
 
+@pytest.mark.parametrize("dotted", [True, False])
+async def test_mnist_files_may_be_in_folders_of_their_names(tmp_path: Path, dotted: bool) -> None:
+    for stem, content in CONTENTS.items():
+        (tmp_path / stem).mkdir()
+        (tmp_path / stem / stem).write_bytes(content)
+        if dotted:
+            (tmp_path / stem.replace("-idx", ".idx")).write_bytes(content)
+    async with Disk() as disk:
+        dataset = await load(str(tmp_path), disk)
+
+    np.testing.assert_array_equal(dataset.train_images[:, 0], TRAIN)
+
+
 async def test_an_archive_is_read_by_its_name_or_its_folders(tmp_path: Path) -> None:
     path = tmp_path / "shapes.npz"
     np.savez(path, x_train=ARRAYS[0], y_train=ARRAYS[1], x_test=ARRAYS[2], y_test=ARRAYS[3])
@@ -151,11 +164,11 @@ async def test_a_source_that_cannot_be_read_says_what_to_do(tmp_path: Path) -> N
         "two": "holds 2 archives .*name one of them",
         "file": "neither a folder nor an .npz",
         "broken.npz": "not an .npz archive",
-        "folder.npz": "folder.npz is a folder, expected a file",
+        "folder.npz": "folder.npz holds no data set",
         "folder.csv": "folder.csv holds no data set",
         "absent.tar": "does not exist; name a folder",
         "wide.npz": "wide.npz is not an .npz archive, or damaged",
-        "inner": "inner/data.npz is a folder, expected a file",
+        "inner": "inner holds no image",
         "mixed": "train-images-idx3-ubyte.gz has 12 images but .*train-labels-idx1-ubyte.gz has 11 labels",
         "partial": "lacks t10k-images-idx3-ubyte",
     }

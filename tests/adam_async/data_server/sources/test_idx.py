@@ -54,6 +54,17 @@ def test_damage_is_named_with_the_file(data: bytes, claims: str) -> None:
         parse_idx(data, "labels.gz", axes=1)
 
 
+@pytest.mark.parametrize("cuts", [(3,), (3, 8), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)])
+@pytest.mark.parametrize("padding", [b"", bytes(512)])
+def test_a_gzip_file_may_have_several_members(cuts: tuple[int, ...], padding: bytes) -> None:
+    parts = [LABELS[a:b] for a, b in zip((0, *cuts), (*cuts, None), strict=True)]
+    packed = b"".join(map(gzip.compress, parts)) + padding
+
+    np.testing.assert_array_equal(parse_idx(packed, "labels", axes=1), np.arange(5))
+    with pytest.raises(DataError, match="ends in the middle of its gzip data"):
+        parse_idx(b"".join(map(gzip.compress, parts))[:-1], "labels", axes=1)
+
+
 def test_content_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adam_async.data_server.sources.idx.LIMIT_BYTES", 1000)
     with pytest.raises(DataError, match="bomb unpacks to more than 1000 bytes"):

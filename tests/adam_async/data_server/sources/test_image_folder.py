@@ -2,6 +2,7 @@
 
 import io
 import os
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,8 @@ async def test_hidden_files_and_files_beside_the_classes_are_passed_over(tmp_pat
     ("data", "claim"),
     [
         (b"", "no PNG, .* image: it is empty"),
-        (b"<svg></svg>", "begins with b'<svg></s'"),
+        (b"<svg></svg>", "an SVG drawing, and no PNG, .*: convert it to PNG or JPEG"),
+        (b"plain text", "no PNG, .* image: it begins with b'plain te'"),
         (grey(3)[:-20], "damaged image"),
         (b"\x89PNG\r\n\x1a\n", "damaged image|no PNG"),
     ],
@@ -85,7 +87,9 @@ async def test_a_damaged_image_is_an_error_or_is_left_out_and_listed(
     tmp_path: Path, data: bytes, claim: str
 ) -> None:
     pair(tmp_path, train__cat__bad=data)
-    with pytest.raises(DataError, match=rf"cat/bad.img is .*{claim}.*; repair or remove it, or load with"):
+    with pytest.raises(
+        DataError, match=rf"cat/bad.img is .*{claim}.*; repair it, move it elsewhere, or load with"
+    ):
         await read(tmp_path)
     dataset = await read(tmp_path, "skip")
 
@@ -135,8 +139,12 @@ async def test_a_test_class_that_is_not_trained_is_named(tmp_path: Path) -> None
 
 
 async def test_training_images_alone_are_not_taken_for_a_class(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds train but neither test nor val"):
-        await read(write(tmp_path, train__cat__a=grey(1)))
+    dataset = await read(
+        write(tmp_path, **{f"Training__{c}__{i}": grey(i) for c in ("cat", "dog") for i in range(5)})
+    )
+
+    assert dataset.class_names == ("cat", "dog")
+    assert (len(dataset.train_labels), dataset.test_labels.tolist()) == (8, [0, 1])
 
 
 async def test_a_split_without_an_image_is_an_error(tmp_path: Path) -> None:
@@ -147,10 +155,147 @@ async def test_a_split_without_an_image_is_an_error(tmp_path: Path) -> None:
         await read(tmp_path)
 
 
-async def test_a_class_that_cannot_be_shown_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a\x1b[31m").mkdir()
-    with pytest.raises(DataError, match=r"'a\\x1b\[31m' cannot be the name of a class"):
+ODD_NAMES = (
+    "at 3.04.00\u202fPM",
+    "v\u00a013.05",
+    "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+    "\u65e5\u672c\u3000\u732b",
+    "new\nline",
+    "a\x1b[31m\x07",
+    "\u202egnp.exe",
+    "back\\slash 'quote' \"double\" $x",
+    "-rf",
+    " ",
+    "family \U0001f468\u200d\U0001f469",
+    "\ufeffmark\u2028",
+    "\u00e9" * 127,
+)
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+async def test_any_name_that_the_system_takes_is_that_of_a_class_and_of_an_image(
+    tmp_path: Path, name: str
+) -> None:
+    for of_class in (name, "zebra"):
+        (tmp_path / of_class).mkdir()
+        for i in range(5):
+            (tmp_path / of_class / f"{name[:100]}{i}").write_bytes(grey(i))
+
+    dataset = await read(tmp_path)
+
+    assert set(dataset.class_names) == {name, "zebra"}
+    assert (len(dataset.train_labels), len(dataset.test_labels)) == (8, 2)
+
+
+async def test_bytes_that_are_not_text_are_escapes_in_the_name_of_a_class(tmp_path: Path) -> None:
+    for folder in (b"caf\xe9", b"zoo"):
+        inner = os.fsencode(tmp_path) + b"/" + folder
+        os.mkdir(inner)
+        for i in range(5):
+            (Path(os.fsdecode(inner)) / os.fsdecode(b"\xff%d" % i)).write_bytes(grey(i))
+
+    dataset = await read(tmp_path)
+
+    assert dataset.class_names == ("caf\\udce9", "zoo")
+    assert len(dataset.train_labels) == 8
+
+
+async def test_one_class_may_have_its_accents_in_two_forms(tmp_path: Path) -> None:
+    composed, apart = "Bl\u00fcte", "Blu\u0308te"
+    images = {f"train__{composed}__{i}": grey(i) for i in range(5)} | {f"test__{apart}__a": grey(9)}
+
+    dataset = await read(write(tmp_path, **images, train__Zweig__b=grey(1)))
+
+    assert dataset.class_names == (composed, "Zweig")
+    assert dataset.test_labels.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("train", "valid"),
+        ("training", "testing"),
+        ("Train", "Test"),
+        ("TRAIN", "VAL"),
+        ("training_set", "test_set"),
+        ("seg_train", "seg_test"),
+        ("Train Images", "dev"),
+        ("train2017", "val2017"),
+        ("trainset", "Evaluation"),
+    ],
+)
+async def test_folders_of_any_usual_names_are_the_two_sets(tmp_path: Path, train: str, test: str) -> None:
+    images = {f"{train}__{c}__{i}": grey(i) for c in ("cat", "dog") for i in range(10)}
+
+    dataset = await read(write(tmp_path, **images, **{f"{test}__cat__a": grey(200)}))
+
+    assert (len(dataset.train_labels), dataset.test_images[:, 0, 0, 0].tolist()) == (20, [200])
+
+
+@pytest.mark.parametrize("unlabelled", ["test__1", "test__unknown__1", "TEST__all__1"])
+async def test_images_to_be_classified_are_no_test_set(tmp_path: Path, unlabelled: str) -> None:
+    train = {f"train__{c}__{i}": grey(i) for c in ("cat", "dog") for i in range(5)}
+    write(tmp_path, **train, **{unlabelled: grey(9)})
+
+    dataset = await read(tmp_path)
+
+    assert (len(dataset.train_labels), len(dataset.test_labels)) == (8, 2)
+    assert dataset.source.endswith(f"{unlabelled[:4]} not read")
+
+    dataset = await read(write(tmp_path, valid__cat__a=grey(200)))
+
+    assert (len(dataset.train_labels), dataset.test_images[:, 0, 0, 0].tolist()) == (10, [200])
+
+
+async def test_a_set_in_a_folder_of_its_own_name_is_found(tmp_path: Path) -> None:
+    dataset = await read(
+        write(
+            tmp_path,
+            **{f"{s}__{s}__{c}__{i}": grey(i) for s in ("train", "test") for c in "ab" for i in range(3)},
+        )
+    )
+
+    assert (dataset.class_names, len(dataset.train_labels)) == (("a", "b"), 6)
+
+
+@pytest.mark.parametrize(
+    ("inner", "meant"),
+    [
+        (("photos",), "photos"),
+        (("my photos",), "my photos"),
+        (("a", "b", "photos"), "a/b/photos"),
+        (("photos", "train"), "photos"),
+    ],
+)
+async def test_the_folder_around_the_right_one_names_the_right_one(
+    tmp_path: Path, inner: tuple[str, ...], meant: str
+) -> None:
+    for of_class in ("cat", "dog"):
+        write(tmp_path.joinpath(*inner), **{f"{of_class}__{i}": grey(i) for i in range(3)})
+
+    with pytest.raises(DataError, match="did you mean --data ") as error:
         await read(tmp_path)
+
+    assert f"--data {shlex.quote(str(tmp_path / meant))}?" in str(error.value)
+    assert "remove" not in str(error.value)
+
+
+async def test_a_class_folder_names_the_folder_around_it(tmp_path: Path) -> None:
+    write(tmp_path, **{f"{c}__{i}": grey(i) for c in ("cat", "dog") for i in range(3)})
+    (tmp_path / "cat" / "0.img").rename(tmp_path / "cat" / "0.JPG")
+    with pytest.raises(DataError, match=rf"did you mean --data {tmp_path}\?"):
+        await read(tmp_path / "cat")
+
+
+async def test_a_class_of_one_image_trains_it(tmp_path: Path) -> None:
+    for name in "abcdefgh":
+        path = tmp_path / name
+        write(tmp_path, **{f"many__{i}": grey(i) for i in range(10)}, **{f"one__{name}": grey(200)})
+
+        dataset = await read(tmp_path)
+
+        assert 200 in dataset.train_images
+        (path.parent / "one" / f"{name}.img").unlink()
 
 
 async def test_images_of_sixteen_bits_are_counted_in_the_source(tmp_path: Path) -> None:

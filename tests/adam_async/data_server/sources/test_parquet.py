@@ -29,6 +29,33 @@ async def test_images_may_be_bytes_and_labels_text(tmp_path: Path) -> None:
     assert dataset.train_labels.tolist() == [int(i) % 2 for i in dataset.train_images[:, 0, 0, 0]]
 
 
+@pytest.mark.parametrize(
+    "label",
+    [
+        pa.array(["cat", "dog", "cat", "dog"] * 10).dictionary_encode(),
+        pa.array(["cat", "dog", "cat", "dog"] * 10, pa.large_string()).dictionary_encode(),
+        pa.DictionaryArray.from_arrays(pa.array([1, 0] * 20, pa.int8()), pa.array(["dog", "cat"])),
+        pa.DictionaryArray.from_arrays(pa.array([1, 0] * 20, pa.int8()), ["dog", "cat", "eel"], ordered=True),
+        pa.DictionaryArray.from_arrays(pa.array([1, 0] * 20, pa.int32()), pa.array([8, 7])),
+    ],
+    ids=["text", "large-text", "small-codes", "ordered", "numbers"],
+)
+async def test_labels_may_be_categories(tmp_path: Path, label: pa.Array) -> None:
+    dataset = await read(write(tmp_path, label=label))
+    first, second = ("cat", "dog") if dataset.class_names else (7, 8)
+
+    named = [dataset.class_names[n] if dataset.class_names else n for n in dataset.train_labels]
+    assert named == [second if int(i) % 2 else first for i in dataset.train_images[:, 0, 0, 0]]
+
+
+async def test_images_may_be_categories(tmp_path: Path) -> None:
+    image = pa.array([grey(i) for i in range(40)]).dictionary_encode()
+
+    dataset = await read(write(tmp_path, image=image))
+
+    assert len(dataset.train_labels) + len(dataset.test_labels) == 40
+
+
 async def test_the_names_of_classes_are_taken_from_the_description_of_the_columns(tmp_path: Path) -> None:
     for features, names in [
         ({"label": {"names": ["zero", "one", "two"], "_type": "ClassLabel"}}, ("zero", "one", "two")),

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.pictures import decode, read_header, require_pillow
+from adam_async.data_server.sources.pictures import Header, decode, read_header, require_pillow
 from adam_async.errors import DataError
 from tests.adam_async.data_server.sources.small import colour, encode, grey
 
@@ -95,7 +95,6 @@ def test_an_image_of_no_pixels_or_with_half_of_them_is_damaged() -> None:
 def test_formats_that_run_programs_or_hold_fractions_are_refused() -> None:
     for data, claim in [
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 5\n", "no PNG"),
-        (encode(RAMP, "TIFF"), "no PNG"),
         (b"Pf\n1 1\n-1.0\n\0\0\0\0", "floating-point"),
     ]:
         with pytest.raises(DataError, match=claim):
@@ -119,11 +118,11 @@ def photograph(orientation: object, kind: str = "JPEG") -> bytes:
     pixels[:8, :12] = 255
     exif = Image.Exif()
     exif[0x0112] = orientation
-    options = {"lossless": True} if kind == "WEBP" else {"quality": 95}
+    options = {"WEBP": {"lossless": True}, "JPEG": {"quality": 95}, "TIFF": {}}[kind]
     return encode(pixels, kind, exif=exif, **options)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "TIFF"])
 @pytest.mark.parametrize(
     ("orientation", "size", "bright"),
     [
@@ -158,3 +157,61 @@ def test_damaged_notes_of_a_camera_leave_the_image_as_it_is() -> None:
 
     assert read_header(damaged, "a").size == (24, 16)
     assert decode(damaged, "a", size=(24, 16), channels=1).shape == (1, 16, 24)
+
+
+@pytest.mark.parametrize("compression", ["raw", "tiff_lzw", "tiff_deflate", "packbits"])
+def test_a_tiff_has_its_pixels(compression: str) -> None:
+    pixels = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)
+    data = encode(pixels, "TIFF", compression=compression)
+
+    assert read_header(data, "a") == Header((7, 5), is_grey=False, is_deep=False)
+    assert decode(data, "a", size=(7, 5), channels=3).transpose(1, 2, 0).tolist() == pixels.tolist()
+
+
+@pytest.mark.parametrize(
+    ("data", "claim"),
+    [
+        (b"%PDF-1.7", "is a PDF document, and no PNG"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1", "is a HEIC image, and no PNG"),
+        (b"\0\0\0\x1cftypavif\0\0\0\0", "is an AVIF image, and no PNG"),
+        (b"\0\0\0\x14ftypqt  ", "is a film"),
+        (b"\xff\n\x12", "is a JPEG XL image"),
+        (b"8BPS\0\1", "is a file of Photoshop"),
+        (b"\n<!DOCTYPE html><html>", "is a page of HTML"),
+        (b"<?xml version='1.0'?>\n<svg>", "is an SVG drawing"),
+        (b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
+        (b"II*\0\x08", "is a damaged image"),
+        (b"\x89PNG\r\n\x1a\n", "is a damaged image"),
+    ],
+)
+def test_a_file_of_another_kind_is_called_what_it_is(data: bytes, claim: str) -> None:
+    with pytest.raises(DataError, match=claim):
+        read_header(data, "photo.jpg")
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I4s", len(data), kind) + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+LONG = b"a\0\0" + zlib.compress(b"x" * (2 << 20))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        chunk(b"iTXt", b"a\0\1\0\0\0" + zlib.compress(b"x" * (2 << 20))),
+        chunk(b"zTXt", LONG),
+        chunk(b"iCCP", LONG),
+        chunk(b"tEXt", b"a\0" + b"y" * 1000) * 3,
+        chunk(b"tEXt", b"a\0damaged")[:-4] + b"oops",
+        chunk(b"eXIf", b"junk"),
+    ],
+)
+@pytest.mark.parametrize("before", [b"IDAT", b"IEND"])
+def test_metadata_of_any_size_leave_the_pixels_of_a_png(metadata: bytes, before: bytes) -> None:
+    data = encode(RAMP, "PNG")
+    at = data.index(before) - 4
+    longer = data[:at] + metadata + data[at:]
+
+    assert read_header(longer, "a") == read_header(data, "a")
+    np.testing.assert_array_equal(decode(longer, "a", size=(4, 4), channels=1)[0], RAMP)

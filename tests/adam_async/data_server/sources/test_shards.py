@@ -57,11 +57,9 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
 @pytest.mark.parametrize(
     ("member", "claim"),
     [
-        ("../evil.png", "'../evil.png' has a name that is absolute, goes up"),
+        ("../evil.png", "'../evil.png' has a name that is absolute or goes up"),
         ("d/../../evil.png", "goes up"),
         ("/tmp/evil.png", "absolute"),
-        ("d\\evil.png", "cannot be shown"),
-        ("d/\x1b[2J.png", "cannot be shown"),
         (special("d/x.png", tarfile.SYMTYPE, "/etc/passwd"), "is a link"),
         (special("d/x.png", tarfile.LNKTYPE, "d/000.png"), "is a link"),
         (special("d/x.png", tarfile.CHRTYPE), "is no ordinary file"),

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from adam_async.data_server.sources import limits
@@ -103,7 +104,7 @@ async def test_rows_may_name_files_in_either_order_and_quoted(tmp_path: Path) ->
     [
         ("../secret.png,1", "names '../secret.png', expected the path of a file inside"),
         ("/etc/passwd,1", "names '/etc/passwd', expected"),
-        ("i\\a.png,1", "expected the path of a file inside"),
+        ("..\\secret.png,1", "names '..\\\\secret.png', expected the path of a file inside"),
         (",1", "names '', expected"),
         ("absent.png,1", "absent.png cannot be read: No such file"),
         ("0.png", "line 42 has 1 fields, expected 2"),
@@ -139,3 +140,31 @@ async def test_rows_are_counted_before_they_are_read(tmp_path: Path, monkeypatch
     monkeypatch.setattr(limits, "MAX_MEMBERS", 30)
     with pytest.raises(DataError, match=r"a.csv holds more than 30 members or rows"):
         await read(write(tmp_path))
+
+
+async def test_tables_named_after_the_two_sets_are_these_sets(tmp_path: Path) -> None:
+    for name, rows in (("mnist_train.csv", 60), ("mnist_test.csv", 20)):
+        (tmp_path / name).write_text("\n".join([HEADER, *(f"{n % 2},1,2,3,4" for n in range(rows))]))
+
+    dataset = await read(tmp_path)
+
+    assert (len(dataset.train_labels), len(dataset.test_labels)) == (60, 20)
+
+
+async def test_a_path_may_have_other_separators_accents_and_spaces(tmp_path: Path) -> None:
+    names = ("i/a.png", "i/Blu\u0308te.png", "i/\u00e9t\u00e9.png", "i/ends\u00a0", "back\\slash.png")
+    rows = ("i\\a.png", "i/Bl\u00fcte.png", "i/e\u0301te\u0301.png", "i/ends\u00a0", "back\\slash.png")
+    (tmp_path / "i").mkdir()
+    for value, name in enumerate(names):
+        (tmp_path / name).write_bytes(grey(value))
+
+    dataset = await read(write(tmp_path, *(f"{row},0" for row in rows), header="path,label"))
+
+    values = np.concatenate([dataset.train_images, dataset.test_images])[:, 0, 0, 0]
+    assert sorted(values.tolist()) == [0, 1, 2, 3, 4]
+
+
+async def test_labels_with_two_forms_of_accents_are_one_class(tmp_path: Path) -> None:
+    rows = (f"caf\u00e9,{i},0,0,0\ncafe\u0301,{i},0,0,0" for i in range(10))
+
+    assert (await read(write(tmp_path, *rows))).class_names == ("caf\u00e9",)
