@@ -194,10 +194,9 @@ class Network(ABC):
         another role. Cancelling leaves no link open.
 
         Raises:
-            DialFailed: No attempt succeeded in time.
+            DialFailed: No attempt succeeded in time, or ``address`` is not an address of this network.
             HandshakeRejected: One side refuses the other; the text has the remedy.
             RemoteProtocolError: The address answers in another protocol.
-            ValueError: ``address`` is not an address of this network.
         """
 
     @asynccontextmanager
@@ -240,7 +239,9 @@ class Network(ABC):
                     attempts += 1
                     try:
                         return await attempt()
-                    except (OSError, LinkBroken) as error:
+                    except (OSError, LinkBroken, ValueError, OverflowError) as error:
+                        # An address is a peer's word: of another form, or refused by the resolver, it is
+                        # as unreachable as one without a listener.
                         reason = str(error) or type(error).__name__
                     except HandshakeRejected as error:
                         if error.code not in TEMPORARY:
@@ -354,13 +355,13 @@ class TcpNetwork(Network):
         retry: RetrySchedule | None = None,
         peer_role: str | None = None,
     ) -> Link:
-        host, port = parse_tcp_address(address)
         check_role(self._token, identity.role)
-        attempt = partial(self._attempt, host, port, identity, peer_role)
+        attempt = partial(self._attempt, address, identity, peer_role)
         return await self._try(address, attempt, timeout_s=timeout_s, retry=retry)
 
-    async def _attempt(self, host: str, port: int, identity: Identity, peer_role: str | None) -> Link:
+    async def _attempt(self, address: str, identity: Identity, peer_role: str | None) -> Link:
         """Dial once; a link that comes after a cancellation is aborted."""
+        host, port = parse_tcp_address(address)
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[TcpLink | TransportError] = loop.create_future()
 
@@ -436,12 +437,12 @@ class LocalNetwork(Network):
         retry: RetrySchedule | None = None,
         peer_role: str | None = None,
     ) -> Link:
-        _check_local(address)
         attempt = partial(self._attempt, address, identity, peer_role)
         return await self._try(address, attempt, timeout_s=timeout_s, retry=retry)
 
     async def _attempt(self, address: str, identity: Identity, peer_role: str | None) -> Link:
         """Make both ends of a link with the listener, or refuse it as a handshake would."""
+        _check_local(address)
         listener = self._listeners.get(address)
         if listener is None:
             raise OSError(f"no listener on {address}")
@@ -468,4 +469,4 @@ class LocalNetwork(Network):
 
 def _check_local(address: str) -> None:
     if not address.startswith("local://"):
-        raise ValueError(f"address {address!r} is not of the form local://name")
+        raise ValueError(f"address {address[:80]!r} is not of the form local://name")

@@ -3,22 +3,46 @@
 import asyncio
 import ipaddress
 import os
+import re
 import socket
 
 from transport.config import PROBES, LinkConfig
+
+MOST_HOST = 253
+"""Maximum length of the name of a host, in characters, as in the DNS."""
+
+_LABEL = "[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+
+_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?|\*")
+"""Pattern of the names of hosts and of IPv4 addresses; an asterisk means every interface."""
+
+_ADDRESS = re.compile(r"tcp://(?:\[([0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?)\]|([^][:/?#@]+)):([0-9]{1,5})")
 
 
 def parse_tcp_address(address: str) -> tuple[str, int]:
     """Split ``tcp://host:port``; an IPv6 host is in brackets.
 
+    The host is an IP address, or a name that a resolver can look up; no lookup takes place.
+
     Raises:
         ValueError: ``address`` has another form.
     """
-    scheme, separator, rest = address.partition("://")
-    host, colon, port = rest.rpartition(":")
-    if scheme != "tcp" or not separator or not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"address {address!r} is not of the form tcp://host:port")
-    return host.strip("[]"), int(port)
+    # The length comes first, because a peer may have chosen it.
+    found = _ADDRESS.fullmatch(address) if len(address) <= 2 * MOST_HOST else None
+    if found is None or int(found[3]) > 65535 or not _is_host(found[1], found[2]):
+        raise ValueError(f"address {address[:80]!r} is not of the form tcp://host:port")
+    return found[1] or found[2], int(found[3])
+
+
+def _is_host(ipv6: str | None, name: str) -> bool:
+    try:
+        if ipv6 is not None:
+            ipaddress.IPv6Address(ipv6)
+            return True
+        ascii_name = name.encode("idna").decode()  # as Python's resolver does
+    except ValueError:
+        return False
+    return len(ascii_name) <= MOST_HOST and _NAME.fullmatch(ascii_name) is not None
 
 
 def format_tcp_address(host: str, port: int) -> str:

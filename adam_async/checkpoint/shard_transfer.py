@@ -346,7 +346,8 @@ class ShardCopies:
         try:
             async with asyncio.timeout(None) as bundle.attempt:
                 link = await channel.dial(self._waits.dial_s)
-                if (link.peer.node, link.peer.incarnation) != (primary.node, primary.incarnation):
+                peer = link.peer
+                if (peer.role, peer.node, peer.incarnation) != ("ps", primary.node, primary.incarnation):
                     return unavailable
                 await work(link, bundle.shards)
             bundle.attempt = None  # a timeout that has ended cannot be rescheduled

@@ -21,6 +21,7 @@ from adam_async.run.token_file import read_token_text
 from transport import (
     Budget,
     BufferPool,
+    DialFailed,
     Identity,
     Link,
     LinkConfig,
@@ -205,16 +206,19 @@ class SchemeNetworks(Network):
         """Dial in the network of the address; see `Network.dial`.
 
         Raises:
-            ValueError: No network has the scheme of the address, as in `listen`.
+            DialFailed: No network has the scheme of the address.
         """
-        network = self._network_of(address)
+        try:
+            network = self._network_of(address)
+        except ValueError as error:
+            raise DialFailed(address, 0, str(error)) from None
         return await network.dial(address, identity, timeout_s=timeout_s, retry=retry, peer_role=peer_role)
 
     def _network_of(self, address: str) -> Network:
         network = self.networks.get(address.partition("://")[0])
         if network is None:
             known = ", ".join(f"{scheme}://" for scheme in sorted(self.networks))
-            raise ValueError(f"address {address!r} is of none of these networks: {known}")
+            raise ValueError(f"address {address[:80]!r} is of none of these networks: {known}")
         return network
 
     def __repr__(self) -> str:

@@ -115,7 +115,8 @@ class Membership:
     def joined(self) -> bool:
         """Whether the newest received map has this incarnation of the node as live."""
         node = self.map.nodes.get(self.node)
-        return node is not None and node.live and node.incarnation == self._identity.incarnation
+        own = self._identity
+        return node is not None and node.live and (node.role, node.incarnation) == (own.role, own.incarnation)
 
     @property
     def leader(self) -> str:

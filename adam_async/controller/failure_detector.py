@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from adam_async.run.cluster_map import ClusterMap
 
-Incarnation = tuple[str, int]
-"""Node and incarnation."""
+Incarnation = tuple[str, str, int]
+"""Role, node and incarnation. Keys prove only the role: a peer may claim any node and incarnation."""
 
 
 class FailureDetector:
@@ -30,7 +30,9 @@ class FailureDetector:
 
     def led(self, cluster: ClusterMap, here: Iterable[Incarnation], *, now: float) -> None:
         """Begin to lead: suspect every live node without a link here."""
-        incarnations = [(name, node.incarnation) for name, node in cluster.nodes.items() if node.live]
+        incarnations = [
+            (node.role, name, node.incarnation) for name, node in cluster.nodes.items() if node.live
+        ]
         present = set(here)
         self._found_by = now + self._grace_s + self._find_s if incarnations else -math.inf
         self._until = {
@@ -42,17 +44,17 @@ class FailureDetector:
         self._until.clear()
         self._found_by = -math.inf
 
-    def link_lost(self, node: str, incarnation: int, *, now: float) -> None:
+    def link_lost(self, incarnation: Incarnation, *, now: float) -> None:
         """Suspect a node whose last link broke.
 
         A node linked before this leader's election may have left to search for the leader, so its deadline is
         not before that of the search.
         """
-        self._until[node, incarnation] = max(now + self._grace_s, self._found_by)
+        self._until[incarnation] = max(now + self._grace_s, self._found_by)
 
-    def link_back(self, node: str, incarnation: int) -> None:
+    def link_back(self, incarnation: Incarnation) -> None:
         """Clear the suspicion of a node with a link."""
-        self._until.pop((node, incarnation), None)
+        self._until.pop(incarnation, None)
 
     def stood_still(self, *, now: float) -> None:
         """Give every suspect a full grace period after a stall of this process.
@@ -82,5 +84,6 @@ class FailureDetector:
 
 
 def _is_live(cluster: ClusterMap, incarnation: Incarnation) -> bool:
-    node = cluster.nodes.get(incarnation[0])
-    return node is not None and node.live and node.incarnation == incarnation[1]
+    role, name, number = incarnation
+    node = cluster.nodes.get(name)
+    return node is not None and node.live and (node.role, node.incarnation) == (role, number)

@@ -145,20 +145,8 @@ class PermissionTable:
 
 def _own_node(attempt: Attempt, cluster: ClusterMap) -> str:
     peer, value = attempt.peer, attempt.value
-    if attempt.key != f"nodes/{peer.node}":
-        return WRONG
-    if not _is_record_of(value, peer):
-        return WRONG
-    old = cluster.nodes.get(peer.node)
-    if old is None:
-        # A record of another role may be committed without being applied here. If this controller has applied
-        # the expected version, the record has left the map, and the attempt is a conflict.
-        return LATER if attempt.expected > cluster.version else RIGHT
-    return RIGHT if old.role == peer.role else WRONG
-
-
-def _is_record_of(value: Mapping[str, Any], peer: Identity) -> bool:
-    return value.get("role") == peer.role and value.get("incarnation") == peer.incarnation
+    record = (attempt.key, value.get("role"), value.get("incarnation"))
+    return RIGHT if record == (f"nodes/{peer.node}", peer.role, peer.incarnation) else WRONG
 
 
 def _own_node_or_a_death(attempt: Attempt, cluster: ClusterMap) -> str:
@@ -224,7 +212,9 @@ def _deletion(attempt: Attempt, old: StoreRecord | None, cluster: ClusterMap) ->
     if old.program and cluster.in_progress:
         return WRONG
     creator = cluster.nodes.get(old.creator)
-    return WRONG if old.creator != attempt.peer.node and creator is not None and creator.live else RIGHT
+    # A reader under the creator's name has created nothing.
+    is_there = creator is not None and creator.live and creator.role != "reader"
+    return WRONG if is_there and old.creator != attempt.peer.node else RIGHT
 
 
 def _own_bundle(attempt: Attempt, cluster: ClusterMap) -> str:

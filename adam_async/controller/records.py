@@ -1,13 +1,14 @@
 """Pure: limits of a record of the cluster map, checked before the map's own rules."""
 
-import re
-
 import msgspec
 import numpy as np
 
+from adam_async.errors import ConfigError
 from adam_async.messages.body import ROLES
 from adam_async.messages.bounds import MOST_INFO_BYTES, MOST_VALUE_BYTES, Count
+from adam_async.run.addresses import check_address
 from adam_async.run.cluster_map import COPIES, MOST_REASON, NodeRecord
+from transport.sockets import parse_tcp_address
 
 MAX_DEPTH = 32
 """Maximum nesting depth of a record of the map, in containers. Controllers with a smaller stack could not
@@ -57,8 +58,15 @@ def value_too_large(key: str, size: int) -> str:
     return f"{key} of {size} bytes is above the limit of {MOST_VALUE_BYTES}: put less into it"
 
 
-ADDRESS = re.compile(r"tcp://[^\s/]+:\d{1,5}|local://.+")
-"""Pattern of the addresses that other roles can dial."""
+def _address_problem(name: str, address: str) -> str:
+    """Return why other roles cannot dial an address; empty if they may."""
+    if address.startswith("local://"):
+        return ""
+    try:
+        check_address(address, name)
+    except ConfigError as error:
+        return f"{error}; others could not dial it"
+    return "" if parse_tcp_address(address)[1] else f"{name}: {address} has port 0; others could not dial it"
 
 
 def check_node(record: NodeRecord) -> str:
@@ -80,8 +88,8 @@ def check_node(record: NodeRecord) -> str:
         if length > most:
             return f"{name} has {length} characters; {most} are the most"
     # Drivers, clients and readers have no listener; peers dial live nodes of all other roles.
-    if record.live and record.role not in DEAF and not ADDRESS.fullmatch(record.address):
-        return f"address {record.address[:80]!r} is not of the form tcp://host:port: others could not dial it"
+    if record.live and record.role not in DEAF and (problem := _address_problem("address", record.address)):
+        return problem
     size = len(msgspec.json.encode(record.info))
     if size > MOST_INFO_BYTES:
         return f"info has {size} bytes as JSON text; {MOST_INFO_BYTES} are the most"
@@ -93,9 +101,7 @@ def _server_problem(record: NodeRecord) -> str:
     copies = record.info.get(COPIES, "")
     if problem := info_problem(record, _ServerInfo):
         return problem
-    if copies and not (len(copies) <= MOST_ADDRESS and ADDRESS.fullmatch(copies)):
-        return f"copies {copies[:80]!r} is not of the form tcp://host:port: other servers could not dial it"
-    return ""
+    return _address_problem(COPIES, copies) if copies else ""
 
 
 def info_problem(record: NodeRecord, kind: type[msgspec.Struct]) -> str:

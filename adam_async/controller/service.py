@@ -184,16 +184,16 @@ class Controller(Role):
         if link.peer.role == "controller":
             await self._on_controller(link)
             return
-        node = (link.peer.node, link.peer.incarnation)
+        node = (link.peer.role, link.peer.node, link.peer.incarnation)
         links = self._links.setdefault(node, set())
         links.add(link)
-        self._failure_detector.link_back(*node)
+        self._failure_detector.link_back(node)
         await super()._on_link(link)
         links.discard(link)
         if not links:  # a node may have several: its membership's, and one for statistics
             del self._links[node]
             if self._ready:
-                self._failure_detector.link_lost(*node, now=self._loop.time())
+                self._failure_detector.link_lost(node, now=self._loop.time())
                 self._timer.rearm()
         for request in [r for r in self._watches if r.link is link]:
             del self._watches[request]
@@ -294,10 +294,12 @@ class Controller(Role):
 
     def _is_taken(self, key: str, peer: Identity) -> bool:
         """Return whether another connected process has the peer's node id."""
-        node = self.map.nodes.get(key.removeprefix("nodes/"))
-        if node is None or not node.live or node.incarnation == peer.incarnation:
+        node = self.map.nodes.get(peer.node)
+        if key != f"nodes/{peer.node}" or node is None or not node.live:
             return False
-        return key == f"nodes/{peer.node}" and (peer.node, node.incarnation) in self._links
+        # The rules of the map decide between nodes of different roles.
+        is_other = node.role == peer.role and node.incarnation != peer.incarnation
+        return is_other and (node.role, peer.node, node.incarnation) in self._links
 
     # --- answers -----------------------------------------------------------------------------
 
@@ -422,10 +424,11 @@ class Controller(Role):
                     continue
                 same = MapChanges(version=watch.after, group=watch.group)
                 request.reply(pack(same, [text_tensor([])]))
-        for node, incarnation in self._failure_detector.due(self.map, now=now):
+        for incarnation in self._failure_detector.due(self.map, now=now):
             # The new deadline repeats a failed proposal.
-            self._failure_detector.link_lost(node, incarnation, now=now)
-            self.group.propose(("lost", node), Lost(node, incarnation))
+            self._failure_detector.link_lost(incarnation, now=now)
+            _, name, number = incarnation
+            self.group.propose(("lost", name), Lost(name, number))
 
     def statistics(self) -> ControllerStatistics:
         """Return the version of the map, the group, the traffic of each link, and facts of the process."""

@@ -34,6 +34,9 @@ from adam_async.run.store_record import ArraysPiece, StoreRecord, is_store_name
 INCARNATIONS_KEPT = 16
 """Maximum number of ended incarnations that the map keeps of a node."""
 
+PROGRAMS = ("client", "reader")
+"""Roles of programs that use stores: no role of the cluster needs them."""
+
 DEPARTED_KEPT = 64
 """Maximum number of departed nodes of each role in the map, except those in use; the last to leave stay."""
 
@@ -169,22 +172,23 @@ class ControllerState:
     # --- members -------------------------------------------------------------------------------
 
     def _set_node(self, name: str, new: NodeRecord) -> ClusterMap | str:
-        old = self.map.nodes.get(name)
+        cluster, old = self.map, self.map.nodes.get(name)
         problem = check_node(new) or self._rules.check_node(new)
         if problem:
             return problem
+        if old is not None and old.role != new.role:
+            if not _gives_way(name, old, new):
+                return f"{name} is the name of a {old.role}: choose another one, such as {new.role}-1 (--id)"
+            # The incarnations of another role say nothing about those of this one.
+            cluster, old = self._lost(cluster, name, old), None
         before = old.before if old is not None else ()
         if new.incarnation in before:
             return f"a later incarnation of {name} has joined; start this one again"
         if old is not None and old.incarnation != new.incarnation:
             before = (*before, old.incarnation)[-INCARNATIONS_KEPT:]
-        cluster = self.map
+            # If the old incarnation is live, it was not reported lost yet, but its state is lost.
+            cluster = self._lost(cluster, name, old)
         new = msgspec.structs.replace(new, before=before, changed=cluster.version + 1)
-        if old is not None and old.live and old.incarnation != new.incarnation:
-            # The old incarnation was not reported lost yet, but its state is lost.
-            cluster = _without_node(cluster, NodeLost(name, old.incarnation))
-            cluster = store_rules.fail_stores(bundle_rules.strike_out_lost(cluster))
-            cluster = self._rules.lost(cluster)
         if old is not None and old.incarnation == new.incarnation and old.live and old.store == new.store:
             new = msgspec.structs.replace(
                 new, replica=old.replica, partition=old.partition, placed=old.placed
@@ -192,6 +196,13 @@ class ControllerState:
         else:
             new = msgspec.structs.replace(new, **NO_SLOT)
         return msgspec.structs.replace(cluster, nodes={**cluster.nodes, name: new})
+
+    def _lost(self, cluster: ClusterMap, name: str, node: NodeRecord) -> ClusterMap:
+        """Return the map without a node whose name another one takes; the same map if it has departed."""
+        if not node.live:
+            return cluster
+        cluster = _without_node(cluster, NodeLost(name, node.incarnation))
+        return self._rules.lost(store_rules.fail_stores(bundle_rules.strike_out_lost(cluster)))
 
     def _forget_departed(self) -> None:
         """Remove nodes that left long ago from the map, except those in use.
@@ -229,6 +240,21 @@ class ControllerState:
         """Assert the invariants after a command."""
         store_rules.check_invariants(self.map)
         self._rules.check_invariants(self.map)
+
+
+def _gives_way(name: str, old: NodeRecord, new: NodeRecord) -> bool:
+    """Return whether a node leaves its name to a node of another role.
+
+    A name that begins with a role, such as worker-1, is that role's. Any other name is free after its node
+    has departed; a program that uses stores leaves such a name to the roles of a cluster at once.
+    """
+    named = name.partition("-")[0]
+    if named in (old.role, new.role):
+        return named == new.role
+    if old.role in PROGRAMS and new.role not in PROGRAMS:
+        return True
+    # Other records name a departed node by its incarnation.
+    return not old.live and old.incarnation != new.incarnation
 
 
 def _without_node(cluster: ClusterMap, lost: NodeLost) -> ClusterMap:

@@ -368,7 +368,7 @@ class LedgerService:
                 await self._write_in(ledger_replica)
 
     def _channel_to(self, peer: LedgerReplica) -> Channel:
-        return Channel(self._endpoint, peer=peer[0], address="", pauses=PAUSES)
+        return Channel(self._endpoint, peer=peer[0], address="", peer_role="data", pauses=PAUSES)
 
     async def _use_link(
         self, channel: Channel, peer: LedgerReplica, work: Callable[[Link, LedgerReplica], Awaitable[None]]

@@ -79,12 +79,12 @@ class RoleCounts:
 
     async def final(self, run: str) -> dict[str, RoleStatistics]:
         """Return the counts of all roles at the end of a run, by node id; note roles that do not answer."""
-        controllers = self._membership.controllers
+        controllers = [("", address) for address in self._membership.controllers]
         # The other controllers replace a lost leader, so a short wait for each of them is enough.
         dial_s = POLL_S if len(controllers) > 1 else None
         found = await self._queries.all_statistics(controllers, run, on_silence=self._note, dial_s=dial_s)
         others = self.addresses("ps", "data", "worker")
-        return found | await self._queries.all_statistics(others.values(), run, on_silence=self._note)
+        return found | await self._queries.all_statistics(others.items(), run, on_silence=self._note)
 
     async def profiles(self) -> list[Part]:
         """Return the timelines of roles in other processes; note roles that do not answer."""

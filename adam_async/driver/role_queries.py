@@ -88,17 +88,25 @@ class RoleQueries:
 
     async def all_statistics(
         self,
-        addresses: Iterable[str],
+        addresses: Iterable[tuple[str, str]],
         run: str,
         *,
         on_silence: Callable[[str], None],
         dial_s: float | None = None,
     ) -> dict[str, RoleStatistics]:
-        """Return the counts of roles by node id; call `on_silence` for each role that did not answer."""
+        """Return the counts of roles by node id; call `on_silence` for each role that did not answer.
+
+        Args:
+            addresses: Node id and address of each role; an empty id for a controller, whose id may be
+                unknown.
+        """
         found: dict[str, RoleStatistics] = {}
-        for address in addresses:
+        for node, address in addresses:
             try:
                 statistics = await self.statistics(address, run, dial_s=dial_s)
+                # A node listens under any name that it likes.
+                if not (statistics.node == node if node else statistics.values["role"] == "controller"):
+                    raise RemoteProtocolError("statistics", f"{statistics.node} answers for {node or 'it'}")
                 found[statistics.node] = statistics
             except (TransportError, ValueError) as error:  # others may reach this role over another network
                 on_silence(f"the role at {address} did not report its counts: {error}")

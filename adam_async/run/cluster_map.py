@@ -172,7 +172,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
             self.run is not None
             and driver is not None
             and driver.live
-            and driver.incarnation == self.run.incarnation
+            and (driver.role, driver.incarnation) == ("driver", self.run.incarnation)
         )
 
     def result(self, epoch: int) -> dict[str, Any]:

@@ -210,8 +210,8 @@ async def test_a_coroutine_function_is_no_handler(make: Make) -> None:
 
 
 async def test_local_addresses_are_checked() -> None:
-    with pytest.raises(ValueError, match="local://name"):
-        await local().dial("tcp://127.0.0.1:1", NEAR)
+    with pytest.raises(DialFailed, match="local://name"):
+        await local().dial("tcp://127.0.0.1:1", NEAR, retry=RetrySchedule(attempts=1))
 
 
 async def test_local_delivery_passes_the_very_objects() -> None:

@@ -219,10 +219,59 @@ async def test_listening_in_public_needs_a_token() -> None:
             pass
 
 
-@pytest.mark.parametrize("address", ["tcp://host", "host:1", "tcp://:1", "tcp://h:99999", "local://x"])
-def test_an_address_that_is_none_is_refused(address: str) -> None:
-    with pytest.raises(ValueError, match="tcp://host:port"):
-        parse_tcp_address(address)
+NO_ADDRESSES = {
+    "no port": (
+        "tcp://host",
+        "tcp://host:",
+        "tcp://h:-1",
+        "tcp://h:65536",
+        "tcp://h:99999",
+        "tcp://h:\uff11",
+    ),
+    "no scheme": ("host:1", "local://x", "TCP://a:1", "", "tcp://"),
+    "no host": ("tcp://:1", "tcp://[]:1", "tcp://.:1"),
+    "an empty label": ("tcp://a..b:1", "tcp://.a:1", "tcp://a..:1"),
+    "a long label": (f"tcp://{'a' * 64}:1", "tcp://" + "\xfc" * 60 + ":1"),
+    "a long name": (f"tcp://{'.'.join(['a' * 60] * 5)}:1", f"tcp://{'a' * (1 << 20)}:1"),
+    "no name": ("tcp://a\0b:1", "tcp://a b:1", "tcp://a:1\n", "tcp://-a:1", "tcp://a/b:1", "tcp://u:p@h:1"),
+    "no Unicode name": ("tcp://\ud800:1", "tcp://\u200d.com:1", "tcp://a\uff0cb:1", "tcp://h\u2028:1"),
+    "no IPv6": ("tcp://[::1:7", "tcp://::1:7", "tcp://[1.2.3.4]:1", "tcp://[::1%]:1", "tcp://[::1%a%b]:1"),
+}
+
+
+@pytest.mark.parametrize("lacks", NO_ADDRESSES)
+def test_an_address_that_is_none_is_refused(lacks: str) -> None:
+    for address in NO_ADDRESSES[lacks]:
+        with pytest.raises(ValueError, match=r"address .{,160} is not of the form tcp://host:port"):
+            parse_tcp_address(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("tcp://10.0.0.1:7", "10.0.0.1"),
+        ("tcp://*:7", "*"),
+        ("tcp://[fe80::1%eth0]:7", "fe80::1%eth0"),
+        ("tcp://ps-0.a_b.svc.cluster.local.:7", "ps-0.a_b.svc.cluster.local."),
+        ("tcp://b\xfccher.example:7", "b\xfccher.example"),
+        (f"tcp://{'a' * 63}:7", "a" * 63),
+    ],
+)
+def test_names_and_addresses_of_hosts_are_read(address: str, host: str) -> None:
+    assert parse_tcp_address(address) == (host, 7)
+
+
+@pytest.mark.parametrize("address", ["tcp://a..b:1", "local://x", f"tcp://{'a' * 300}:1"])
+async def test_an_address_of_another_form_cannot_be_reached(address: str) -> None:
+    with pytest.raises(DialFailed, match=r"after 1 attempt.*is not of the form"):
+        await network().dial(address, NEAR, retry=RetrySchedule(attempts=1))
+
+
+async def test_a_host_that_the_resolver_refuses_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host in ("a..b", "a" * 300, "a\0b", "\ud800"):
+        monkeypatch.setattr("transport.network.parse_tcp_address", lambda _, host=host: (host, 1))
+        with pytest.raises(DialFailed, match="after 1 attempt"):
+            await network().dial("tcp://host:1", NEAR, retry=RetrySchedule(attempts=1))
 
 
 def test_loopback_addresses_are_recognised() -> None:

@@ -26,7 +26,9 @@ from adam_async.messages import (
     unpack_any,
 )
 from adam_async.runtime.channel import Endpoint
+from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.trace_events import Fired, Part
+from adam_async.runtime.traffic import CommonStatistics
 from tests.adam_async.runs import PATIENT, local_network
 from transport import Identity, Link, Message, RemoteProtocolError, Request
 
@@ -124,3 +126,20 @@ async def test_a_role_that_does_not_answer_keeps_no_other_answer_back() -> None:
 
     assert sorted(asked) == ["worker-0", "worker-1"]
     assert {node: each.values for node, each in found.items()} == {"worker-1": {**counts, "role": "worker"}}
+
+
+async def test_an_answer_in_the_name_of_another_role_is_not_counted() -> None:
+    noted: list[str] = []
+
+    def counts(asked: Any) -> Message:
+        common = CommonStatistics(traffic=[], process=ProcessMemory(host="", pid=1, peak_rss_mb=1.0))
+        return pack(Statistics(node="worker-0", role="worker"), [text_tensor(common)])
+
+    async with answering(counts) as queries:
+        for node in ("worker-0", "ps-0", ""):  # an empty name asks a controller
+            found = await queries.all_statistics([(node, ADDRESS)], "", on_silence=noted.append)
+            assert list(found) == (["worker-0"] if node == "worker-0" else [])
+    assert [text.rpartition(": ")[2] for text in noted] == [
+        "worker-0 answers for ps-0",
+        "worker-0 answers for it",
+    ]

@@ -48,7 +48,7 @@ def test_the_ranks_of_one_node_use_its_address_and_a_chosen_port() -> None:
         ({"RANK": "4"}, "RANK='4' must be a whole number within 0 and 3"),
         ({"LOCAL_WORLD_SIZE": "5"}, "LOCAL_WORLD_SIZE='5' must be a whole number within 1 and 4"),
         ({"MASTER_PORT": "0"}, "MASTER_PORT='0' must be a whole number within 1 and 65535"),
-        ({"MASTER_ADDR": "a b"}, "MASTER_ADDR: 'tcp://a b:29501' is not one address"),
+        ({"MASTER_ADDR": "a b"}, "MASTER_ADDR: address 'tcp://a b:29501' is not of the form"),
         ({"TORCHELASTIC_RESTART_COUNT": "-1"}, "TORCHELASTIC_RESTART_COUNT='-1' must be a whole number"),
     ],
 )

@@ -35,8 +35,8 @@ def test_one_address_or_several_are_taken_without_their_spaces() -> None:
     ("text", "said"),
     [
         ("tcp://a:1,", "--join: address '' is not of the form tcp://host:port"),
-        ("tcp://a:1;tcp://b:1", "--join: 'tcp://a:1;tcp://b:1' is not one address tcp://host:port"),
-        ("tcp://a:1 tcp://b:1", "--join: 'tcp://a:1 tcp://b:1' is not one address"),
+        ("tcp://a:1;tcp://b:1", "--join: address 'tcp://a:1;tcp://b:1' is not of the form tcp://host:port"),
+        ("tcp://a:1 tcp://b:1", "--join: address 'tcp://a:1 tcp://b:1' is not of the form"),
         ("tcp://a:1,tcp://0.0.0.0:1", "stands for every interface"),
         ("tcp://a:1,tcp://b:1,tcp://a:1", "--join: tcp://a:1 is named twice; name each once"),
     ],
