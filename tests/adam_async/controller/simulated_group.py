@@ -196,9 +196,9 @@ class Trio:
     def statistics(self):
         return {name: it.group.statistics() for name, it in self.running.items()}
 
-    async def client(self, name, *, role="worker", node="client", incarnation=1):
+    async def client(self, name, *, role="worker", node="client", incarnation=1, machine=""):
         """A client on a machine of its own, linked to one controller. Its link lives as long as the run."""
-        machine = self.world.node(node)
+        machine = self.world.node(machine or node)
         made = asyncio.get_running_loop().create_future()
 
         async def program(machine):

@@ -120,14 +120,12 @@ def test_a_member_sets_its_own_node_with_the_role_of_its_link(role: str) -> None
     assert asks(role, "nodes/new", {}, 0, "new") == FORBIDDEN
 
 
-def test_a_worker_does_not_get_the_membership_of_a_server_of_the_same_id() -> None:
-    assert asks("worker", "nodes/ps-0", own("worker"), 3, "ps-0") == FORBIDDEN
-    assert asks("worker", "nodes/ps-0", own("worker"), 99, "ps-0") == FORBIDDEN
+def test_the_rules_of_the_map_decide_between_two_roles_of_one_id() -> None:
+    assert asks("worker", "nodes/ps-0", own("worker"), 3, "ps-0") == ""
     assert asks("ps", "nodes/ps-0", own("ps"), 3, "ps-0") == ""
 
 
 def test_versions_that_the_leader_does_not_know_wait_and_older_ones_are_conflicts() -> None:
-    assert asks("worker", "nodes/new", own("worker"), 6, "new") == BEHIND
     assert asks("driver", "epoch", replace(EPOCH, ended=True), 6) == BEHIND
     assert asks("driver", "nodes/ps-0", DEAD, 4) == BEHIND
     assert asks("driver", "epoch", DRAINS, 4) == ""

@@ -40,3 +40,20 @@ def test_the_address_of_a_server_for_others_can_be_dialled(copies: Any, said: st
 def test_other_roles_and_other_fields_may_say_anything() -> None:
     for role, info in (("ps", {"threads": "many"}), ("worker", {"n": "many"}), ("data", {})):
         assert check_node(NodeRecord(role=role, address="local://1", incarnation=1, info=info)) == ""
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("tcp://a..b:1", f"tcp://{'a' * 64}:1", "tcp://a\0b:1", "tcp://0.0.0.0:1", ""),
+        *("tcp://[::1:1", "tcp://u@h:1", "tcp:// h:1", "ftp://h:1", "tcp://h:0", "tcp://h:65536", "h:1"),
+    ],
+)
+def test_an_address_that_no_role_could_dial_is_refused(address: str) -> None:
+    for role in ("ps", "data", "worker"):
+        assert check_node(NodeRecord(role=role, address=address, incarnation=1)).startswith("address: ")
+    for role in ("driver", "client", "reader"):  # these have no listener
+        assert check_node(NodeRecord(role=role, address=address, incarnation=1)) == ""
+    if address:
+        record = NodeRecord(role="ps", address="tcp://h:1", incarnation=1, info={"copies": address})
+        assert check_node(record).startswith("copies: ")

@@ -429,6 +429,50 @@ def test_a_node_gone_before_its_join_is_committed_is_lost_after_the_grace():
     simulated(scenario)
 
 
+@pytest.mark.parametrize("role", ["reader", "client", "data"])
+def test_a_peer_of_another_role_under_the_name_of_a_node_does_not_hide_its_loss(role):
+    """The peer keeps its link to the leader before the node joins, and when the node is lost."""
+
+    async def scenario(trio):
+        leader = await trio.settled()
+        await trio.client(leader, role=role, node="w", incarnation=5, machine="early")
+        client = await (await trio.client(leader, node="w", incarnation=5)).open()
+        assert (await client.set("nodes/w", 0, record(incarnation=5))).done
+        await trio.client(leader, role=role, node="w", incarnation=5, machine="late")
+        trio.node("w").kill()
+        await trio.until(lambda: not trio.running[leader].map.nodes["w"].live, "it is not missed")
+
+    simulated(scenario)
+
+
+def test_a_peer_of_another_role_under_the_name_of_a_node_does_not_lose_it():
+    async def scenario(trio):
+        leader = await trio.settled()
+        client = await (await trio.client(leader, node="w", incarnation=5)).open()
+        assert (await client.set("nodes/w", 0, record(incarnation=5))).done
+        await trio.client(leader, role="reader", node="w", incarnation=5, machine="other")
+        trio.node("other").kill()
+        await asyncio.sleep(3 * WAITS.grace_s)
+        assert trio.running[leader].map.nodes["w"].live
+
+    simulated(scenario)
+
+
+def test_a_peer_of_another_role_under_the_name_of_a_node_does_not_keep_out_the_next_incarnation():
+    async def scenario(trio):
+        leader = await trio.settled()
+        client = await (await trio.client(leader, node="w", incarnation=5)).open()
+        assert (await client.set("nodes/w", 0, record(incarnation=5))).done
+        await trio.client(leader, role="reader", node="w", incarnation=5, machine="other")
+        trio.node("w").kill()
+        await trio.until(lambda: len(trio.running[leader]._links) == 1, "its link is there")
+        again = await (await trio.client(leader, node="w", incarnation=6)).open()
+        now = trio.running[leader].map.nodes["w"].changed
+        assert (await again.set("nodes/w", now, record(incarnation=6))).done
+
+    simulated(scenario)
+
+
 def test_a_loss_takes_effect_only_once_it_is_committed():
     """The disks of the others are so slow that this takes a while."""
 

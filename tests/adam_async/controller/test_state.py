@@ -96,6 +96,78 @@ def test_an_incarnation_that_another_one_followed_never_joins_again():
     assert cluster.map.nodes["worker-0"].incarnation == 77
 
 
+# --- names of nodes ----------------------------------------------------------------------------
+
+
+def takes(cluster, name, role, incarnation=9):
+    """Whether a node of a role gets a name."""
+    events = cluster.set(f"nodes/{name}", node(role, incarnation))
+    return not isinstance(events[0], Invalid)
+
+
+ROLES_OF_CLUSTERS = ("driver", "worker", "ps", "data")
+
+
+@pytest.mark.parametrize("squatter", ["reader", "client"])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_program_that_uses_stores_keeps_no_name_from_the_roles_of_a_cluster(squatter, leaves):
+    for role in ROLES_OF_CLUSTERS:
+        for name in (role, f"{role}-1", "gpu7"):
+            cluster = Cluster()
+            for incarnation in (7, 8, 9):  # also under the incarnation of the role that comes next
+                assert takes(cluster, name, squatter, incarnation)
+            if leaves:
+                cluster.lose(name)
+            assert takes(cluster, name, role)
+            assert cluster.map.nodes[name].role == role
+            assert not takes(cluster, name, squatter, 10)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [(a, b) for a in ROLES_OF_CLUSTERS for b in ROLES_OF_CLUSTERS if a != b]
+)
+def test_a_name_that_begins_with_a_role_is_that_roles(first, then):
+    cluster = Cluster()
+    assert takes(cluster, f"{then}-1", first, 5)
+    assert takes(cluster, f"{then}-1", then)  # also from a live node
+    assert not takes(cluster, f"{then}-1", first)
+    cluster.lose(f"{then}-1")
+    assert not takes(cluster, f"{then}-1", first)
+    assert takes(cluster, f"{then}-1", then)  # the departed incarnation returns
+
+
+def test_any_other_name_is_free_after_its_node_has_departed():
+    cluster = Cluster()
+    assert takes(cluster, "gpu7", "worker", 5)
+    assert not takes(cluster, "gpu7", "ps")
+    assert "gpu7 is the name of a worker: choose another one, such as ps-1 (--id)" in refused(
+        cluster.set("nodes/gpu7", node("ps", 9))
+    )
+    cluster.lose("gpu7")
+    assert not takes(cluster, "gpu7", "reader", 5)  # other records name the departed node so
+    for incarnation in (6, 7):
+        assert takes(cluster, "gpu7", "reader", incarnation)
+    assert takes(cluster, "gpu7", "worker", 5)  # the reader has used up no incarnation of it
+
+
+def test_a_server_whose_name_its_own_role_takes_is_lost():
+    cluster = with_servers("ps-0")
+    cluster.set("nodes/worker-1", node("ps"))
+    cluster.create("a", store_record(servers=2))
+    assert servers_of(cluster, "a") == ["ps-0", "worker-1"]
+    assert takes(cluster, "worker-1", "worker")
+    assert cluster.map.stores["a"].phase == "failed"
+
+
+def test_a_driver_is_driving_under_its_own_role_alone():
+    cluster = Cluster()
+    cluster.set("nodes/me", node("driver", 1))
+    cluster.submit(run_record(driver="me"))
+    assert cluster.map.driven
+    others = replace(cluster.map.nodes["me"], role="reader")
+    assert not replace(cluster.map, nodes={"me": others}).driven
+
+
 # --- stores ------------------------------------------------------------------------------------
 
 

@@ -93,10 +93,12 @@ def test_a_client_takes_no_name_and_no_id_of_a_program_of_a_live_driver(text: st
     assert refused("stores/new/0", msgspec.structs.replace(PIECE, creator="client-1", store=text))
 
 
-def with_creator(*, live: bool, program: str = "", phase: str = "training") -> ClusterMap:
+def with_creator(
+    *, live: bool, program: str = "", phase: str = "training", role: str = "client"
+) -> ClusterMap:
     """Return a map with a store of ``client-2``, or of a program."""
     theirs = store("b", creator="client-2", program=program, changed=3)
-    creator = NodeRecord(role="client", address="", incarnation=1, live=live)
+    creator = NodeRecord(role=role, address="", incarnation=1, live=live)
     run = msgspec.structs.replace(RUN, phase=phase)
     return ClusterMap(version=3, nodes={"client-2": creator}, run=run, stores={"theirs": theirs})
 
@@ -106,6 +108,8 @@ def with_creator(*, live: bool, program: str = "", phase: str = "training") -> C
     [
         (with_creator(live=True), False),
         (with_creator(live=False), True),
+        (with_creator(live=True, role="reader"), True),  # it has the creator's name, and created nothing
+        (with_creator(live=True, role="driver"), False),
         (with_creator(live=True, program="run-1", phase="finished"), False),
         (with_creator(live=False, program="run-1", phase="finished"), True),
         (with_creator(live=False, program="run-1"), False),
