@@ -348,7 +348,7 @@ async def measure(
         cluster = await stack.enter_async_context(started(network, layout))
         store = await stack.enter_async_context(
             ParameterStore.open(
-                cluster.controller, arrays, rule=Sgd(rate=1.0), copies=3, servers=1, token=TOKEN
+                cluster.controller, arrays, name="model", rule=Sgd(rate=1.0), copies=3, servers=1, token=TOKEN
             )
         )
         load = Load(store, kib << 10, options.mib_per_s * 1024 / kib)

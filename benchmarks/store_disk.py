@@ -147,7 +147,7 @@ async def latency(model: str, flush_s: float, folder: Path, options: argparse.Na
             for side, at, words in (("without", None, ()), ("with", disks, within)):
                 cluster = await stack.enter_async_context(started(at, flush_s=flush_s, within=words))
                 opening = ParameterStore.open(
-                    cluster.controller, specs_of(model), rule=Sgd(), copies=2, servers=2
+                    cluster.controller, specs_of(model), name="model", rule=Sgd(), copies=2, servers=2
                 )
                 sides[side] = cluster, await stack.enter_async_context(opening), []
             for number in range(-1, options.rounds):

@@ -152,7 +152,10 @@ class Process:
             from adam_async.torch import RemoteOptimizer, parameter_arrays
 
             self.store = sync.ParameterStore.open(
-                options["where"], parameter_arrays(self.module), rule=Sgd(rate=rate, momentum=momentum)
+                options["where"],
+                parameter_arrays(self.module),
+                name="model",
+                rule=Sgd(rate=rate, momentum=momentum),
             )
             return RemoteOptimizer(
                 self.module,

@@ -37,7 +37,7 @@ def train(where: str = "local", *, epochs: int = 10) -> list[float]:
     torch.manual_seed(0)
     images, module, losses = asyncio.run(digits()), Denoiser(), []
     arrays, rules = arrays_with_buffers(module, Adam(rate=3e-3))
-    with sync.ParameterStore.open(where, arrays, rule=rules) as store:
+    with sync.ParameterStore.open(where, arrays, name="denoiser", rule=rules) as store:
         optimizer = RemoteOptimizer(module, store, buffers="averaged")
         for _ in range(epochs):
             for batch in images[torch.randperm(len(images))].split(32):

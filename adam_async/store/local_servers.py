@@ -2,7 +2,7 @@
 
 `ParameterStore.open("local",...)` uses the servers of the running loop: the first open store starts them, and
 the end of the last store ends them with all their stores. Each folder (`dir`) has servers of its own, which
-keep their stores there.
+keep their stores there, and so has each store without a name, whose memory is free when it is closed.
 """
 
 import asyncio
@@ -115,19 +115,27 @@ class _LocalServers:
             access.set_exception(error)
 
 
-_OF_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Path | None, _LocalServers]] = WeakKeyDictionary()
+_OF_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Path | str | None, _LocalServers]] = (
+    WeakKeyDictionary()
+)
+"""Servers of each loop: by their folder, or by the name of the one store that has them, or under None."""
 
 
 @asynccontextmanager
-async def local_servers(folder: Path | None = None) -> AsyncIterator[ServerAccess]:
+async def local_servers(
+    folder: Path | None = None, name: str = "", *, is_own: bool = False
+) -> AsyncIterator[ServerAccess]:
     """Use the servers of the running loop; the first user starts them, and the last user ends them.
 
     Args:
         folder: Folder in which the servers keep their stores; None: in memory only.
+        name: Name of the store.
+        is_own: Whether the store has servers of its own. Other clients find it there by its name.
     """
     loop = asyncio.get_running_loop()
     of_loop = _OF_LOOP.setdefault(loop, {})
-    servers = of_loop.setdefault(folder, _LocalServers(folder))
+    key = name if is_own or (folder is None and name in of_loop) else folder
+    servers = of_loop.setdefault(key, _LocalServers(folder))
     try:
         access = await servers.enter()
         try:
@@ -136,7 +144,7 @@ async def local_servers(folder: Path | None = None) -> AsyncIterator[ServerAcces
             await servers.leave()
     finally:
         # The servers refer to the loop, which would otherwise stay for ever.
-        if servers.have_ended and of_loop.get(folder) is servers:
-            del of_loop[folder]
+        if servers.have_ended and of_loop.get(key) is servers:
+            del of_loop[key]
         if not of_loop and _OF_LOOP.get(loop) is of_loop:
             del _OF_LOOP[loop]

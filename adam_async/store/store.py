@@ -21,7 +21,7 @@ call raises its error.
 
 import asyncio
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -71,7 +71,7 @@ class ParameterStore:
         where: str,
         arrays: InitialArrays | None = None,
         *,
-        name: str = "default",
+        name: str | None = None,
         create: Create = "auto",
         rule: Rule | Mapping[str, Rule] = Sgd(),  # noqa: B008 - a frozen value
         consistency: str = "asp",
@@ -94,7 +94,8 @@ class ParameterStore:
             arrays: Names to arrays with their first values, or to `ArraySpec` for zeros; None joins an
                 existing store, or restores it from the disks of servers. Joining compares names, shapes,
                 types, rules and consistency, but neither values nor rates.
-            name: Name of the store in its cluster.
+            name: Name of the store in its cluster. All clients that pass one name share the store. With
+                ``local`` and neither `name` nor `dir`, each call opens a new store, with this client alone.
             create: ``auto`` creates the store if it is absent, ``new`` refuses one that exists, and ``never``
                 only joins.
             rule: Update rule of all arrays, or of each by name.
@@ -124,7 +125,7 @@ class ParameterStore:
         """
         records, rules = records_of(arrays, rule) if arrays is not None else ((), ())
         wish = StoreWish(
-            name=name,
+            name=f"unnamed-{system_entropy(6).hex()}" if name is None else name,
             create=create,
             values=arrays,
             records=records,
@@ -140,7 +141,8 @@ class ParameterStore:
             durable=durable,
             waits=waits,
         )
-        return Opening(where, wish, token, None if dir is None else Path(dir).resolve())
+        folder = None if dir is None else Path(dir).resolve()
+        return Opening(where, wish, token, folder, is_own=name is None)
 
     # --- facts ---------------------------------------------------------------------------------
 
@@ -349,16 +351,20 @@ class Opening:
         def __exit__(self, *_: object) -> None:
             """Do nothing: Python only looks up this method before it calls `__enter__`."""
 
-    def __init__(self, where: str, wish: StoreWish, token: str | None, folder: Path | None = None) -> None:
+    def __init__(
+        self, where: str, wish: StoreWish, token: str | None, folder: Path | None, *, is_own: bool
+    ) -> None:
         if folder is not None and where != "local":
             raise ConfigError(
                 f"dir={str(folder)!r} is for 'local': the servers of a cluster have their own folders, "
                 "adam-async ps --dir"
             )
-        self._folder = folder
+        self._servers = local_servers(folder, wish.name, is_own=is_own)
         if token is not None:
             check_token_is_for(token, "reader" if wish.reader else "client", origin="token")
         self._where = _checked_where(where, wish)
+        if is_own:
+            _check_needs_no_name(self._where, wish, folder)
         self._wish = wish
         self._token = token
         self._task: asyncio.Task[None] | None = None
@@ -412,7 +418,7 @@ class Opening:
         """Do the background work of the store, from its opening to its end."""
         link: StoreLink | None = None
         try:
-            access_to = _access_to(self._where, self._token, self._folder)
+            access_to = _access_to(self._where, self._token, self._servers)
             async with access_to as access, asyncio.TaskGroup() as group:
                 link = StoreLink(self._wish, access, group)
                 await self._serve(link, opened, group)
@@ -483,6 +489,27 @@ def _checked_where(where: str, wish: StoreWish) -> str:
         raise ConfigError(f"{error}; 'local' stands for a server in this loop") from None
 
 
+def _check_needs_no_name(where: str, wish: StoreWish, folder: Path | None) -> None:
+    """Check that a store without a name is new, local, in memory, and for one client.
+
+    Raises:
+        ConfigError: The store needs a name; the error proposes one.
+    """
+    for word, value, fits in (
+        ("where", where, where == "local"),
+        ("dir", str(folder), folder is None),
+        ("arrays", None, wish.values is not None),
+        ("create", wish.create, wish.create != "never"),
+        ("reader", wish.reader, not wish.reader),
+        ("replicas", wish.replicas, wish.replicas <= 1),
+    ):
+        if not fits:
+            raise ConfigError(
+                f"name is missing, and {word} is {value!r:.80}: only a new store at 'local', in memory and "
+                "for one client, needs no name. Add name='model', in each client of the store"
+            )
+
+
 def _shown(cause: BaseException) -> BaseException:
     """Return the error that the caller of a store gets: a StoreError for a refusal of a controller."""
     if not isinstance(cause, RunFailed):
@@ -493,10 +520,12 @@ def _shown(cause: BaseException) -> BaseException:
 
 
 @asynccontextmanager
-async def _access_to(where: str, token: str | None, folder: Path | None) -> AsyncIterator[ServerAccess]:
+async def _access_to(
+    where: str, token: str | None, local: AbstractAsyncContextManager[ServerAccess]
+) -> AsyncIterator[ServerAccess]:
     """Give access to servers: the servers of this loop, or of the cluster at the addresses of controllers."""
     if where == "local":
-        async with local_servers(folder) as access:
+        async with local as access:
             yield access
         return
     network = cluster_network(token, entropy=system_entropy, buffers=BufferPool())

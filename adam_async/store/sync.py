@@ -9,7 +9,7 @@
 
 The store and its thread are here, the cluster and its thread in `cluster/sync.py`.
 
-All open stores of a process share one thread with an event loop, so stores at ``local`` share servers, too.
+All open stores of a process share one thread with an event loop, so named stores at ``local`` share servers.
 The first store starts the thread, and the end of the last store ends it. Several threads may call methods.
 
 Ctrl-C cancels the interrupted call; a sent push continues, and `settled` waits for it. The thread is a
@@ -213,7 +213,7 @@ class ParameterStore:
         where: str,
         arrays: InitialArrays | None = None,
         *,
-        name: str = "default",
+        name: str | None = None,
         create: Create = "auto",
         rule: Rule | Mapping[str, Rule] = Sgd(),  # noqa: B008 - a frozen value
         consistency: str = "asp",

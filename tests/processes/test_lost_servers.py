@@ -118,7 +118,7 @@ async def test_a_store_of_servers_started_by_hand_outlives_a_killed_primary() ->
         where, start = started_by_hand(stack)
         servers = {node: start("ps", "--id", node, "--controller") for node in ("ps-0", "ps-1", "ps-2")}
         async with ParameterStore.open(
-            where, {"w": np.zeros(3)}, rule=Sgd(rate=1.0), copies=3, servers=1
+            where, {"w": np.zeros(3)}, name="model", rule=Sgd(rate=1.0), copies=3, servers=1
         ) as store:
             for _ in range(20):
                 await store.push({"w": np.ones(3)})

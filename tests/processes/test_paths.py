@@ -80,6 +80,7 @@ async def cluster() -> AsyncIterator[Cluster]:
             ParameterStore.open(
                 running.controller,
                 {"small": SMALL, "big": BIG},
+                name="model",
                 rule=Sgd(rate=1.0),
                 copies=3,
                 servers=1,

@@ -64,7 +64,12 @@ async def test_a_primary_with_a_stopped_secondary_stays_within_its_memory_budget
             stores = [
                 await stack.enter_async_context(
                     ParameterStore.open(
-                        where, {"w": np.zeros(SHAPE, np.float32)}, rule=Sgd(rate=1.0), copies=3, servers=1
+                        where,
+                        {"w": np.zeros(SHAPE, np.float32)},
+                        name="model",
+                        rule=Sgd(rate=1.0),
+                        copies=3,
+                        servers=1,
                     )
                 )
                 for _ in range(CLIENTS)

@@ -43,7 +43,7 @@ import sys
 import numpy as np
 from adam_async import sync
 
-sync.ParameterStore.open(sys.argv[1], {"w": np.ones(3)}, servers=2)
+sync.ParameterStore.open(sys.argv[1], {"w": np.ones(3)}, name="model", servers=2)
 """
 
 
@@ -71,8 +71,8 @@ async def test_a_killed_server_is_named_to_every_client_and_the_store_can_be_cre
         where, start = started_by_hand(stack)
         server = start("ps", "--id", "ps-1", "--controller")
         async with (
-            ParameterStore.open(where, ZEROS, rule=Sgd(rate=1.0)) as store,
-            ParameterStore.open(where, reader=True) as reader,
+            ParameterStore.open(where, ZEROS, name="model", rule=Sgd(rate=1.0)) as store,
+            ParameterStore.open(where, name="model", reader=True) as reader,
         ):
             await store.push(ONES)
             assert (await reader.pull())["w"].tolist() == [-1, -1, -1]
@@ -82,9 +82,9 @@ async def test_a_killed_server_is_named_to_every_client_and_the_store_can_be_cre
             with pytest.raises(StoreError, match="ps-1 died"):
                 await reader.pull()
         with pytest.raises(StoreError, match="ps-1 died"):
-            await ParameterStore.open(where)
+            await ParameterStore.open(where, name="model")
         start("ps", "--id", "ps-2", "--controller")
-        async with ParameterStore.open(where, ZEROS) as store:
+        async with ParameterStore.open(where, ZEROS, name="model") as store:
             assert (await store.pull())["w"].tolist() == [0, 0, 0]
 
 
@@ -95,12 +95,12 @@ async def test_a_store_whose_creator_is_killed_before_it_loads_the_values_is_cre
         network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
         async with join(network, where, "reader", Waits()) as survey:
             with program(CREATES_ON_TWO_SERVERS, where) as creator:  # and waits for the second one
-                await survey._membership.wait_for(lambda cluster: "default" in cluster.stores, "it", 20)
-                joining = asyncio.ensure_future(ParameterStore.open(where))
+                await survey._membership.wait_for(lambda cluster: "model" in cluster.stores, "it", 20)
+                joining = asyncio.ensure_future(ParameterStore.open(where, name="model"))
                 creator.kill()
-                with pytest.raises(StoreError, match="creator of store 'default' left before it had loaded"):
+                with pytest.raises(StoreError, match="creator of store 'model' left before it had loaded"):
                     await joining
-        async with ParameterStore.open(where, ZEROS, rule=Sgd(rate=1.0)) as store:
+        async with ParameterStore.open(where, ZEROS, name="model", rule=Sgd(rate=1.0)) as store:
             await store.push(ONES)
             assert (await store.pull())["w"].tolist() == [-1, -1, -1]
 
@@ -114,14 +114,14 @@ async def test_pushes_and_pulls_go_on_without_the_only_controller_until_it_retur
         controller = stack.enter_context(Command(*words))
         address_of(controller)
         address_of(stack.enter_context(Command("ps", "--controller", where)))
-        async with ParameterStore.open(where, ZEROS, rule=Sgd(rate=1.0)) as store:
+        async with ParameterStore.open(where, ZEROS, name="model", rule=Sgd(rate=1.0)) as store:
             controller.signal(signal.SIGKILL)
             controller.process.wait()
             for _ in range(100):
                 await store.push(ONES)
             assert (await store.pull())["w"].tolist() == [-100, -100, -100]
             stack.enter_context(Command(*words))
-            async with ParameterStore.open(where, waits=Waits(dial_s=30.0)) as late:
+            async with ParameterStore.open(where, name="model", waits=Waits(dial_s=30.0)) as late:
                 await late.push(ONES)
             await store.push(ONES)
             assert (await store.pull())["w"].tolist() == [-102, -102, -102]
@@ -131,7 +131,7 @@ async def test_a_client_ends_by_name_if_the_only_controller_does_not_return() ->
     with ExitStack() as stack:
         where = address_of(controller := stack.enter_context(Command("controller", "--bind", LOOPBACK)))
         address_of(stack.enter_context(Command("ps", "--controller", where)))
-        store = await ParameterStore.open(where, ZEROS, waits=Waits(patience_s=1.0))
+        store = await ParameterStore.open(where, ZEROS, name="model", waits=Waits(patience_s=1.0))
         controller.signal(signal.SIGKILL)
         with pytest.raises(RoleDied, match="controller"):
             while True:
@@ -173,11 +173,11 @@ async def test_pushes_and_pulls_go_on_without_one_of_three_controllers(
         ]
         for role in (*controllers, stack.enter_context(Command("ps", "--controller", where))):
             address_of(role)
-        async with ParameterStore.open(where, ZEROS, rule=Sgd(rate=1.0)) as store:
+        async with ParameterStore.open(where, ZEROS, name="model", rule=Sgd(rate=1.0)) as store:
             await store.push(ONES)
             controllers[0].signal(signal.SIGKILL)
             controllers[0].process.wait()
             for _ in range(200):
                 await store.push(ONES)
-            async with ParameterStore.open(where) as late:
+            async with ParameterStore.open(where, name="model") as late:
                 assert (await late.pull())["w"].tolist() == [-201, -201, -201]

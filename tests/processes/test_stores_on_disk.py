@@ -123,7 +123,9 @@ async def test_kill_9_loses_no_acknowledged_push_of_a_durable_store(tmp_path: Pa
     with ExitStack() as stack:
         where, start = started_by_hand(stack)
         server = start("ps", "--dir", str(tmp_path), "--flush-s", "0.5", "--controller")
-        async with ParameterStore.open(where, arrays, rule=Sgd(rate=1.0), durable=True) as store:
+        async with ParameterStore.open(
+            where, arrays, name="model", rule=Sgd(rate=1.0), durable=True
+        ) as store:
             for _ in range(50):
                 await store.push({"w": np.ones(3)})
             server.signal(signal.SIGKILL)
@@ -131,7 +133,7 @@ async def test_kill_9_loses_no_acknowledged_push_of_a_durable_store(tmp_path: Pa
     with ExitStack() as stack:
         where, start = started_by_hand(stack)
         start("ps", "--dir", str(tmp_path), "--controller")
-        async with ParameterStore.open(where) as store:
+        async with ParameterStore.open(where, name="model") as store:
             assert (await store.pull())["w"].tolist() == [-50, -50, -50]
 
 
@@ -199,7 +201,9 @@ async def test_a_server_whose_disk_fails_ends_with_its_error_and_other_copies_go
             start("ps", "--id", node, "--dir", str(tmp_path / node), "--flush-s", "0.1", "--controller")
             for node in names
         ]
-        async with ParameterStore.open(where, arrays, rule=Sgd(rate=1.0), copies=3, servers=3) as store:
+        async with ParameterStore.open(
+            where, arrays, name="model", rule=Sgd(rate=1.0), copies=3, servers=3
+        ) as store:
             for _ in range(20):
                 await store.push({"w": np.ones(3)})
             fail()

@@ -35,7 +35,13 @@ def main(where, consistency, killed):
     steps, last = 0, None
     with (
         sync.ParameterStore.open(
-            where, parameter_arrays(module), rule=Sgd(rate=1.0), copies=3, shard_bytes=8192, **options
+            where,
+            parameter_arrays(module),
+            name="model",
+            rule=Sgd(rate=1.0),
+            copies=3,
+            shard_bytes=8192,
+            **options,
         ) as store,
         RemoteOptimizer(module, store) as optimizer,
     ):
@@ -66,7 +72,7 @@ def steps_at_the_end(output: str) -> list[int]:
 
 def pushes_in(where: str) -> set[int]:
     """Return the numbers of pushes in the values of the store, of which each subtracts 1."""
-    with sync.ParameterStore.open(where) as store:
+    with sync.ParameterStore.open(where, name="model") as store:
         weight = store.pull()["weight"]
     assert weight.shape == (64, 64)
     return set((-weight).ravel().tolist())

@@ -97,24 +97,24 @@ async def test_keys_of_a_reader_show_stores_and_delete_none(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     async with servers(1, token=TOKEN) as where:
-        async with ParameterStore.open(where, ARRAYS, token=TOKEN):
+        async with ParameterStore.open(where, ARRAYS, name="model", token=TOKEN):
             reader = derived_text(TOKEN, "reader")
-            assert "default" in await command(capsys, where, "list", token=reader)
-            await command(capsys, where, "save", "default", tmp_path / "all.safetensors", token=reader)
+            assert "model" in await command(capsys, where, "list", token=reader)
+            await command(capsys, where, "save", "model", tmp_path / "all.safetensors", token=reader)
             with pytest.raises(ConfigError, match="holds the keys of role reader, and this is a driver"):
-                await command(capsys, where, "delete", "default", token=reader, yes=True)
+                await command(capsys, where, "delete", "model", token=reader, yes=True)
         keys = derived_text(TOKEN, "client")
-        assert "deleted" in await command(capsys, where, "delete", "default", token=keys, yes=True)
+        assert "deleted" in await command(capsys, where, "delete", "model", token=keys, yes=True)
 
 
 async def test_keys_of_a_client_delete_no_store_of_a_live_client_and_the_token_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with servers(1, token=TOKEN) as where:
-        async with ParameterStore.open(where, ARRAYS, token=TOKEN):
+        async with ParameterStore.open(where, ARRAYS, name="model", token=TOKEN):
             keys = derived_text(TOKEN, "client")
             with pytest.raises(RunFailed, match="clients create stores of no program in their own name"):
-                await command(capsys, where, "delete", "default", token=keys, yes=True)
+                await command(capsys, where, "delete", "model", token=keys, yes=True)
             for token in (TOKEN, derived_text(TOKEN, "driver")):
                 async with ParameterStore.open(where, ARRAYS, name="other", token=TOKEN):
                     assert "deleted" in await command(capsys, where, "delete", "other", token=token, yes=True)

@@ -234,15 +234,19 @@ async def test_acknowledged_pushes_of_a_durable_store_come_back_without_a_round(
 ):
     """The disk gets one round of pieces, and all pushes after it as entries."""
     options = {"rule": RULES, "consistency": consistency, "replicas": 1}
-    async with ParameterStore.open("local", ARRAYS, **options) as whole:
+    async with ParameterStore.open("local", ARRAYS, name="model", **options) as whole:
         expected = await pushed(whole, range(10))
     with monkeypatch.context() as without_rounds:
         slow = partial(parameter_server, flush_s=1e3)
         without_rounds.setattr("adam_async.store.local_servers.parameter_server", slow)
         without_rounds.setattr("adam_async.parameter_server.store_disk.StoreDisk._flush", nothing)
-        async with ParameterStore.open("local", ARRAYS, durable=True, dir=tmp_path, **options) as store:
+        async with ParameterStore.open(
+            "local", ARRAYS, name="model", durable=True, dir=tmp_path, **options
+        ) as store:
             await pushed(store, range(7))
-    async with ParameterStore.open("local", ARRAYS, durable=True, dir=tmp_path, **options) as store:
+    async with ParameterStore.open(
+        "local", ARRAYS, name="model", durable=True, dir=tmp_path, **options
+    ) as store:
         values = await pushed(store, range(7, 10))
     for name, array in expected.items():
         np.testing.assert_array_equal(values[name], array)
@@ -253,9 +257,9 @@ async def nothing(_):
 
 
 async def test_a_store_comes_back_without_arrays(tmp_path):
-    async with ParameterStore.open("local", ARRAYS, rule=RULES, dir=tmp_path) as store:
+    async with ParameterStore.open("local", ARRAYS, name="model", rule=RULES, dir=tmp_path) as store:
         expected = await pushed(store, range(3))
-    async with ParameterStore.open("local", dir=tmp_path) as store:
+    async with ParameterStore.open("local", name="model", dir=tmp_path) as store:
         values = await store.pull()
         assert store.rules["w"] == RULES["w"]
     for name, array in expected.items():
@@ -264,7 +268,9 @@ async def test_a_store_comes_back_without_arrays(tmp_path):
 
 async def test_create_new_gives_the_values_on_disk_up(tmp_path):
     for _ in range(2):
-        async with ParameterStore.open("local", ARRAYS, rule=RULES, create="new", dir=tmp_path) as store:
+        async with ParameterStore.open(
+            "local", ARRAYS, name="model", rule=RULES, create="new", dir=tmp_path
+        ) as store:
             assert not (await store.pull())["w"].any()
             await pushed(store, range(3))
 
@@ -272,21 +278,21 @@ async def test_create_new_gives_the_values_on_disk_up(tmp_path):
 async def test_a_deleted_store_does_not_come_back(tmp_path):
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(ParameterStore.open("local", ARRAYS, name="other", dir=tmp_path))
-        store = await ParameterStore.open("local", ARRAYS, rule=RULES, dir=tmp_path)
+        store = await ParameterStore.open("local", ARRAYS, name="model", rule=RULES, dir=tmp_path)
         await pushed(store, range(3))
         await store.delete()
-    async with ParameterStore.open("local", ARRAYS, rule=RULES, dir=tmp_path) as store:
+    async with ParameterStore.open("local", ARRAYS, name="model", rule=RULES, dir=tmp_path) as store:
         assert not (await store.pull())["w"].any()
 
 
 async def test_a_store_with_other_arrays_is_refused_by_name(tmp_path):
-    async with ParameterStore.open("local", ARRAYS, rule=RULES, dir=tmp_path) as store:
+    async with ParameterStore.open("local", ARRAYS, name="model", rule=RULES, dir=tmp_path) as store:
         await pushed(store, range(3))
     other = {**ARRAYS, "w": np.zeros((41, 3), np.float32)}
-    with pytest.raises(StoreError, match=r"array 'w' is float32\(40, 3\) in store 'default'"):
-        await ParameterStore.open("local", other, rule=RULES, dir=tmp_path)
+    with pytest.raises(StoreError, match=r"array 'w' is float32\(40, 3\) in store 'model'"):
+        await ParameterStore.open("local", other, name="model", rule=RULES, dir=tmp_path)
 
 
 async def test_a_folder_is_for_local_servers_only(tmp_path):
     with pytest.raises(ConfigError, match="adam-async ps --dir"):
-        ParameterStore.open("tcp://127.0.0.1:1", ARRAYS, dir=tmp_path)
+        ParameterStore.open("tcp://127.0.0.1:1", ARRAYS, name="model", dir=tmp_path)

@@ -100,7 +100,7 @@ class Fleet:
 
     def open(self, arrays, **options):
         """Open a store of the fleet."""
-        return ParameterStore.open("tcp://127.0.0.1:1", arrays, waits=self._waits, **options)
+        return ParameterStore.open("tcp://127.0.0.1:1", arrays, name="model", waits=self._waits, **options)
 
     def copies(self):
         """Return each copy of each bundle, by home and node."""
@@ -132,7 +132,7 @@ async def fleet(monkeypatch, *nodes, network="tcp", waits=WAITS, copies_bind="",
     """Run a fleet; `Fleet.open` opens its stores."""
     async with asyncio.TaskGroup() as group:
         fleet = Fleet(group, local=network == "local", waits=waits, copies_bind=copies_bind, disks=disks)
-        monkeypatch.setattr(store_module, "_access_to", lambda where, token, folder: fleet.access())
+        monkeypatch.setattr(store_module, "_access_to", lambda *_: fleet.access())
         async with fleet.led():
             await fleet.start(*nodes)
             yield fleet

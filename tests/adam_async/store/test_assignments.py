@@ -27,7 +27,7 @@ async def test_an_assignment_comes_between_the_pushes_before_it_and_behind_it(co
 
 async def test_an_assignment_in_bsp_is_in_front_of_the_sum_and_refused_behind_the_clients_push():
     async with asyncio.timeout(50):
-        opened = {"rule": Sgd(rate=1.0), "consistency": "bsp", "replicas": 2}
+        opened = {"name": "model", "rule": Sgd(rate=1.0), "consistency": "bsp", "replicas": 2}
         async with (
             ParameterStore.open("local", {"w": np.zeros(4)}, **opened) as one,
             ParameterStore.open("local", {"w": np.zeros(4)}, **opened) as other,

@@ -63,8 +63,10 @@ BAD_PUSHES: list[tuple[dict[Any, Any], str]] = [
 @pytest.mark.parametrize(("gradients", "claim"), BAD_PUSHES, ids=lambda value: str(value)[:40])
 async def test_a_bad_gradient_is_refused_whole(gradients: dict[Any, Any], claim: str) -> None:
     async with (
-        ParameterStore.open("local", {"w": np.zeros((2, 3), np.float32), "b": np.zeros(2)}) as store,
-        ParameterStore.open("local") as other,
+        ParameterStore.open(
+            "local", {"w": np.zeros((2, 3), np.float32), "b": np.zeros(2)}, name="model"
+        ) as store,
+        ParameterStore.open("local", name="model") as other,
     ):
         with pytest.raises(StoreError, match=claim):
             await store.push({"b": np.ones(2), **gradients})
@@ -147,6 +149,13 @@ FAR = "tcp://127.0.0.1:1"
         ({"servers": 3}, "servers is 3: local has one server; leave servers out"),
         ({"where": "locl"}, "'locl' is not of the form .*; 'local' stands for a server in this loop"),
         ({"servers": 1.5}, "servers is a whole number from 0"),
+        ({"where": FAR}, "name is missing, and where is 'tcp.*'.* Add name='model', in each client"),
+        ({"where": FAR, "reader": True}, "name is missing, and where is 'tcp"),
+        ({"dir": "shards"}, "name is missing, and dir is '.*shards'"),
+        ({"arrays": None}, "name is missing, and arrays is None"),
+        ({"create": "never"}, "name is missing, and create is 'never'"),
+        ({"reader": True}, "name is missing, and reader is True"),
+        ({"consistency": "bsp", "replicas": 2}, "name is missing, and replicas is 2"),
         ({"shard_bytes": 0}, "shard_bytes is a whole number from 8"),
         (
             {"arrays": {"w": ArraySpec((1 << 25,))}, "shard_bytes": 1 << 27},
@@ -183,29 +192,31 @@ def test_a_specification_of_an_array_is_checked() -> None:
     [
         (
             {"arrays": {"w": np.zeros(3)}},
-            r"array 'w' is float64\(2,\) in store 'default', and float64\(3,\) here",
+            r"array 'w' is float64\(2,\) in store 'model', and float64\(3,\) here",
         ),
         (
             {"arrays": {"w": np.zeros(2, np.float32)}},
-            r"float64\(2,\) in store 'default', and float32\(2,\) here",
+            r"float64\(2,\) in store 'model', and float32\(2,\) here",
         ),
-        ({"arrays": {"v": np.zeros(2)}}, "store 'default' has no array 'v'"),
+        ({"arrays": {"v": np.zeros(2)}}, "store 'model' has no array 'v'"),
         ({"arrays": {"w": np.zeros(2), "v": np.zeros(2)}}, "has no array 'v'"),
-        ({"rule": Adagrad()}, r"array 'w' has rule Sgd\(\) in store 'default', and Adagrad\(\) here"),
+        ({"rule": Adagrad()}, r"array 'w' has rule Sgd\(\) in store 'model', and Adagrad\(\) here"),
         ({"rule": Sgd(rate=0.1, momentum=0.5)}, r"has rule Sgd\(\) in .* and Sgd\(momentum=0\.5\) here"),
         ({"rule": AdamW(weight_decay=0.0)}, r"and AdamW\(weight_decay=0\.0\) here"),
         ({"consistency": "ssp:1"}, "has consistency asp, not ssp:1: open it with 'asp'"),
-        ({"create": "new"}, "store 'default' exists: choose another name"),
+        ({"create": "new"}, "store 'model' exists: choose another name"),
     ],
 )
 async def test_a_second_open_that_disagrees_names_the_difference(
     arguments: dict[str, Any], claim: str
 ) -> None:
-    plain: dict[str, Any] = {"arrays": {"w": np.zeros(2)}, "rule": Sgd(rate=1.0)}
+    plain: dict[str, Any] = {"arrays": {"w": np.zeros(2)}, "rule": Sgd(rate=1.0), "name": "model"}
     async with ParameterStore.open("local", **plain) as store:
         with pytest.raises(StoreError, match=claim):
             await ParameterStore.open("local", **{**plain, **arguments})
-        async with ParameterStore.open("local", {"w": np.ones(2)}, rule=Sgd(rate=0.25)) as other:
+        async with ParameterStore.open(
+            "local", {"w": np.ones(2)}, name="model", rule=Sgd(rate=0.25)
+        ) as other:
             await other.push({"w": np.ones(2)})
         np.testing.assert_array_equal((await store.pull())["w"], np.full(2, -0.25))
 
@@ -237,8 +248,8 @@ async def test_bad_pulls_name_what_does_not_fit() -> None:
 
 async def test_a_reader_may_neither_push_nor_tick_nor_delete() -> None:
     async with (
-        ParameterStore.open("local", {"b": np.ones(2)}, consistency="ssp:1") as store,
-        ParameterStore.open("local", reader=True) as reader,
+        ParameterStore.open("local", {"b": np.ones(2)}, name="model", consistency="ssp:1") as store,
+        ParameterStore.open("local", name="model", reader=True) as reader,
     ):
         for call in (reader.push({"b": np.ones(2)}), reader.assign({"b": np.ones(2)}), reader.tick()):
             with pytest.raises(StoreError, match="this client is a reader"):
@@ -250,7 +261,7 @@ async def test_a_reader_may_neither_push_nor_tick_nor_delete() -> None:
 
 
 async def test_a_closed_store_says_so_and_may_be_closed_again() -> None:
-    store = await ParameterStore.open("local", {"b": np.zeros(2)})
+    store = await ParameterStore.open("local", {"b": np.zeros(2)}, name="model")
     await store.close()
     await store.close()
     for call in (
@@ -261,7 +272,7 @@ async def test_a_closed_store_says_so_and_may_be_closed_again() -> None:
         store.delete(),
         store.assign({"b": np.ones(2)}),
     ):
-        with pytest.raises(StoreError, match="store 'default' is closed: open it again"):
+        with pytest.raises(StoreError, match="store 'model' is closed: open it again"):
             await call
 
 
@@ -273,8 +284,8 @@ async def test_an_opening_opens_once() -> None:
 
 
 async def test_the_use_of_a_store_that_is_not_open_names_how_to_open_it() -> None:
-    opening: Any = ParameterStore.open("local", {"b": np.zeros(2)})
-    remedy = r"store 'default' is not open.*use `async with` or `await`; .* use adam_async\.sync"
+    opening: Any = ParameterStore.open("local", {"b": np.zeros(2)}, name="model")
+    remedy = r"store 'model' is not open.*use `async with` or `await`; .* use adam_async\.sync"
     with pytest.raises(AttributeError, match=remedy):
         opening.pull()
     with pytest.raises(TypeError, match=remedy), opening:
@@ -286,8 +297,8 @@ async def test_the_use_of_a_store_that_is_not_open_names_how_to_open_it() -> Non
 
 async def test_a_deletion_ends_the_pushes_of_other_clients_with_an_error() -> None:
     async with servers(2) as where:
-        one = await ParameterStore.open(where, {"b": np.zeros(2)})
-        async with ParameterStore.open(where) as other:
+        one = await ParameterStore.open(where, {"b": np.zeros(2)}, name="model")
+        async with ParameterStore.open(where, name="model") as other:
 
             async def push() -> None:
                 while True:
@@ -297,8 +308,8 @@ async def test_a_deletion_ends_the_pushes_of_other_clients_with_an_error() -> No
                 pushing = group.create_task(_error_of(push()))
                 await other.push({"b": np.ones(2)})
                 await one.delete()
-            assert "store 'default' was deleted" in str(pushing.result())
-        async with ParameterStore.open(where, {"b": np.zeros(3)}) as anew:
+            assert "store 'model' was deleted" in str(pushing.result())
+        async with ParameterStore.open(where, {"b": np.zeros(3)}, name="model") as anew:
             assert anew.arrays["b"].shape == (3,)
 
 
@@ -309,7 +320,7 @@ async def _error_of(work: Any) -> StoreError:
 
 
 async def test_a_store_larger_than_the_memory_of_the_servers_is_refused() -> None:
-    async with servers(1) as where, ParameterStore.open(where, {"b": np.zeros(2)}) as small:
+    async with servers(1) as where, ParameterStore.open(where, {"b": np.zeros(2)}, name="model") as small:
         with pytest.raises(StoreError, match=r"ps-0, which has [0-9]+ bytes free: "):
             await ParameterStore.open(
                 where, {"huge": ArraySpec((1 << 38,))}, name="huge", shard_bytes=1 << 25
@@ -326,8 +337,8 @@ async def test_without_servers_the_wait_is_named_early_and_ends(
     claim = "to open: it needs 1 server, and 0 are live; start one"
     async with servers(0) as where:
         with pytest.raises(DeadlineExceeded, match=claim):
-            await ParameterStore.open(where, {"b": np.zeros(2)}, waits=SHORT)
-    assert f"waits 1 s for store 'default' {claim}" in caplog.text
+            await ParameterStore.open(where, {"b": np.zeros(2)}, name="model", waits=SHORT)
+    assert f"waits 1 s for store 'model' {claim}" in caplog.text
 
 
 async def test_a_server_without_memory_is_named_at_once_and_others_are_not_harmed(
@@ -339,11 +350,11 @@ async def test_a_server_without_memory_is_named_at_once_and_others_are_not_harme
     async with servers(2) as where, ParameterStore.open(where, {"b": np.zeros(2)}, name="b") as other:
         with monkeypatch.context() as patch:
             patch.setattr(store_host, "own_shards", fail)
-            error = await _error_of(ParameterStore.open(where, {"w": W}, servers=1))
-        assert "'default' cannot be loaded" in str(error)
-        assert "cannot hold its shards of store 'default': it has no memory for them" in str(error)
+            error = await _error_of(ParameterStore.open(where, {"w": W}, name="model", servers=1))
+        assert "'model' cannot be loaded" in str(error)
+        assert "cannot hold its shards of store 'model': it has no memory for them" in str(error)
         assert (await other.push({"b": np.ones(2)})).versions == {"b": 1}
-        async with ParameterStore.open(where, {"w": W}, servers=1) as store:
+        async with ParameterStore.open(where, {"w": W}, name="model", servers=1) as store:
             np.testing.assert_array_equal((await store.pull())["w"], W)
 
 
@@ -351,23 +362,23 @@ async def test_without_a_controller_the_address_is_named() -> None:
     async with servers(0) as where:
         pass
     with pytest.raises(RoleUnreachable, match=f"cannot reach the controller at {where}"):
-        await ParameterStore.open(where, {"b": np.zeros(2)}, waits=SHORT)
+        await ParameterStore.open(where, {"b": np.zeros(2)}, name="model", waits=SHORT)
     for address in ("tcp://", "tcp://host", "http://127.0.0.1:1"):
         with pytest.raises(ConfigError, match=address):
-            await ParameterStore.open(address, {"b": np.zeros(2)}, waits=SHORT)
+            await ParameterStore.open(address, {"b": np.zeros(2)}, name="model", waits=SHORT)
 
 
 async def test_a_token_that_may_not_join_is_refused_and_one_that_may_works() -> None:
     async with servers(1, token=TOKEN) as where:
         for token in (None, "another token of many bytes"):
             with pytest.raises(HandshakeRejected):
-                await ParameterStore.open(where, {"b": np.zeros(2)}, token=token, waits=SHORT)
+                await ParameterStore.open(where, {"b": np.zeros(2)}, name="model", token=token, waits=SHORT)
         async with ParameterStore.open(
-            where, {"b": np.zeros(2)}, token=derived_text(TOKEN, "client")
+            where, {"b": np.zeros(2)}, name="model", token=derived_text(TOKEN, "client")
         ) as store:
             await store.push({"b": np.ones(2)})
             keys = derived_text(TOKEN, "reader")
-            async with ParameterStore.open(where, reader=True, token=keys) as reader:
+            async with ParameterStore.open(where, name="model", reader=True, token=keys) as reader:
                 assert (await reader.pull())["b"].any()
 
 
@@ -385,7 +396,7 @@ async def test_a_server_goes_on_beside_a_store_that_it_cannot_hold(caplog: pytes
         bundle = BundleRecord(store="bad", in_sync=(server._me,))
         assert server._take_up("bad", bad, "ps-0", bundle, follow) is None
         assert "ps-0 cannot hold its shards of store 'bad': store bad lacks 1 pieces" in caplog.text
-        async with ParameterStore.open(running.address, {"w": W}) as store:
+        async with ParameterStore.open(running.address, {"w": W}, name="model") as store:
             np.testing.assert_array_equal((await store.pull())["w"], W)
 
 
@@ -393,7 +404,7 @@ async def test_a_server_goes_on_if_its_record_is_refused(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def value() -> Any:
-        async with ParameterStore.open(running.address, {"w": W}) as store:
+        async with ParameterStore.open(running.address, {"w": W}, name="model") as store:
             return (await store.pull())["w"]
 
     async with store_servers(1) as running:

@@ -29,6 +29,7 @@ def open_store(address, consistency, *, start=None, rule=None, replicas=CLIENTS,
     return ParameterStore.open(
         address,
         {"w": np.zeros(SIZE) if start is None else start},
+        name="model",
         rule=rule or Sgd(rate=1.0),
         consistency=consistency,
         replicas=replicas,

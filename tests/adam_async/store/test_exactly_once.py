@@ -98,7 +98,12 @@ async def test_pushes_over_links_that_fail_are_applied_exactly_once(monkeypatch,
         stores = [
             await stack.enter_async_context(
                 ParameterStore.open(
-                    cluster.address, ARRAYS, rule=Sgd(rate=1.0), shard_bytes=SHARD_BYTES, waits=WAITS
+                    cluster.address,
+                    ARRAYS,
+                    name="model",
+                    rule=Sgd(rate=1.0),
+                    shard_bytes=SHARD_BYTES,
+                    waits=WAITS,
                 )
             )
             for _ in range(CLIENTS)
@@ -142,7 +147,9 @@ async def test_pushes_that_are_cancelled_before_their_turn_are_sent_in_the_order
 
 async def test_a_closed_store_ends_the_pushes_that_wait_for_their_turn():
     async with store_servers(1) as cluster:
-        store = await ParameterStore.open(cluster.address, {"w": np.zeros(4)}, rule=Sgd(rate=1.0))
+        store = await ParameterStore.open(
+            cluster.address, {"w": np.zeros(4)}, name="model", rule=Sgd(rate=1.0)
+        )
         calls = [asyncio.create_task(store.push({"w": np.ones(4)})) for _ in range(3 * WINDOW)]
         await asyncio.sleep(0)
         await store.close()

@@ -16,6 +16,7 @@ async def test_a_gradient_may_be_overwritten_as_soon_as_its_push_returns(consist
             await ParameterStore.open(
                 "local",
                 {"w": np.zeros(1 << 16), "a": np.zeros(3), "b": np.zeros(2)},
+                name="model",
                 rule=Sgd(rate=1.0),
                 consistency=consistency,
                 replicas=2,

@@ -34,7 +34,7 @@ async def test_a_folder_is_opened_again_once_its_earlier_servers_have_ended(
 
     async def second() -> dict[str, Any]:
         async with ParameterStore.open(
-            "local", {"w": np.zeros(3)}, rule=Sgd(rate=1.0), dir=tmp_path
+            "local", {"w": np.zeros(3)}, name="model", rule=Sgd(rate=1.0), dir=tmp_path
         ) as store:
             return dict(await store.pull())
 
@@ -54,3 +54,31 @@ async def test_a_loop_without_open_stores_has_no_servers(tmp_path: Path) -> None
     async with local_servers(tmp_path), local_servers():
         assert set(module._OF_LOOP[loop]) == {tmp_path, None}
     assert loop not in module._OF_LOOP
+
+
+async def test_local_stores_without_a_name_share_nothing_and_end_alone() -> None:
+    loop, rule = asyncio.get_running_loop(), Sgd(rate=1.0)
+    async with ParameterStore.open("local", {"w": np.zeros(2)}, rule=rule) as one:
+        async with ParameterStore.open("local", {"w": np.ones(2)}, rule=rule) as other:
+            await one.push({"w": np.ones(2)})
+            assert [(await each.pull())["w"].tolist() for each in (one, other)] == [[-1.0] * 2, [1.0] * 2]
+            assert (one.clients, other.clients, len(module._OF_LOOP[loop])) == (1, 1, 2)
+        assert len(module._OF_LOOP[loop]) == 1
+
+
+async def test_a_client_joins_a_store_without_a_name_by_the_name_that_it_got() -> None:
+    async with (
+        ParameterStore.open("local", {"w": np.ones(2)}) as one,
+        ParameterStore.open("local", name=one.name) as other,
+    ):
+        await one.assign({"w": np.full(2, 3.0)})
+        assert (await other.pull())["w"].tolist() == [3.0] * 2
+
+
+async def test_local_clients_that_pass_one_name_share_a_store() -> None:
+    async with (
+        ParameterStore.open("local", {"w": np.ones(2)}, name="model") as one,
+        ParameterStore.open("local", {"w": np.zeros(2)}, name="model") as other,
+    ):
+        await one.assign({"w": np.full(2, 3.0)})
+        assert (await other.pull())["w"].tolist() == [3.0] * 2

@@ -75,8 +75,8 @@ async def test_push_pull_fills_given_memory_and_pulls_other_arrays_on_request(co
 async def test_own_pushes_in_the_callers_copy_are_no_staleness():
     async with (
         store_servers(1) as cluster,
-        ParameterStore.open(cluster.address, {"w": np.zeros(2)}, rule=Sgd(rate=1.0)) as store,
-        ParameterStore.open(cluster.address) as other,
+        ParameterStore.open(cluster.address, {"w": np.zeros(2)}, name="model", rule=Sgd(rate=1.0)) as store,
+        ParameterStore.open(cluster.address, name="model") as other,
     ):
         (state,) = [state for state in cluster.states() if state.shards]
         (shard,) = state.shards.values()
@@ -94,8 +94,10 @@ async def test_a_store_tells_its_rules_its_consistency_and_its_clients():
     rules = {"a": Sgd(rate=0.5, momentum=0.9), "b": AdamW(rate=0.1), "c": Sgd(rate=0.5, momentum=0.9)}
     mine = {**rules, "b": AdamW(rate=0.2)}
     async with (
-        ParameterStore.open("local", ARRAYS, rule=rules, consistency="ssp:2", replicas=1) as store,
-        ParameterStore.open("local", ARRAYS, rule=mine, consistency="ssp:2") as other,
+        ParameterStore.open(
+            "local", ARRAYS, name="model", rule=rules, consistency="ssp:2", replicas=1
+        ) as store,
+        ParameterStore.open("local", ARRAYS, name="model", rule=mine, consistency="ssp:2") as other,
     ):
         assert (store.rules, other.rules) == (rules, mine)
         assert (store.consistency, other.consistency) == ("ssp:2", "ssp:2")

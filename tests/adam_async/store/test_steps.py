@@ -19,8 +19,10 @@ ONES = {"w": np.ones(4)}
 
 async def test_in_ssp_a_tick_does_not_overtake_pushes_of_its_step() -> None:
     async with (
-        ParameterStore.open("local", START, rule=Sgd(rate=1.0), consistency="ssp:1", replicas=2) as one,
-        ParameterStore.open("local") as two,
+        ParameterStore.open(
+            "local", START, name="model", rule=Sgd(rate=1.0), consistency="ssp:1", replicas=2
+        ) as one,
+        ParameterStore.open("local", name="model") as two,
     ):
         async with asyncio.TaskGroup() as group:
             for _ in range(30):  # more than a server may owe answers for
@@ -40,14 +42,16 @@ async def test_the_first_step_waits_for_all_clients_and_the_error_names_their_nu
     waits = Waits(prepare_s=0.5)
     async with (
         servers(1) as where,
-        ParameterStore.open(where, START, consistency=consistency, replicas=2, waits=waits) as one,
+        ParameterStore.open(
+            where, START, name="model", consistency=consistency, replicas=2, waits=waits
+        ) as one,
     ):
-        claim = "2 clients of store 'default', with which its first step begins"
+        claim = "2 clients of store 'model', with which its first step begins"
         for call in (one.push(ONES), one.tick(), one.push_pull(ONES)):
             with pytest.raises(DeadlineExceeded, match=claim):
                 await call
         np.testing.assert_array_equal((await one.pull())["w"], np.zeros(4))
-        async with ParameterStore.open(where):
+        async with ParameterStore.open(where, name="model"):
             await one.push(ONES)
         assert one.clock == 0
 
@@ -55,9 +59,9 @@ async def test_the_first_step_waits_for_all_clients_and_the_error_names_their_nu
 async def test_in_ssp_a_client_ahead_waits_and_the_error_names_the_one_behind() -> None:
     async with (
         ParameterStore.open(
-            "local", START, rule=Sgd(rate=1.0), consistency="ssp:1", replicas=2, waits=SHORT
+            "local", START, name="model", rule=Sgd(rate=1.0), consistency="ssp:1", replicas=2, waits=SHORT
         ) as one,
-        ParameterStore.open("local") as two,
+        ParameterStore.open("local", name="model") as two,
     ):
         await one.tick()
         await one.pull()
@@ -72,8 +76,10 @@ async def test_in_ssp_a_client_ahead_waits_and_the_error_names_the_one_behind() 
 
 async def test_in_bsp_servers_apply_the_weighted_mean_of_a_step() -> None:
     async with (
-        ParameterStore.open("local", START, rule=Sgd(rate=1.0), consistency="bsp", replicas=2) as one,
-        ParameterStore.open("local") as two,
+        ParameterStore.open(
+            "local", START, name="model", rule=Sgd(rate=1.0), consistency="bsp", replicas=2
+        ) as one,
+        ParameterStore.open("local", name="model") as two,
     ):
         for _ in range(5):
             async with asyncio.TaskGroup() as group:
@@ -99,11 +105,11 @@ async def test_in_bsp_a_push_pull_that_is_refused_ends_no_step(queued: int) -> N
 
 
 async def test_in_bsp_only_the_creator_needs_replicas() -> None:
-    with pytest.raises(StoreError, match="'default' does not exist, and with consistency='bsp' its creator"):
-        await ParameterStore.open("local", START, consistency="bsp")
+    with pytest.raises(StoreError, match="'model' does not exist, and with consistency='bsp' its creator"):
+        await ParameterStore.open("local", START, name="model", consistency="bsp")
     async with (
-        ParameterStore.open("local", START, consistency="bsp", replicas=1),
-        ParameterStore.open("local", START, consistency="bsp") as joined,
+        ParameterStore.open("local", START, name="model", consistency="bsp", replicas=1),
+        ParameterStore.open("local", START, name="model", consistency="bsp") as joined,
     ):
         assert set(joined.arrays) == set(START)
 
@@ -120,9 +126,11 @@ async def test_in_bsp_a_late_client_joins_and_a_leaver_is_not_waited_for() -> No
         for _ in range(count):
             await store.push_pull(ONES)
 
-    async with ParameterStore.open("local", START, rule=Sgd(rate=1.0), consistency="bsp", replicas=1) as one:
+    async with ParameterStore.open(
+        "local", START, name="model", rule=Sgd(rate=1.0), consistency="bsp", replicas=1
+    ) as one:
         await steps(one, 5)
-        async with ParameterStore.open("local") as late:
+        async with ParameterStore.open("local", name="model") as late:
             assert late.clock == 5
             async with asyncio.TaskGroup() as group:
                 group.create_task(steps(one, 5))
@@ -136,7 +144,7 @@ async def test_in_bsp_a_late_client_joins_and_a_leaver_is_not_waited_for() -> No
 async def test_clients_that_join_and_leave_at_any_time_end(consistency: str) -> None:
     async def client(where: str, count: int) -> None:
         async with ParameterStore.open(
-            where, START, rule=Sgd(rate=1.0), consistency=consistency, replicas=2
+            where, START, name="model", rule=Sgd(rate=1.0), consistency=consistency, replicas=2
         ) as store:
             for _ in range(count):
                 await store.push_pull(ONES)
@@ -149,8 +157,10 @@ async def test_clients_that_join_and_leave_at_any_time_end(consistency: str) -> 
 
 async def test_a_reader_never_holds_clients_back() -> None:
     async with (
-        ParameterStore.open("local", START, rule=Sgd(rate=1.0), consistency="bsp", replicas=1) as one,
-        ParameterStore.open("local", reader=True) as reader,
+        ParameterStore.open(
+            "local", START, name="model", rule=Sgd(rate=1.0), consistency="bsp", replicas=1
+        ) as one,
+        ParameterStore.open("local", name="model", reader=True) as reader,
     ):
         for _ in range(3):
             await one.push_pull(ONES)
@@ -169,8 +179,8 @@ async def test_a_client_that_the_controllers_lose_for_longer_than_the_grace_has_
     monkeypatch.setattr("adam_async.store.store.cluster_network", faulty)
     async with (
         servers(1, waits=Waits(grace_s=0.2)) as where,
-        ParameterStore.open(where, START, rule=Sgd(rate=1.0), consistency="ssp:1") as cut,
-        ParameterStore.open(where) as other,
+        ParameterStore.open(where, START, name="model", rule=Sgd(rate=1.0), consistency="ssp:1") as cut,
+        ParameterStore.open(where, name="model") as other,
     ):
         await cut.push(ONES)
         await cut.tick()
@@ -193,7 +203,9 @@ async def test_a_client_that_the_controllers_lose_for_longer_than_the_grace_has_
 async def test_a_lost_client_frees_its_place_after_the_grace_and_the_others_go_on() -> None:
     async with (
         servers(1, waits=Waits(grace_s=0.2)) as where,
-        ParameterStore.open(where, START, rule=Sgd(rate=1.0), consistency="bsp", replicas=2) as store,
+        ParameterStore.open(
+            where, START, name="model", rule=Sgd(rate=1.0), consistency="bsp", replicas=2
+        ) as store,
     ):
         other = await asyncio.create_subprocess_exec(
             sys.executable, "-c", CLIENT, where, stdout=asyncio.subprocess.PIPE
@@ -214,7 +226,7 @@ CLIENT = """
 import sys, threading
 import numpy as np
 from adam_async import sync
-store = sync.ParameterStore.open(sys.argv[1])
+store = sync.ParameterStore.open(sys.argv[1], name="model")
 store.push_pull({"w": np.full(4, 3.0)})
 print("stepped", flush=True)
 threading.Event().wait()

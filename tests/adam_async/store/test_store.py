@@ -72,16 +72,14 @@ async def test_the_program_of_the_contract_runs_as_written(kind: str, tmp_path: 
 @pytest.mark.parametrize("kind", WHERE)
 async def test_a_store_outlives_its_clients_until_one_deletes_it(kind: str) -> None:
     async with Servers(kind) as where, ParameterStore.open(where, {"x": np.zeros(1)}, name="other"):
-        async with ParameterStore.open(where, {"x": np.ones(2)}, rule=Sgd(rate=1.0)) as store:
+        async with ParameterStore.open(where, {"x": np.ones(2)}, name="model", rule=Sgd(rate=1.0)) as store:
             await store.push({"x": np.ones(2)})
-        async with ParameterStore.open(where) as again:
+        async with ParameterStore.open(where, name="model") as again:
             np.testing.assert_array_equal((await again.pull())["x"], np.zeros(2))
             await again.delete()
             assert again.closed
-        with pytest.raises(
-            StoreError, match="store 'default' does not exist; stores of this cluster: 'other'"
-        ):
-            await ParameterStore.open(where)
+        with pytest.raises(StoreError, match="store 'model' does not exist; stores of this cluster: 'other'"):
+            await ParameterStore.open(where, name="model")
 
 
 async def test_values_are_read_only_and_out_arrays_stay_writable() -> None:
@@ -123,7 +121,10 @@ NAMES = ("", " ", "a/b", "stores/0", "Größe", "数", "a\x00b", "x" * 1024, "\u
 @pytest.mark.parametrize("kind", WHERE)
 async def test_an_array_may_have_any_text_as_its_name(kind: str, tmp_path: Path) -> None:
     arrays = {name: np.full(2, float(number)) for number, name in enumerate(NAMES)}
-    async with Servers(kind) as where, ParameterStore.open(where, arrays, rule=Sgd(rate=1.0)) as store:
+    async with (
+        Servers(kind) as where,
+        ParameterStore.open(where, arrays, name="model", rule=Sgd(rate=1.0)) as store,
+    ):
         await store.push({name: np.ones(2) for name in NAMES})
         values = await store.pull()
         assert tuple(values) == NAMES
@@ -160,7 +161,7 @@ async def test_factors_reach_arrays_whose_rows_are_cut_over_shards(shard_bytes: 
     async with (
         servers(3) as where,
         ParameterStore.open(
-            where, {"w": np.zeros((5, 6))}, rule=Sgd(rate=1.0), shard_bytes=shard_bytes
+            where, {"w": np.zeros((5, 6))}, name="model", rule=Sgd(rate=1.0), shard_bytes=shard_bytes
         ) as store,
     ):
         await store.push({"w": Factors(activations, errors)})
@@ -203,8 +204,8 @@ async def test_the_staleness_of_a_push_counts_from_what_it_read_or_else_from_the
 ):
     async with (
         store_servers(1) as cluster,
-        ParameterStore.open(cluster.address, {"w": np.zeros(1)}, rule=Sgd(rate=1.0)) as one,
-        ParameterStore.open(cluster.address) as two,
+        ParameterStore.open(cluster.address, {"w": np.zeros(1)}, name="model", rule=Sgd(rate=1.0)) as one,
+        ParameterStore.open(cluster.address, name="model") as two,
     ):
         values = await one.pull()
         for _ in range(3):
@@ -231,13 +232,13 @@ async def test_shards_whose_product_is_not_finite_are_refused_and_named_and_the_
 
 async def test_several_clients_of_one_loop_lose_no_push() -> None:
     async def work(where: str) -> None:
-        async with ParameterStore.open(where, {"w": np.zeros(8)}, rule=Sgd(rate=1.0)) as store:
+        async with ParameterStore.open(where, {"w": np.zeros(8)}, name="model", rule=Sgd(rate=1.0)) as store:
             for _ in range(25):
                 await store.push({"w": np.ones(8)})
 
     async with (
         servers(2) as where,
-        ParameterStore.open(where, {"w": np.zeros(8)}, rule=Sgd(rate=1.0)) as store,
+        ParameterStore.open(where, {"w": np.zeros(8)}, name="model", rule=Sgd(rate=1.0)) as store,
     ):
         async with asyncio.TaskGroup() as group:
             for _ in range(4):
@@ -271,7 +272,7 @@ async def test_a_cancelled_open_leaves_no_member_and_the_next_one_works() -> Non
 
 
 async def _open_and_close(where: str) -> None:
-    async with ParameterStore.open(where, {"w": np.zeros(2)}):
+    async with ParameterStore.open(where, {"w": np.zeros(2)}, name="model"):
         pass
 
 

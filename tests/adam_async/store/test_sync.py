@@ -113,25 +113,25 @@ def test_several_threads_call_one_store() -> None:
 
 
 def test_errors_are_those_of_the_asynchronous_store_with_their_cause() -> None:
-    with sync.ParameterStore.open("local", START) as store:
+    with sync.ParameterStore.open("local", START, name="model") as store:
         with pytest.raises(StoreError, match="has shape"):
             store.push({"w": np.ones(3)})
         with pytest.raises(StoreError, match="exists: choose another name"):
-            sync.ParameterStore.open("local", START, create="new")
+            sync.ParameterStore.open("local", START, name="model", create="new")
     with pytest.raises(StoreError, match="is closed: open it again"):
         store.push(ONES)
     with pytest.raises(ConfigError, match="copies is 2"):
-        sync.ParameterStore.open("local", START, copies=2)
+        sync.ParameterStore.open("local", START, name="model", copies=2)
     with pytest.raises(RoleUnreachable) as caught:
-        sync.ParameterStore.open("tcp://127.0.0.1:9", START, waits=Waits(dial_s=0.2))
+        sync.ParameterStore.open("tcp://127.0.0.1:9", START, name="model", waits=Waits(dial_s=0.2))
     assert caught.value.exit_code == 4
     assert threads() == []
 
 
 def test_an_interrupt_cancels_the_call_and_the_block_leaves_no_thread() -> None:
     with (
-        sync.ParameterStore.open("local", START, consistency="ssp:1", replicas=2) as ahead,
-        sync.ParameterStore.open("local"),
+        sync.ParameterStore.open("local", START, name="model", consistency="ssp:1", replicas=2) as ahead,
+        sync.ParameterStore.open("local", name="model"),
     ):
         for _ in range(2):
             ahead.tick()
@@ -143,7 +143,7 @@ def test_an_interrupt_cancels_the_call_and_the_block_leaves_no_thread() -> None:
 
 def test_an_interrupt_of_an_open_leaves_no_thread() -> None:
     with interrupted(), pytest.raises(KeyboardInterrupt):
-        sync.ParameterStore.open("tcp://127.0.0.1:9", START, waits=Waits(dial_s=30.0))
+        sync.ParameterStore.open("tcp://127.0.0.1:9", START, name="model", waits=Waits(dial_s=30.0))
     assert threads() == []
 
 

@@ -32,7 +32,7 @@ def first_normalised() -> nn.Sequential:
 
 def opened(module: nn.Module, **options: object) -> sync.ParameterStore:
     arrays, rules = arrays_with_buffers(module, Sgd(rate=0.1))
-    return sync.ParameterStore.open("local", arrays, rule=rules, **options)
+    return sync.ParameterStore.open("local", arrays, name="model", rule=rules, **options)
 
 
 def step(module: nn.Module, optimizer: RemoteOptimizer, x: torch.Tensor) -> None:

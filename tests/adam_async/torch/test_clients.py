@@ -76,7 +76,12 @@ def test_in_lockstep_clients_step_by_the_mean_of_their_gradients(options, monkey
         module = ones()
         with (
             sync.ParameterStore.open(
-                "local", parameter_arrays(module), rule=Sgd(rate=1.0), consistency="bsp", replicas=2
+                "local",
+                parameter_arrays(module),
+                name="model",
+                rule=Sgd(rate=1.0),
+                consistency="bsp",
+                replicas=2,
             ) as store,
             RemoteOptimizer(module, store, **options) as optimizer,
         ):
@@ -103,7 +108,12 @@ def test_in_lockstep_a_push_has_the_mean_of_its_steps(most) -> None:
         module = ones()
         with (
             sync.ParameterStore.open(
-                "local", parameter_arrays(module), rule=Sgd(rate=1.0), consistency="bsp", replicas=2
+                "local",
+                parameter_arrays(module),
+                name="model",
+                rule=Sgd(rate=1.0),
+                consistency="bsp",
+                replicas=2,
             ) as store,
             RemoteOptimizer(module, store, push_every=2, max_staleness=most) as optimizer,
         ):
@@ -126,8 +136,8 @@ def test_a_slow_client_is_named_by_the_step_that_waits_for_it(most) -> None:
     waits = Waits(clock_s=0.3, answer_s=0.2)
     options = {"consistency": "ssp:1", "replicas": 2, "waits": waits}
     with (
-        sync.ParameterStore.open("local", parameter_arrays(module), **options) as store,
-        sync.ParameterStore.open("local"),
+        sync.ParameterStore.open("local", parameter_arrays(module), name="model", **options) as store,
+        sync.ParameterStore.open("local", name="model"),
     ):
         optimizer = RemoteOptimizer(module, store, max_staleness=most)
         steps(module, optimizer, 1)
@@ -142,8 +152,10 @@ def test_values_that_arrive_after_a_failed_step_change_no_parameter(failure, mon
     waits = Waits(clock_s=0.3 if failure is DeadlineExceeded else 20.0, answer_s=20.0)
     options = {"consistency": "ssp:1", "replicas": 2, "waits": waits}
     with (
-        sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=1.0), **options) as store,
-        sync.ParameterStore.open("local") as slow,
+        sync.ParameterStore.open(
+            "local", parameter_arrays(module), name="model", rule=Sgd(rate=1.0), **options
+        ) as store,
+        sync.ParameterStore.open("local", name="model") as slow,
     ):
         optimizer = RemoteOptimizer(module, store)
         steps(module, optimizer, 1)
