@@ -142,6 +142,8 @@ PORTS = (
         "files system threads",
         "the disk and its thread",
     ),
+    port("adam_async/runtime/ordinary_files.py", "files system", "opens and reads files for the disk"),
+    port("adam_async/runtime/blocking_thread.py", "threads", "the thread of a disk, or of Ray"),
     port(
         "adam_async/data_server/sources/downloads.py",
         "files sockets threads",

@@ -439,14 +439,20 @@ async def _newest(
     raise CheckpointError(f"no checkpoint in {folder} can be read: {why}")
 
 
-async def candidates_in(folder: Path, disk: Disk) -> tuple[list[str], list[str]]:
+async def candidates_in(folder: Path, disk: Disk, *, most: int | None = None) -> tuple[list[str], list[str]]:
     """Return the checkpoints of a folder in reading order, and the problems of the folder itself.
+
+    Args:
+        most: Maximum number of checkpoints beside the latest one; None: all. The manifest of each is read.
 
     Raises:
         CheckpointError: The folder cannot be read.
     """
-    names = list(filter(is_folder_name, await _names(folder, disk)))
+    names = sorted(filter(is_folder_name, await _names(folder, disk)), key=age_order)
     latest, problems = await _latest_of(folder, disk)
+    if most is not None and len(names) > most:
+        problems.append(f"{len(names) - most:,} older checkpoints in {folder} are not listed")
+        names = [*filter(latest.__eq__, names[:-most]), *names[-most:]]
     others = [name for name, _ in await _others(folder, names, latest, disk)]
     return [latest, *others] if latest in names else others, problems
 

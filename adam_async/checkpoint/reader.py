@@ -156,7 +156,7 @@ async def read_progress(folder: Path, disk: Disk) -> ProgressNote | None:
         return msgspec.json.decode(
             await read_small(folder / PROGRESS_FILE, disk, NOTE_BYTES), type=ProgressNote
         )
-    except (CheckpointError, msgspec.DecodeError, UnicodeDecodeError):
+    except (CheckpointError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -42,11 +42,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The damage, in words; empty without any."""
 
 
-async def checkpoints_in(path: Path, disk: Disk) -> tuple[Path, list[str], list[str]]:
+async def checkpoints_in(
+    path: Path, disk: Disk, *, most: int | None = None
+) -> tuple[Path, list[str], list[str]]:
     """Find the checkpoints that a path names.
 
     Args:
         path: A folder of checkpoints, or one checkpoint.
+        most: See `candidates_in`.
 
     Returns:
         The folder, the names of its checkpoints in the order in which a resumed run reads them, and the
@@ -62,7 +65,7 @@ async def checkpoints_in(path: Path, disk: Disk) -> tuple[Path, list[str], list[
         except OSError as error:
             raise CheckpointError(f"no checkpoint {path}: {error.strerror or error}") from None
         return folder, [name], []
-    names, problems = await candidates_in(folder, disk)
+    names, problems = await candidates_in(folder, disk, most=most)
     if names:
         return folder, names, problems
     if await _is_of_store(folder, disk):

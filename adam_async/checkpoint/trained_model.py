@@ -24,6 +24,8 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import PREDICT_BATCH, Network
 from adam_async.report.evaluate import Evaluation, Exam
 from adam_async.run.step_model import StepModel
+from adam_async.runtime.machine import available_bytes
+from adam_async.runtime.ordinary_files import read_ordinary
 
 if TYPE_CHECKING:
     from adam_async.run.result import RunResult
@@ -96,7 +98,7 @@ class Model:
         path = Path(path)
         try:
             path = path / FILE_NAME if path.is_dir() else path
-            data = path.read_bytes()
+            data = read_ordinary(path, available_bytes())
         except OSError as error:
             raise cannot_read(path, error) from None
         return cls.of_file(load_model(data, origin=str(path), layers=layers), layers=layers)

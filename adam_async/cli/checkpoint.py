@@ -23,6 +23,9 @@ from adam_async.run.train_step import StepSpec
 from adam_async.run.user_code import add_import_folder, import_layers, read_layers
 from adam_async.runtime.disk import Disk
 
+MOST_LISTED = 1000
+"""Maximum number of rows of a list of checkpoints: the newest ones, and the latest one."""
+
 
 async def list_checkpoints(path: Path, options: CheckpointOptions, terminal: Terminal) -> int:
     """Print a row for each checkpoint; the first row is the checkpoint that a resumed run reads first.
@@ -31,7 +34,7 @@ async def list_checkpoints(path: Path, options: CheckpointOptions, terminal: Ter
         CheckpointError: The folder cannot be read, or has no checkpoint.
     """
     async with Disk() as disk:
-        folder, names, problems = await checkpoints_in(path, disk)
+        folder, names, problems = await checkpoints_in(path, disk, most=MOST_LISTED)
         newest = names[0] if folder == path else ""
         found = [await summary_of(folder / name, disk, latest=name == newest) for name in names]
         summaries = [each for each in found if each.whole or await _is_there(folder / each.name, disk)]

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from adam_async.errors import ConfigError
+from adam_async.model.toml_text import MOST_TEXT_BYTES
 from adam_async.runtime.disk import Disk, Part
 
 
@@ -46,8 +47,10 @@ def check_regular(file: Path) -> None:
     """Check that a result file is absent or a regular file, because the result replaces it.
 
     Raises:
-        ConfigError: The file is a folder, a device or a pipe.
+        ConfigError: The file is a folder, a device, a pipe or a link, such as ``/dev/stdout``.
     """
+    if os.path.islink(file):
+        raise ConfigError(f"{file} is a link, and a result would replace it; name the file it leads to")
     if os.path.isdir(file):
         raise ConfigError(f"{file} is a folder; name a file in it")
     if os.path.exists(file) and not os.path.isfile(file):
@@ -58,10 +61,10 @@ async def read_file(path: Path, option: str, disk: Disk) -> str:
     """Read the text file that an option names.
 
     Raises:
-        ConfigError: The file cannot be read, or is not text.
+        ConfigError: The file cannot be read, is larger than `MOST_TEXT_BYTES`, or is not text.
     """
     try:
-        return (await disk.read_bytes(path)).decode()
+        return (await disk.read_bytes(path, MOST_TEXT_BYTES)).decode()
     except OSError as error:
         raise ConfigError(f"{option} {path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:

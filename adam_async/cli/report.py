@@ -13,6 +13,9 @@ from adam_async.report.plot import draw, encode
 from adam_async.report.report import SCHEMA, Report
 from adam_async.runtime.disk import Disk
 
+MOST_REPORT_BYTES = 1 << 26
+"""Maximum size of a report's file, in bytes; its objects take several times as much memory."""
+
 
 async def run_report(files: tuple[Path, ...], plot: Path | None, terminal: Terminal) -> int:
     """Print a table of reports, and plot them if `plot` names a file.
@@ -37,10 +40,10 @@ async def read_report(file: Path, disk: Disk) -> Report:
         ConfigError: The file cannot be read, or is no report of this schema.
     """
     try:
-        report = msgspec.json.decode(await disk.read_bytes(file), type=Report)
+        report = msgspec.json.decode(await disk.read_bytes(file, MOST_REPORT_BYTES), type=Report)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file} is no report of this version ({SCHEMA}): {error}") from None
     if report.schema != SCHEMA:
         raise ConfigError(f"{file} is a report of schema {report.schema!r}; this version reads {SCHEMA}")

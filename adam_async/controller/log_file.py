@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 NAME = "controller.log"
 
+MOST_LOG_BYTES = 1 << 30
+"""Maximum size of a log file, in bytes: far above the whole state of a cluster and the entries behind it."""
+
 ASIDE = re.compile(re.escape(NAME) + r"\.[0-9]+\.aside")
 """Pattern of the names of unfinished new logs, made by `Disk.write_atomic`."""
 
@@ -90,7 +93,7 @@ class LogFile:
 
     async def _recover(self) -> Saved | None:
         try:
-            data = await self._disk.read_bytes(self._path)
+            data = await self._disk.read_bytes(self._path, MOST_LOG_BYTES)
         except FileNotFoundError:
             data = b""
         saved, end = recover(data, origin=str(self._path))

@@ -16,12 +16,12 @@ roles = ["ps", "worker"]
 
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from adam_async.errors import ConfigError
+from adam_async.model.toml_text import read_toml
 from adam_async.run.addresses import check_address
 from transport.sockets import format_tcp_address
 
@@ -96,9 +96,7 @@ def read_hosts(text: str, *, source: str) -> Hosts:
         ConfigError: The text is not TOML, or has an unknown key, a wrong value, or no host for a role.
     """
     try:
-        hosts = msgspec.convert(tomllib.loads(text), Hosts)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is not TOML: {error}") from None
+        hosts = msgspec.convert(read_toml(text, source), Hosts)
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"{source}: {error}; a host is a table [[hosts]] with name, and perhaps address, copies, "

@@ -5,13 +5,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Self
 
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleUnreachable
+from adam_async.runtime.blocking_thread import BlockingThread
 from adam_async.runtime.child_process import child_environment
 
 logger = logging.getLogger(__name__)
@@ -52,14 +52,14 @@ class RayConnection:
     def __init__(self, address: str, entropy: Callable[[int], bytes]) -> None:
         self.address = address
         self._entropy = entropy
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray")
+        self._thread = BlockingThread("ray")
         self._owns = False
 
     async def __aenter__(self) -> Self:
         try:
             await self._open()
         except BaseException:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread.end()
             raise
         return self
 
@@ -68,7 +68,7 @@ class RayConnection:
             if self._owns:
                 await self.call("Ray to end", require_ray().shutdown, timeout_s=START_S)
         finally:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread.end()
 
     async def call(
         self,

@@ -7,6 +7,7 @@ reads (`in_place.py`).
 
     network.py                 start here: forward, backward, gradients, factors, start values, scores
     spec.py, named.py          the specification of a network, also in TOML; the models with a name
+    toml_text.py               TOML text of users, with bounds before and after it is parsed
     layer.py                   the interface of a layer: forward, backward, delta, factors; cut layers
     layers/                    built-in layers in NumPy: convolution, dense, pooling, dropout, losses, others
     topology.py                the graph of the layers, checked; layers that share memory

@@ -21,12 +21,12 @@ In TOML:
 Kinds and options are checked when a `Network` is built, because users add kinds of layers.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from adam_async.errors import SpecError
+from adam_async.errors import ConfigError, SpecError
+from adam_async.model.toml_text import read_toml
 
 OptionValue = int | float | str | bool | tuple[float, ...]
 """Types of an option's value; in TOML and on the wire the tuple is a list of numbers."""
@@ -162,10 +162,10 @@ class ModelSpec:
         """Read a model from the text of a TOML file.
 
         Raises:
-            SpecError: The text is not TOML, or does not describe a model.
+            SpecError: The text is not TOML that `read_toml` reads, or does not describe a model.
         """
         try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise SpecError(f"the model file is not valid TOML: {error}") from error
+            table = read_toml(text, "the model file")
+        except ConfigError as error:
+            raise SpecError(str(error)) from error
         return cls.from_dict(table)

@@ -11,6 +11,7 @@ from adam_async.errors import ConfigError
 from adam_async.parameter_server.disk_ports import DiskPorts
 from adam_async.parameter_server.store_disk import PREFIX, REMOVED, StoreDisk, folder_of
 from adam_async.persistence.opening import read_identity
+from adam_async.persistence.scan import segment_name
 from adam_async.persistence.settings import FlushSettings
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import StoreRecord, served_word
@@ -81,6 +82,11 @@ class ServerDisk:
                 f"{folder} cannot be read: {error.strerror or error}; move it out of {self.folder}"
             ) from error
         if identity is None:  # its server ended before the first write
+            if any(segment_name(name) for name in await self.ports.states.names(folder)):
+                self.ports.notice(
+                    f"{folder} is removed: its files are empty; its server ended before the first write, or "
+                    "another program emptied them, and the store of this folder does not exist any more"
+                )
             await self._remove_left(folder)
             return
         if folder != folder_of(self.folder, identity.run):

@@ -147,7 +147,7 @@ async def _read(disk: Disk, path: Path, identity: Identity) -> tuple[list[Scan],
                 f"{path / str(name)} needs {size} bytes of memory, and {free} are available: end other "
                 "programs; or move it away, and other copies go on"
             )
-        data = await disk.read_bytes(path / str(name))
+        data = await disk.read_bytes(path / str(name), size)
         found = await disk.run(scan, str(name), data, identity.run)
         _check(path / str(name), found, identity)
         scans.append(found)

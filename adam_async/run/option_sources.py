@@ -6,13 +6,13 @@ is an argument, because libraries read no environment. An unknown key of a file 
 
 import difflib
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_type_hints
 
 import msgspec
 
 from adam_async.errors import ConfigError
+from adam_async.model.toml_text import read_toml
 from adam_async.run.config import FIELDS, OF_CUTS, Config, Waits
 from adam_async.run.option_types import described_type
 
@@ -101,10 +101,7 @@ def from_toml(text: str, *, source: str) -> dict[str, Any]:
         ConfigError: The text is not TOML, has an unknown key, or its ``waits`` is no table; the error has the
             file.
     """
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is not TOML: {error}") from None
+    values = read_toml(text, source)
     keys = [key for key in values if key != "waits"]
     waits = values.get("waits", {})
     if not isinstance(waits, dict):

@@ -42,6 +42,11 @@ def check_types(options: msgspec.Struct, prefix: str = "") -> None:
             ) from None
         if isinstance(checked, str) and not _is_unicode(checked):
             raise ConfigError(f"{prefix}{field.name} must be text in UTF-8, not {value!r}")
+        if isinstance(checked, int) and not -(1 << 63) <= checked < 1 << 64:  # no message can have it
+            raise ConfigError(
+                f"{prefix}{field.name} must be a whole number of at most 64 bits, not one of "
+                f"{checked.bit_length()} bits"
+            )
         if checked is not value:
             msgspec.structs.force_setattr(options, field.name, checked)
 

@@ -263,7 +263,7 @@ def import_step(path: str, args: Mapping[str, Any]) -> NamedStep:
     try:
         text = msgspec.json.encode(args)
         same = msgspec.json.decode(text)
-    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{where} {path}: its arguments have no form in JSON: {error}") from None
     if not isinstance(same, dict) or same != dict(args) or len(text) > MOST_STEP_ARGS:
         raise ConfigError(
@@ -290,7 +290,7 @@ def read_step_args(text: str | None) -> dict[str, Any]:
     """
     try:
         return msgspec.json.decode(text, type=dict[str, Any]) if text is not None else {}
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(
             f"--step-args must be a JSON object such as '{{\"hidden\": 64}}', not {text!r:.80}: {error}"
         ) from None

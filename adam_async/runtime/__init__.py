@@ -6,6 +6,8 @@ counts the link in `traffic.py`.
 
     clock.py                      clocks, entropy, a timer for the next deadline, the lag of the event loop
     disk.py                       files on a thread of its own: atomic writes, fdatasync, durable appends
+    ordinary_files.py             opens ordinary files only, without a wait; reads with a limit; secrets
+    blocking_thread.py            a thread for blocking calls, which never keeps its process
     machine.py                    cores, memory, NUMA nodes, BLAS; peak memory of a process
 
     channel.py                    one link at a time to a peer: dial, patience, growing pauses (back-off)

@@ -3,10 +3,11 @@
 Product code receives a `Disk` as an argument, so a simulation can replace it.
 
 **Disk.** All blocking file work of one `Disk` runs on one thread, in the order of its calls. One thread
-suffices for ordinary disks, and keeps the order of the calls. `write_atomic` writes a temporary file, makes
-its bytes durable with ``fdatasync``, renames it, and syncs the folder: after a crash the target is the old
-file or the new one, whole. A set of files is written into a temporary folder, file by file with `write_down`,
-and the folder is then renamed. The code that opens a `Disk` owns it (``async with Disk() as disk``).
+suffices for ordinary disks, and keeps the order of the calls. A path
+that is no ordinary file is an error (`ordinary_files.py`). `write_atomic` writes a temporary file, makes its
+bytes durable with ``fdatasync``, renames it, and syncs the folder: after a crash the target is the old file
+or the new one, whole. A set of files is written into a temporary folder, file by file with `write_down`, and
+the folder is then renamed. The code that opens a `Disk` owns it (``async with Disk() as disk``).
 """
 
 import asyncio
@@ -17,10 +18,12 @@ import logging
 import os
 import shutil
 import stat
+import zlib
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeVar, TypeVarTuple
@@ -28,23 +31,30 @@ from typing import IO, Any, TypeVar, TypeVarTuple
 import aiofiles.os
 import aiofiles.threadpool
 
+from adam_async.runtime.blocking_thread import BlockingThread
+from adam_async.runtime.ordinary_files import (
+    MOST_READ_BYTES,
+    OTHERS,
+    Opener,
+    ordinary_files,
+    read_ordinary,
+    read_secret_file,
+)
+
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 Part = bytes | bytearray | memoryview
 
-Opener = Callable[[str, int], int]
-"""Function that opens a file by its path and flags, and returns its descriptor."""
+MOST_NAME_BYTES = 255
+"""Maximum length of a name in a folder, in bytes, on all usual file systems."""
 
-SECRET_BYTES = 65536
-"""Maximum size of a secret, in bytes; a larger file is no secret."""
+NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+"""Errors of file systems that cannot sync a folder, such as CIFS: they keep names durable, or not at all."""
 
 MOST_PARTS = 512
 """Maximum number of parts of one ``writev``; Linux takes 1,024."""
-
-OTHERS = stat.S_IRWXG | stat.S_IRWXO
-"""Permission bits of a file for all users except its owner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +92,11 @@ class Disk:
     """
 
     def __init__(self, *, name: str = "disk", close_timeout_s: float = 10.0, private: bool = False) -> None:
-        self._opener = _open_private if private else None
+        self._opener = partial(ordinary_files, mode=0o600) if private else ordinary_files
         self._folder_mode = 0o700 if private else 0o777
         self._name = name
         self._close_timeout_s = close_timeout_s
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._executor = BlockingThread(name)
         self._closed = False
         # One write at a time, because two writes of one path would share their temporary file.
         self._writing = asyncio.Lock()
@@ -114,7 +124,7 @@ class Disk:
         except TimeoutError:
             logger.warning("%s: work left after %g s is dropped", self._name, self._close_timeout_s)
         finally:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._executor.end()
 
     def statistics(self) -> DiskStatistics:
         """Return the counts so far."""
@@ -140,10 +150,16 @@ class Disk:
         """Run a blocking function on the disk's thread, after earlier calls; for decoding files."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
 
-    async def read_bytes(self, path: Path) -> bytes:
-        """Return the whole file."""
-        async with self._open(path, "rb") as file:
-            data: bytes = await file.read()
+    async def read_bytes(self, path: Path, most: int = MOST_READ_BYTES) -> bytes:
+        """Return the whole file.
+
+        Args:
+            most: Maximum size of the file, in bytes.
+
+        Raises:
+            OSError: The file is larger than `most`, or is no ordinary file.
+        """
+        data = await self.run(read_ordinary, path, most)
         self._count_read(len(data))
         return data
 
@@ -151,11 +167,12 @@ class Disk:
         """Return the secret in a file, or in a pipe such as that of ``<(command)``.
 
         Raises:
+            TimeoutError: A pipe or terminal had nothing to read for `SECRET_S`.
             PermissionError: Other users may read or change the file, or its owner is neither this user nor
                 root; the text names the remedy.
             OSError: The file is larger than `SECRET_BYTES`, or the system cannot read it.
         """
-        data = await self.run(_read_secret, path)
+        data = await self.run(read_secret_file, path)
         self._count_read(len(data))
         return data
 
@@ -343,7 +360,7 @@ class Disk:
 
         Missing folders are made, as by `make_folder`. A failed write removes its partial file.
         """
-        aside = path.with_name(f"{path.name}.{os.getpid()}.aside")
+        aside = path.with_name(name_beside(path.name, f".{os.getpid()}.aside"))
         async with self._writing:
             await self.run(_make_folder, path.parent, self._folder_mode)
             try:
@@ -375,6 +392,16 @@ class Disk:
         return written
 
 
+def name_beside(name: str, ending: str) -> str:
+    """Return a temporary name beside a file's name; a long name is cut, and has its checksum instead."""
+    if len(os.fsencode(name + ending)) <= MOST_NAME_BYTES:
+        return name + ending
+    ending = f".{zlib.crc32(os.fsencode(name)):08x}{ending}"
+    while len(os.fsencode(name + ending)) > MOST_NAME_BYTES:
+        name = name[:-1]
+    return name + ending
+
+
 def check_size(path: Path, held: int, expected: int) -> None:
     """Check the size of a file before an append. Raises OSError: the size differs."""
     if held != expected:
@@ -391,12 +418,8 @@ def _force_data(descriptor: int) -> None:
 
 
 def _force_file(path: Path) -> None:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=ordinary_files) as file:
         _force_data(file.fileno())
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _file_facts(path: Path) -> FileFacts:
@@ -405,23 +428,6 @@ def _file_facts(path: Path) -> FileFacts:
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is a link, a folder, a pipe or a device, and no file", str(path))
     return FileFacts(found.st_size, found.st_mtime)
-
-
-def _read_secret(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        found = os.fstat(file.fileno())
-        # A terminal's device, for a secret typed by a person, is open to its group.
-        if not stat.S_ISCHR(found.st_mode) and found.st_mode & OTHERS:
-            mode = f"{stat.S_IMODE(found.st_mode):04o}"
-            raise PermissionError(f"others can read or change it, its mode is {mode}: run chmod 600 {path}")
-        if stat.S_ISREG(found.st_mode) and found.st_uid not in (0, os.geteuid()):
-            raise PermissionError(
-                f"it belongs to user {found.st_uid}, who can change it: copy it to a file of your own"
-            )
-        data = file.read(SECRET_BYTES + 1)
-    if len(data) > SECRET_BYTES:
-        raise OSError(f"it holds more than {SECRET_BYTES} bytes")
-    return data
 
 
 def _keep_private(path: Path) -> str:
@@ -459,11 +465,14 @@ def _force_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_FOLDER_SYNC:
+            raise
     finally:
         os.close(descriptor)
 
 
-def _write_from(path: Path, offset: int, data: Part, opener: Opener | None) -> None:
+def _write_from(path: Path, offset: int, data: Part, opener: Opener) -> None:
     with open(path, "ab", opener=opener) as file:
         if offset == 0:
             file.truncate(0)
@@ -471,7 +480,7 @@ def _write_from(path: Path, offset: int, data: Part, opener: Opener | None) -> N
         file.write(data)
 
 
-def _append_made(path: Path, offset: int, make: Callable[[], Sequence[Part]], opener: Opener | None) -> int:
+def _append_made(path: Path, offset: int, make: Callable[[], Sequence[Part]], opener: Opener) -> int:
     parts = make()
     # Without a buffer: a failed write must not be repeated by the close.
     with open(path, "ab", buffering=0, opener=opener) as file:
@@ -493,7 +502,7 @@ def _write_all(descriptor: int, parts: Sequence[Part]) -> None:
             waiting[0] = waiting[0][written:]
 
 
-def _append_durably(path: Path, offset: int, data: Part, opener: Opener | None) -> None:
+def _append_durably(path: Path, offset: int, data: Part, opener: Opener) -> None:
     with open(path, "r+b" if offset else "wb", opener=opener) as file:
         check_size(path, file.seek(0, os.SEEK_END), offset)
         file.write(data)
@@ -504,7 +513,7 @@ def _append_durably(path: Path, offset: int, data: Part, opener: Opener | None) 
 
 
 def _truncate_durably(path: Path, size: int) -> None:
-    with open(path, "r+b") as file:
+    with open(path, "r+b", opener=ordinary_files) as file:
         held = file.seek(0, os.SEEK_END)
         if held < size:
             raise OSError(f"{path} holds {held} bytes and cannot be cut off behind {size}")

@@ -137,7 +137,7 @@ class KernelCache:
         """
         try:
             Path(self.folder).mkdir(parents=True, exist_ok=True)
-            file = (Path(self.folder) / "lock").open("w")
+            file = open(Path(self.folder) / "lock", "w", opener=_at_once)
         except OSError:
             yield
             return
@@ -146,6 +146,10 @@ class KernelCache:
             while not _lock(file) and time.monotonic() < end:
                 time.sleep(RETRY_S)
             yield
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)  # a pipe has no lock to wait for
 
 
 def _lock(file: TextIO) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
 from adam_async.runtime.disk import Disk, FileFacts, Part, check_size
+from adam_async.runtime.ordinary_files import MOST_READ_BYTES
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.disk_model import DiskModel, Inode
 from adam_async.simulation.host import HOST
@@ -174,8 +175,11 @@ class SimulatedDisk(Disk):
         """
         return await self._ask(lambda: function(*arguments))
 
-    async def read_bytes(self, path: Path) -> bytes:
-        return await self._read(path, 0, None)
+    async def read_bytes(self, path: Path, most: int = MOST_READ_BYTES) -> bytes:
+        data = await self._read(path, 0, most + 1)
+        if len(data) > most:
+            raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
+        return data
 
     async def file_facts(self, path: Path) -> FileFacts:
         return await self._ask(lambda: FileFacts(len(self._disk_model.file(path).data), 0.0))
@@ -183,7 +187,7 @@ class SimulatedDisk(Disk):
     async def read_part(self, path: Path, start: int, stop: int) -> bytes:
         return await self._read(path, start, stop)
 
-    async def _read(self, path: Path, start: int, stop: int | None) -> bytes:
+    async def _read(self, path: Path, start: int, stop: int) -> bytes:
         data = await self._ask(lambda: bytes(self._disk_model.file(path).data[start:stop]))
         await self._ask(_nothing, moved_bytes=len(data))
         self._count_read(len(data))

@@ -114,5 +114,5 @@ def read_case(data: bytes, *, origin: str) -> Case:
     """
     try:
         return msgspec.json.decode(data, type=Case)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{origin} is no plan of a simulated run: {error}") from None

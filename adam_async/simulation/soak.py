@@ -140,7 +140,7 @@ async def read_soak(path: Path, disk: Disk) -> Soak:
         return Soak()
     except OSError as error:
         raise ConfigError(f"--soak {path} cannot be read: {error.strerror or error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"--soak {path} holds no soak: {error}; name a new file, or the file of a soak"
         ) from None

@@ -13,6 +13,8 @@ from typing import Any, BinaryIO
 
 from numpy.typing import NDArray
 
+from adam_async.runtime.ordinary_files import ordinary_files
+
 
 def read_piece(path: Path, offset: int, size: int) -> bytes:
     """Return up to `size` bytes of a file from `offset` on; fewer only at the file's end.
@@ -20,7 +22,7 @@ def read_piece(path: Path, offset: int, size: int) -> bytes:
     Raises:
         OSError: The system's own.
     """
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=ordinary_files) as file:
         file.seek(offset)
         pieces = []
         while size > 0 and (piece := file.read(size)):
@@ -32,7 +34,7 @@ def read_piece(path: Path, offset: int, size: int) -> bytes:
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reads at any offset. Raises OSError: the system's own."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=ordinary_files) as file:
         yield file
 
 

@@ -5,6 +5,8 @@ hostile file from requesting all memory. A source that decodes as a whole must a
 sets its limit. Encoded images that decode one by one, on demand, have only the limit `MAX_TOTAL_BYTES`.
 """
 
+from collections.abc import Sequence
+
 from adam_async.errors import DataError
 
 MAX_IMAGE_PIXELS = 1 << 26
@@ -18,6 +20,9 @@ MAX_FILE_BYTES = 1 << 31
 
 MAX_MEMBERS = 1 << 20
 """Maximum number of members of one tar shard, and of rows of one table."""
+
+MAX_LINE_BYTES = 1 << 22
+"""Maximum length of a line of a table, in bytes: its fields take some fifty times as much memory."""
 
 MAX_TOTAL_BYTES = 1 << 33
 """Maximum size of all images of a data set, encoded or decoded, in bytes."""
@@ -37,6 +42,16 @@ def check_members(members: int, origin: str) -> None:
     """Refuse a file with more members or rows than `MAX_MEMBERS`. Raises DataError: the file has more."""
     if members > MAX_MEMBERS:
         raise DataError(f"{origin} holds more than {MAX_MEMBERS} members or rows; cut it into smaller files")
+
+
+def check_lines(lines: Sequence[bytes], origin: str) -> None:
+    """Refuse a table with a line above `MAX_LINE_BYTES`. Raises DataError: it has one; names the first."""
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise DataError(
+                f"{origin}, line {number} has {len(line)} bytes, expected at most {MAX_LINE_BYTES}; is it "
+                "a table?"
+            )
 
 
 def check_total(size: int, origin: str, room_bytes: int = MAX_TOTAL_BYTES) -> None:

@@ -91,6 +91,7 @@ def parse_header(data: bytes, origin: str, split: Split | None) -> Table:
     """
     limits.check_members(max(data.count(b"\n"), data.count(b"\r")), origin)
     lines = data.removeprefix(b"\xef\xbb\xbf").splitlines()
+    limits.check_lines(lines, origin)
     given = None
     first = 0
     while first < len(lines) and lines[first].startswith(b"#"):

@@ -256,7 +256,7 @@ class Copy:
         notes: dict[str, _Note] = {}
         for line in text.splitlines():
             # The last line may be incomplete, and a damaged one only costs a copy.
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 note = msgspec.json.decode(line, type=_Note)
                 notes[note.path] = note
         return list(notes.values())

@@ -12,7 +12,6 @@ each image has its own range of elements in them. The drawn values are equal on 
 whole numbers, or float64 from sums, products, quotients and square roots.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
@@ -27,6 +26,7 @@ from adam_async.data_server.transforms.pipeline import ImagePass, Kernels, Shape
 from adam_async.data_server.transforms.steps import KINDS, Step, check_step
 from adam_async.errors import ConfigError
 from adam_async.model.keyed_random import Dice
+from adam_async.model.toml_text import read_toml
 
 PURPOSE = "augment"
 
@@ -190,10 +190,7 @@ def read_steps(text: str, origin: str) -> list[dict[str, Any]]:
     Raises:
         ConfigError: The text is no such file, or an option is wrong; the error has origin, step and key.
     """
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{origin} is not TOML: {error}") from error
+    table = read_toml(text, origin)
     others = sorted(set(table) - {"transform"})
     if others:
         raise ConfigError(f"{origin} has {others[0]!r}; expected nothing but tables [[transform]]")

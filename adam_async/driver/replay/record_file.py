@@ -80,7 +80,7 @@ def load_record(data: bytes, *, origin: str) -> tuple[Header, list[Log]]:
         raise RecordError(f"{origin} has a damaged header: its checksum is wrong; record again")
     try:
         head = msgspec.json.decode(text, type=_Head)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"{origin} has a header that this version does not read: {error}") from None
     return head.header, _logs(data, begin + size, head.sections, origin)
 

@@ -69,3 +69,13 @@ async def test_a_folder_without_checkpoints_is_refused_with_the_command_for_it(t
         for path in (tmp_path / "absent", tmp_path / NAMES[0]):
             with pytest.raises(CheckpointError, match="No such file"):
                 await checkpoints_in(path, disk)
+
+
+async def test_a_list_of_many_checkpoints_has_the_newest_ones_and_the_latest(tmp_path):
+    for epoch in range(1, 8):
+        (tmp_path / f"checkpoint-{epoch:04d}-000000").mkdir()
+    (tmp_path / "latest").write_text("checkpoint-0002-000000")
+    async with Disk() as disk:
+        _, names, problems = await checkpoints_in(tmp_path, disk, most=3)
+    assert [int(name[11:15]) for name in names] == [2, 7, 6, 5]
+    assert problems == [f"4 older checkpoints in {tmp_path} are not listed"]

@@ -1,5 +1,6 @@
 """A trained model classifies images, with the class names of its training data."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,21 @@ def test_a_file_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"something else that is long")
     with pytest.raises(SavedModelError, match="other is not a safetensors file"):
         Model.load(tmp_path / "other")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "larger than the memory"])
+def test_a_model_that_is_no_file_for_this_machine_is_an_error_and_no_wait(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 1 << 43)  # without a block on the disk
+    said = "has 8796093022208 bytes, expected at most" if kind.startswith("larger") else "is a pipe, a socket"
+    with pytest.raises(ConfigError, match=rf"model {path} cannot be read: 'model\.safetensors' {said}"):
+        Model.load(tmp_path)
 
 
 def test_outputs_that_are_no_probabilities_are_not_shown_as_such() -> None:

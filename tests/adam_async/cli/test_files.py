@@ -1,25 +1,70 @@
 """Checks of the files and folders that options name."""
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
-from adam_async.cli.files import check_target
+from adam_async.cli.files import check_target, read_file
 from adam_async.errors import ConfigError
+from adam_async.model.toml_text import MOST_TEXT_BYTES
 from adam_async.runtime.disk import Disk
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link to a device"])
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
 async def test_a_result_replaces_no_device_and_no_pipe(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "result"
     if kind == "pipe":
         os.mkfifo(file)
     else:
-        file.symlink_to("/dev/null")
+        os.mknod(file, stat.S_IFSOCK)
     async with Disk() as disk:
         with pytest.raises(ConfigError, match=f"{file} is no regular file, and a result would replace it"):
             await check_target(file, disk)
+
+
+@pytest.mark.parametrize("target", ["/dev/null", "file", "absent", "/proc/self/fd/1"])
+async def test_a_result_replaces_no_link(target: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"of another program")
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    async with Disk() as disk:
+        for name in (link, Path("/dev/stdout"), Path("/dev/fd/1")):
+            with pytest.raises(ConfigError, match=f"{name} is a link, and a result would replace it"):
+                await check_target(name, disk)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to a pipe", "folder"])
+async def test_a_file_of_an_option_that_is_no_ordinary_file_is_an_error_and_no_wait(
+    kind: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "adam.toml"
+    match kind:
+        case "pipe":
+            os.mkfifo(file)
+        case "link to a pipe":
+            os.mkfifo(tmp_path / "pipe")
+            file.symlink_to("pipe")
+        case "socket":
+            os.mknod(file, stat.S_IFSOCK)
+        case "device":
+            file = Path("/dev/zero")
+        case _:
+            file.mkdir()
+    async with Disk() as disk:
+        with pytest.raises(ConfigError, match=f"--config {file} cannot be read: (.* is a pipe|Is a dir)"):
+            await read_file(file, "--config", disk)
+
+
+async def test_a_text_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    file = tmp_path / "adam.toml"
+    file.write_bytes(b"#" * MOST_TEXT_BYTES)
+    async with Disk() as disk:
+        assert len(await read_file(file, "--config", disk)) == MOST_TEXT_BYTES
+        os.truncate(file, 1 << 40)  # without a block on the disk
+        with pytest.raises(ConfigError, match="has 1099511627776 bytes, expected at most 1048576"):
+            await read_file(file, "--config", disk)
 
 
 async def test_a_result_may_replace_a_file_or_be_the_first_in_a_new_folder(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ async def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (b'{"more": ' + b"[" * 99999, "is no report of this version"),
         (b"{", "is no report of this version"),
         (b"\xff", "is no report of this version"),
         (b'{"command": []}', "missing required field"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import random
 from pathlib import Path
 
@@ -329,3 +330,11 @@ def test_whenever_the_power_goes_the_old_file_is_there_or_the_new_one_and_no_par
             saved = found_after_a_power_cut(write, seed=seed, after_s=after_s)
             seen.add((saved.snapshot.index, len(saved.entries)))
     assert seen == {(1, 3), (4, 0)}
+
+
+@pytest.mark.parametrize("name", [NAME, "lock"])
+async def test_a_pipe_in_the_place_of_a_file_is_an_error_and_no_wait(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    async with asyncio.timeout(5), Disk() as disk:
+        with pytest.raises(ConfigError, match=f"{tmp_path} cannot be used: '{name}' is a pipe, a socket"):
+            await found_in(disk, tmp_path)

@@ -122,7 +122,7 @@ def test_mlp_takes_any_sizes():
             'name = "side"\nkind = "relu"\n[[layers]]\ninputs = ["out"]\nname = "loss"',
             "'side' is read by no other layer",
         ),
-        ("[[layers]]", "[layers", "not valid TOML"),
+        ("[[layers]]", "[layers", "is not TOML"),
     ],
 )
 def test_the_refusal_of_a_wrong_model_names_the_wrong_value(old, new, message):

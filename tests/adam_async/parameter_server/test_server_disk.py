@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import shutil
 
 import msgspec
@@ -62,6 +63,27 @@ async def test_a_folder_whose_start_a_crash_tore_is_removed(tmp_path):
     async with opened_disk(tmp_path, flush_s=1.0) as disk:
         assert list(disk) == []
     assert not path.exists()
+
+
+async def test_the_removal_of_a_folder_of_empty_files_is_reported_with_its_consequence(tmp_path, caplog):
+    path = begun(tmp_path)
+    (path / FILE).write_bytes(b"")
+    (folder_of(tmp_path, "without-a-file")).mkdir()
+    async with opened_disk(tmp_path, flush_s=1.0) as disk:
+        assert list(disk) == []
+    (text,) = caplog.messages
+    assert text.startswith(f"{path} is removed: its files are empty; ")
+    assert text.endswith("the store of this folder does not exist any more")
+
+
+@pytest.mark.parametrize("name", ["lock", FILE])
+async def test_a_pipe_in_the_place_of_a_file_is_an_error_and_no_wait(tmp_path, name):
+    path = begun(tmp_path)
+    (path / name).unlink(missing_ok=True)
+    os.mkfifo(path / name)
+    with pytest.raises(ConfigError, match=f"{path} cannot be .*: '{name}' is a pipe"):
+        async with asyncio.timeout(5), opened_disk(tmp_path, flush_s=1.0):
+            pass
 
 
 async def test_other_folders_beside_those_of_stores_are_left_alone(tmp_path):

@@ -16,6 +16,8 @@ from adam_async.run.option_sources import make_config
         ({"weights": "x"}, "weights must be one of auto, copy, aliased, not 'x'"),
         ({"epochs": "3"}, "epochs must be a whole number, not '3'"),
         ({"epochs": 2.0}, "epochs must be a whole number, not 2.0"),
+        ({"epochs": 10**23}, "epochs must be a whole number of at most 64 bits, not one of 77 bits"),
+        ({"seed": -(10**5000)}, "seed must be a whole number of at most 64 bits, not one of 16610 bits"),
         ({"epochs": True}, "epochs must be a whole number, not True"),
         ({"processes": 1}, "processes must be true or false, not 1"),
         ({"rate": "0.1"}, "rate must be a number, not '0.1'"),
@@ -54,6 +56,6 @@ def test_a_constructed_run_equals_the_same_run_of_a_file() -> None:
 
 @pytest.mark.parametrize("seed", [1 << 64, "99999999999999999999999"])
 def test_a_seed_beyond_the_numbers_of_the_cluster_map_is_refused(seed: object) -> None:
-    with pytest.raises(ConfigError, match="seed must be at most 18446744073709551615, not"):
+    with pytest.raises(ConfigError, match="seed must be a whole number of at most 64 bits"):
         make_config({"seed": seed})
     assert make_config({"seed": (1 << 64) - 1}).seed == (1 << 64) - 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import stat
 import threading
@@ -11,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adam_async.runtime.disk import Disk
+from adam_async.runtime import ordinary_files
+from adam_async.runtime.disk import Disk, name_beside
 
 
 async def test_written_bytes_are_read_back(tmp_path: Path) -> None:
@@ -314,6 +316,16 @@ async def test_a_secret_may_come_through_a_pipe(tmp_path: Path) -> None:
         os.close(reading)
 
 
+async def test_a_pipe_without_a_writer_is_no_secret_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordinary_files, "SECRET_S", 0.05)
+    os.mkfifo(tmp_path / "token", 0o600)
+    async with Disk() as disk:
+        with pytest.raises(TimeoutError, match=r"nothing to read for 0\.05 s"):
+            await disk.read_secret(tmp_path / "token")
+
+
 async def test_a_secret_is_small(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_bytes(bytes(65537))
@@ -355,3 +367,101 @@ async def test_closing_a_disk_that_hangs_ends_in_time_without_an_error(
             await asyncio.sleep(0)
         assert "hung: work left after 0.05 s is dropped" in caplog.text
         released.set()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "link to a device"])
+async def test_no_call_reads_or_writes_what_is_no_ordinary_file_or_waits_for_it(
+    kind: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "lock"
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "socket":
+            os.mknod(path, stat.S_IFSOCK)
+        case _:
+            path.symlink_to("/dev/zero")
+
+    async def lock() -> None:
+        async with disk.hold(path):
+            pass
+
+    async def read_pieces() -> None:
+        async with contextlib.aclosing(disk.read_pieces(path, 10)) as pieces:
+            async for _ in pieces:
+                pass
+
+    async with asyncio.timeout(5), Disk() as disk:
+        for call in (
+            lambda: disk.read_bytes(path),
+            lambda: disk.read_part(path, 0, 10),
+            read_pieces,
+            lock,
+            lambda: disk.write_from(path, 0, b"content"),
+            lambda: disk.write_down(path, [b"content"]),
+            lambda: disk.append_made(path, 0, lambda: [b"content"]),
+            lambda: disk.append_durably(path, 1, b"content"),
+            lambda: disk.append_durably(path, 0, b"content"),
+            lambda: disk.truncate_durably(path, 1),
+            lambda: disk.sync_file(path),
+        ):
+            with pytest.raises(OSError, match="'lock' is a pipe, a socket or a device, and no ordinary file"):
+                await call()
+
+
+async def test_a_file_beyond_the_readers_limit_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    async with Disk() as disk:
+        assert await disk.read_bytes(path, 5) == b"12345"
+        with pytest.raises(OSError, match="'file' has 5 bytes, expected at most 4"):
+            await disk.read_bytes(path, 4)
+        os.truncate(path, 1 << 42)  # without a block on the disk
+        with pytest.raises(OSError, match="'file' has 4398046511104 bytes"):
+            await disk.read_bytes(path)
+
+
+@pytest.mark.parametrize("letter", ["a", "\u00e9", "\u6f22", "\U0001f40c"])
+async def test_a_file_may_have_the_longest_name_of_its_file_system(letter: str, tmp_path: Path) -> None:
+    name = letter * (255 // len(letter.encode()))
+    async with Disk() as disk:
+        await disk.write_atomic(tmp_path / name, [b"content"])
+        assert await disk.names(tmp_path) == [name]
+        assert await disk.read_bytes(tmp_path / name) == b"content"
+    first, second = (name_beside(f"{letter * 50}{number:0205d}", ".1.aside") for number in range(2))
+    assert first != second
+    assert len(os.fsencode(first)) <= 255
+
+
+@pytest.mark.parametrize("refusal", [errno.EINVAL, errno.ENOTSUP])
+async def test_a_file_system_that_syncs_no_folder_keeps_files(
+    refusal: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def sync_files_only(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(refusal, os.strerror(refusal))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync_files_only)
+    async with Disk() as disk:
+        await disk.write_atomic(tmp_path / "new" / "file", [b"content"])
+        await disk.append_durably(tmp_path / "log", 0, b"content")
+        await disk.sync_folder(tmp_path)
+        await disk.rename(tmp_path / "log", tmp_path / "new" / "log")
+        assert await disk.names(tmp_path / "new") == ["file", "log"]
+
+
+async def test_any_other_error_of_a_sync_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        raise OSError(errno.EIO if is_folder else errno.EINVAL, "failed")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "fdatasync", fail)
+    async with Disk() as disk:
+        with pytest.raises(OSError, match="failed"):
+            await disk.sync_folder(tmp_path)
+        with pytest.raises(OSError, match="failed"):
+            await disk.write_down(tmp_path / "file", [b"content"])

@@ -62,7 +62,14 @@ def test_a_time_that_cannot_be_is_refused(name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"{", b"\xff", b'{"scenario": "x"}', b'{"scenario": "x", "seed": 0, "plan": 1}']
+    "data",
+    [
+        b"{",
+        b'{"more": ' + b"[" * 99999,
+        b"\xff",
+        b'{"scenario": "x"}',
+        b'{"scenario": "x", "seed": 0, "plan": 1}',
+    ],
 )
 def test_an_invalid_plan_is_named(data: bytes) -> None:
     with pytest.raises(ConfigError, match=r"^FILE is no plan of a simulated run: "):

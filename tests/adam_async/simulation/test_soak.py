@@ -124,6 +124,7 @@ def test_the_core_is_the_source_of_product_and_simulator() -> None:
     [
         ("", "holds no soak: .*; name a new file"),
         ("{", "holds no soak"),
+        ('{"more": ' + "[" * 99999, "holds no soak"),
         ("{}", "holds no soak: Object missing required field `schema`"),
         ("[]", "holds no soak: Expected `object`, got `array`"),
         ("\x00garbage", "holds no soak"),

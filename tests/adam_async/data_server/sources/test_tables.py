@@ -55,6 +55,25 @@ async def test_a_header_that_is_not_understood_is_named(tmp_path: Path, header: 
 
 
 @pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("," * 3000, 1),
+        ("label,a,b,c,d\n1,2,3,4,5\n1," + "1" * 3000 + ",3,4,5\n", 3),
+        ("label,a,b,c,d\r\n" + "x" * 3000 + ",2,3,4,5", 2),
+        ("path,label\n" + "a" * 3000 + ",1\n", 2),
+        ("# shape: 3,32,32" + " " * 3000, 1),
+    ],
+)
+async def test_a_line_above_the_limit_is_refused_before_its_fields_take_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, line: int
+) -> None:
+    monkeypatch.setattr(limits, "MAX_LINE_BYTES", 2048)
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(DataError, match=rf"a.csv, line {line} has 30\d\d bytes, expected at most 2048"):
+        await read(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize(
     ("row", "claim"),
     [
         ("1,2,3", "line 42 has 2 pixels, expected 4"),
