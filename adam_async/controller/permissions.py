@@ -34,7 +34,7 @@ import msgspec
 from adam_async.controller.bundle_rules import may_change
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.program_record import is_piece, program_prefix
+from adam_async.run.program_record import is_piece
 from adam_async.run.store_record import StoreRecord
 from transport import Identity
 
@@ -144,9 +144,13 @@ class PermissionTable:
 
 
 def _own_node(attempt: Attempt, cluster: ClusterMap) -> str:
-    peer, value = attempt.peer, attempt.value
-    record = (attempt.key, value.get("role"), value.get("incarnation"))
-    return RIGHT if record == (f"nodes/{peer.node}", peer.role, peer.incarnation) else WRONG
+    # The rules of the map decide between nodes of different roles.
+    is_own = attempt.key == f"nodes/{attempt.peer.node}"
+    return RIGHT if is_own and _is_record_of(attempt.value, attempt.peer) else WRONG
+
+
+def _is_record_of(value: Mapping[str, Any], peer: Identity) -> bool:
+    return value.get("role") == peer.role and value.get("incarnation") == peer.incarnation
 
 
 def _own_node_or_a_death(attempt: Attempt, cluster: ClusterMap) -> str:
@@ -188,19 +192,9 @@ def _store_of_clients(attempt: Attempt, cluster: ClusterMap) -> str:
     if value.get("program") or (old is not None and old.program):
         return WRONG
     id = str(value.get("store" if piece else "id", ""))
-    if any(_is_of_a_program(text, cluster) for text in (name, id)):
+    if any(cluster.is_of_program(text) for text in (name, id)):
         return WRONG
     return RIGHT if value.get("creator") == peer.node else WRONG
-
-
-def _is_of_a_program(text: str, cluster: ClusterMap) -> bool:
-    """Return whether a text is the id of the map's program, or an id that a live driver may give to one."""
-    prefixes = tuple(
-        program_prefix(name, node.incarnation)
-        for name, node in cluster.nodes.items()
-        if node.role == "driver" and node.live
-    )
-    return text.startswith(prefixes) or (cluster.run is not None and text == cluster.run.id)
 
 
 def _deletion(attempt: Attempt, old: StoreRecord | None, cluster: ClusterMap) -> str:

@@ -5,7 +5,8 @@ import numpy as np
 
 from adam_async.errors import ConfigError
 from adam_async.messages.body import ROLES
-from adam_async.messages.bounds import MOST_INFO_BYTES, MOST_VALUE_BYTES, Count
+from adam_async.messages.bounds import MOST_INFO_BYTES, MOST_VALUE_BYTES, SMALL_INFO_BYTES, Count
+from adam_async.messages.notes import USERS
 from adam_async.run.addresses import check_address
 from adam_async.run.cluster_map import COPIES, MOST_REASON, NodeRecord
 from transport.sockets import parse_tcp_address
@@ -82,6 +83,10 @@ def check_node(record: NodeRecord) -> str:
         )
     if record.store and record.role != "client":
         return f"only a client pushes to a store, and this node is a {record.role}"
+    if record.serves and record.role != "ps":
+        return f"only a parameter server serves stores, and this node is a {record.role}"
+    if (record.ready or record.failed) and record.role in USERS:
+        return f"ready and failed are of a run, in which a {record.role} has no part"
     texts = (("address", MOST_ADDRESS), ("ready", MOST_WORD), ("store", MOST_WORD), ("failed", MOST_REASON))
     for name, most in texts:
         length = len(getattr(record, name))
@@ -90,9 +95,11 @@ def check_node(record: NodeRecord) -> str:
     # Drivers, clients and readers have no listener; peers dial live nodes of all other roles.
     if record.live and record.role not in DEAF and (problem := _address_problem("address", record.address)):
         return problem
-    size = len(msgspec.json.encode(record.info))
-    if size > MOST_INFO_BYTES:
-        return f"info has {size} bytes as JSON text; {MOST_INFO_BYTES} are the most"
+    size, most = len(msgspec.json.encode(record.info)), MOST_INFO_BYTES
+    if record.role in ("worker", *USERS):
+        most = SMALL_INFO_BYTES
+    if size > most:
+        return f"info has {size} bytes as JSON text; {most} are the most for a {record.role}"
     return _server_problem(record) if record.role == "ps" else ""
 
 

@@ -8,10 +8,11 @@ commands give equal states, byte for byte, and `snapshot` encodes the whole stat
 requests of its session and sends them one at a time; the state keeps a session's last number and outcome. A
 repeated number gets the same outcome. A request with a lower number is late: the client needs no answer, and
 the state does not apply the request. A command opens a session, and its index in the log names the session.
-So a delayed request never creates a session anew: its session exists, or has ended. The state drops the least
-recently used sessions beyond `MAX_SESSIONS`, or the group's own limit.
+So a delayed request never creates a session anew: its session exists, or has ended. Beyond `MAX_SESSIONS`, or
+the group's own limit, the role with most sessions loses its least recently used one.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -19,7 +20,7 @@ from typing import Any, assert_never
 import msgspec
 
 from adam_async.controller.map_history import History
-from adam_async.controller.map_size import MapSize
+from adam_async.controller.map_size import MapSize, share_of
 from adam_async.controller.program_rules import Rules
 from adam_async.controller.records import value_too_large
 from adam_async.controller.state import (
@@ -49,6 +50,9 @@ return at every restart; the state refuses the command instead."""
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
     """Begin a session."""
+
+    role: str = ""
+    """Role of the client."""
 
 
 class Set(msgspec.Struct, frozen=True, tag="set"):
@@ -98,6 +102,7 @@ class _Session(msgspec.Struct, array_like=True):
     at: int = 0
     problem: str = ""
     text: str = ""
+    role: str = ""
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
@@ -170,10 +175,8 @@ class ReplicatedState:
     def apply(self, index: int, command: bytes) -> Outcome:
         """Apply the command at an index of the log. Equal commands give equal states."""
         match read_command(command):
-            case Open():
-                self._sessions[index] = _Session()
-                while len(self._sessions) > self._most_sessions:
-                    del self._sessions[next(iter(self._sessions))]
+            case Open(role):
+                self._open(index, role)
                 return Outcome(at=index)
             case Lost(node, incarnation):
                 self._change(NodeLost(node, incarnation))
@@ -182,6 +185,14 @@ class ReplicatedState:
                 return self._set(request)
             case unknown:
                 assert_never(unknown)
+
+    def _open(self, index: int, role: str) -> None:
+        """Open a session. Beyond the limit the role with most sessions loses its least recently used one."""
+        self._sessions[index] = _Session(role=role)
+        while len(self._sessions) > self._most_sessions:
+            counts = Counter(session.role for session in self._sessions.values())
+            most = max(counts, key=lambda role: (counts[role], role))
+            del self._sessions[next(at for at, session in self._sessions.items() if session.role == most)]
 
     def _set(self, request: Set) -> Outcome:
         session = self._sessions.pop(request.session, None)
@@ -192,7 +203,9 @@ class ReplicatedState:
             return Outcome(done=False, problem="late", text=f"request {session.number} came before it")
         if request.number > session.number:
             outcome = self._compare_and_set(request)
-            session = _Session(request.number, outcome.done, outcome.at, outcome.problem, outcome.text)
+            session = _Session(
+                request.number, outcome.done, outcome.at, outcome.problem, outcome.text, session.role
+            )
             self._sessions[request.session] = session
         return Outcome(done=session.done, at=session.at, problem=session.problem, text=session.text)
 
@@ -200,14 +213,14 @@ class ReplicatedState:
         if len(request.value) > MOST_VALUE_BYTES:
             text = value_too_large(request.key, len(request.value))
             return Outcome(done=False, problem="invalid", text=text)
-        refusal = self.size.refusal(request.key, len(request.value))
-        if refusal:
-            return Outcome(done=False, problem="invalid", text=refusal)
         try:
             value: dict[str, Any] = msgspec.json.decode(request.value, type=dict[str, Any])
             _ENCODER.encode(value)  # snapshots encode the map, and some JSON values have no encoding
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
             return Outcome(done=False, problem="invalid", text=f"{request.key}: {error}"[:MOST_TEXT])
+        share = share_of(request.key, value, self.map)
+        if refusal := self.size.refusal(request.key, len(request.value), share):
+            return Outcome(done=False, problem="invalid", text=refusal)
         event = self._change(CompareAndSet(key=request.key, expected=request.expected, value=value))
         match event:
             case Invalid(reason):

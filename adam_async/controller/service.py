@@ -235,7 +235,7 @@ class Controller(Role):
             case GetMap():
                 self.group.read(request)
             case OpenSession():
-                self.group.propose(request, Open())
+                self.group.propose(request, Open(role=request.link.peer.role))
             case CompareAndSet():
                 self._set(request, body)
             case WatchMap():

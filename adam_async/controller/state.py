@@ -5,6 +5,7 @@ changes the map, the standing rules run; each rule reads the map and may change 
 
     strike    a lost server is no member of bundles; the next member in sync follows a lost primary
     fail      a store has failed if all members in sync of one of its bundles are lost
+    drop      a list of arrays without a store leaves the map with its creator
     place     enough servers are live and have the memory: the store's bundles get their members
     number    a new client of a store gets a place in the store's clocks
     open      the primaries of a store hold values for all its shards: the store is open
@@ -27,15 +28,13 @@ from adam_async.controller import bundle_rules, store_rules
 from adam_async.controller.program_rules import ProgramRules, Rules
 from adam_async.controller.records import check_node
 from adam_async.errors import ConfigError
+from adam_async.messages import USERS
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import NO_SLOT, ClusterMap, NodeRecord
 from adam_async.run.store_record import ArraysPiece, StoreRecord, is_store_name
 
 INCARNATIONS_KEPT = 16
 """Maximum number of ended incarnations that the map keeps of a node."""
-
-PROGRAMS = ("client", "reader")
-"""Roles of programs that use stores: no role of the cluster needs them."""
 
 DEPARTED_KEPT = 64
 """Maximum number of departed nodes of each role in the map, except those in use; the last to leave stay."""
@@ -226,6 +225,7 @@ class ControllerState:
         for rule in (
             bundle_rules.strike_out_lost,
             store_rules.fail_stores,
+            store_rules.drop_unfinished,
             self._rules.lost,
             store_rules.place_stores,
             store_rules.number_clients,
@@ -251,7 +251,7 @@ def _gives_way(name: str, old: NodeRecord, new: NodeRecord) -> bool:
     named = name.partition("-")[0]
     if named in (old.role, new.role):
         return named == new.role
-    if old.role in PROGRAMS and new.role not in PROGRAMS:
+    if old.role in USERS and new.role not in USERS:
         return True
     # Other records name a departed node by its incarnation.
     return not old.live and old.incarnation != new.incarnation

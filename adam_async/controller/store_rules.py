@@ -36,6 +36,12 @@ from adam_async.run.store_record import (
 MOST_STORES = 128
 """Maximum number of stores. The record of a server names all its stores."""
 
+CLIENT_STORES = 120
+"""Maximum number of stores of clients; the others are room for programs."""
+
+CREATOR_STORES = 64
+"""Maximum number of stores of one client."""
+
 UNFINISHED_PIECES = 2 * STORE_PIECES
 """Maximum number of pieces of stores that have no record in the map; beyond it, old pieces leave the map."""
 
@@ -86,21 +92,27 @@ def set_piece(cluster: ClusterMap, key: str, new: ArraysPiece) -> ClusterMap | s
     if store is not None and (store.id == new.store or store.phase != "failed"):
         return f"store {name!r} exists: delete it first, or open it with create='never'"
     piece = msgspec.structs.replace(new, changed=cluster.version + 1)
-    return _without_unfinished(_with(cluster, arrays={**_pieces_of(cluster, name, new.store), key: piece}))
+    return _with(cluster, arrays={**_pieces_of(cluster, name, new.store), key: piece})
 
 
-def _without_unfinished(cluster: ClusterMap) -> ClusterMap:
-    """Return the map without the oldest pieces of stores whose creators have set no record.
+def drop_unfinished(cluster: ClusterMap) -> ClusterMap:
+    """Apply the rule `drop`: remove old pieces of stores whose creators have set no record.
 
-    Each creator has room for the pieces of one store. With too many creators, those with the most pieces lose
-    their oldest pieces first, so that no creator can displace the others.
+    Each live creator has room for the pieces of one store. With too many creators, those with the most pieces
+    lose their oldest pieces first, so that no creator can displace the others.
     """
     ids = {store.id for store in cluster.stores.values()}
     unfinished: dict[str, list[tuple[int, str]]] = {}
-    for key, piece in cluster.arrays.items():
-        if piece.store not in ids:
-            unfinished.setdefault(piece.creator, []).append((piece.changed, key))
     gone: set[str] = set()
+    for key, piece in cluster.arrays.items():
+        if piece.store in ids:
+            continue
+        creator = cluster.nodes.get(piece.creator)
+        # Only drivers set pieces without a creator.
+        if piece.creator and (creator is None or not creator.live):
+            gone.add(key)
+        else:
+            unfinished.setdefault(piece.creator, []).append((piece.changed, key))
     for pieces in unfinished.values():
         pieces.sort()
         gone.update(key for _, key in pieces[:-STORE_PIECES])
@@ -126,9 +138,7 @@ def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | 
         return without_stores(cluster, {name})
     if old is not None and (old.id == new.id or old.phase != "failed"):
         return f"store {name!r} exists: delete it first, or open it with create='never'"
-    if len(cluster.stores) >= MOST_STORES and old is None:
-        return f"the cluster has {MOST_STORES} stores: delete one"
-    problem = check_store(new)
+    problem = (_share_problem(cluster, new) if old is None else "") or check_store(new)
     if problem:
         return problem
     if any(store.id == new.id for other, store in cluster.stores.items() if other != name):
@@ -161,6 +171,20 @@ def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | 
     arrays_left = _pieces_of(cluster, name, new.id)
     cluster = without_stores(cluster, {name})
     return _with(cluster, stores={**cluster.stores, name: clean}, arrays=arrays_left)
+
+
+def _share_problem(cluster: ClusterMap, new: StoreRecord) -> str:
+    """Return why the map takes no further store of this kind or creator; empty if it does."""
+    if len(cluster.stores) >= MOST_STORES:
+        return f"the cluster has {MOST_STORES} stores: delete one"
+    others = [store.creator for store in cluster.stores.values() if not store.program]
+    if new.program:
+        return ""
+    if new.creator and others.count(new.creator) >= CREATOR_STORES:
+        return f"{new.creator} has created {CREATOR_STORES} stores, and no client may have more: delete one"
+    if len(others) >= CLIENT_STORES:
+        return f"clients have {CLIENT_STORES} of {MOST_STORES} stores, all that are not for runs: delete one"
+    return ""
 
 
 def _arrays_of(cluster: ClusterMap, name: str, store: StoreRecord) -> tuple[ArrayRecord, ...]:

@@ -150,6 +150,10 @@ MOST_INFO_BYTES = 32 << 10
 """Maximum size of the `info` field of a node in the cluster map, in bytes of JSON text. The `info` of a data
 server may have the names of some thousand classes."""
 
+SMALL_INFO_BYTES = 1 << 10
+"""Maximum size of the `info` of a worker, client or reader, in bytes of JSON text. A worker reports two
+numbers, clients and readers nothing."""
+
 MOST_STATISTICS_BYTES = 8 << 20
 """Maximum size of the statistics of one role, in bytes of JSON text."""
 

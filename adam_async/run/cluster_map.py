@@ -14,7 +14,7 @@ import msgspec
 
 from adam_async.errors import RunFailed
 from adam_async.run.bundle_record import BundleRecord, bundle_key
-from adam_async.run.program_record import ProgramPiece, ProgramRecord
+from adam_async.run.program_record import ProgramPiece, ProgramRecord, program_prefix
 from adam_async.run.store_record import ArraysPiece, StoreRecord, served_word
 
 RESULTS_KEPT = 32
@@ -174,6 +174,15 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
             and driver.live
             and (driver.role, driver.incarnation) == ("driver", self.run.incarnation)
         )
+
+    def is_of_program(self, text: str) -> bool:
+        """Return whether a text is the id of the program, or an id that a live driver may give to one."""
+        prefixes = tuple(
+            program_prefix(name, node.incarnation)
+            for name, node in self.nodes.items()
+            if node.role == "driver" and node.live
+        )
+        return text.startswith(prefixes) or (self.run is not None and text == self.run.id)
 
     def result(self, epoch: int) -> dict[str, Any]:
         """Return the result of an epoch of the run, counted from 1.

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adam_async.controller import map_size
 from adam_async.controller import replicated_state as machine_module
-from adam_async.controller.map_size import STORES_BYTES
+from adam_async.controller.map_size import GROWTH_BYTES, NODES_BYTES, STORES, STORES_BYTES
 from adam_async.controller.records import nests_too_deep
 from adam_async.controller.replicated_state import (
     Lost,
@@ -36,11 +37,9 @@ from tests.adam_async.cluster_maps import run_record
 GROUP = "a-group"
 
 
-def node(incarnation=1, **fields):
+def node(incarnation=1, role="worker", **fields):
     """A node's record as it comes over a link."""
-    return msgspec.json.encode(
-        NodeRecord(role="worker", address="local://a", incarnation=incarnation, **fields)
-    )
+    return msgspec.json.encode(NodeRecord(role=role, address="local://a", incarnation=incarnation, **fields))
 
 
 class Log:
@@ -212,6 +211,20 @@ def test_sessions_that_were_not_used_for_longest_are_forgotten_and_never_come_ag
     assert log.set(first, 2, "nodes/d").done
 
 
+def test_a_role_that_opens_many_sessions_forgets_its_own():
+    log = Log(most_sessions=4)
+    worker = log.apply(Open(role="worker")).at
+    first, *_ = [log.apply(Open(role="reader")).at for _ in range(9)]
+    assert log.set(worker, 1).done
+    assert log.set(first, 1, "nodes/b").problem == SESSION_OVER
+    again = ReplicatedState(PROGRAM_KINDS, most_sessions=4)
+    again.restore(log.replicated_state.snapshot())
+    log.replicated_state = again
+    for _ in range(9):
+        log.apply(Open(role="reader"))
+    assert log.set(worker, 2, "nodes/c").done
+
+
 def test_asking_the_same_again_keeps_a_session_from_being_forgotten():
     log = Log(most_sessions=2)
     one, other = log.open(), log.open()
@@ -309,10 +322,12 @@ def test_a_record_that_the_rules_cannot_work_with_is_refused_and_leaves_the_map_
     assert log.replicated_state.since(0, GROUP) == changes_before
 
 
-def large(log, session, number, *, expected=0, text="x"):
+LARGE = {"text": "x" * 8000}
+
+
+def large(log, session, number, *, expected=0, role="ps"):
     """Set a record of some 8 KiB; returns what came of it."""
-    value = node(info={"text": text * 8000})
-    return log.set(session, number, f"nodes/w{number}", expected, value)
+    return log.set(session, number, f"nodes/w{number}", expected, node(role=role, info=LARGE))
 
 
 def test_two_and_twenty_large_records_lock_nobody_out_also_after_a_restart():
@@ -327,7 +342,38 @@ def test_two_and_twenty_large_records_lock_nobody_out_also_after_a_restart():
     assert len(msgspec.json.encode(again.map)) < MOST_MAP_TEXT_BYTES / 8
 
 
-def test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_on():
+@pytest.mark.parametrize("role", NODES_BYTES)
+def test_the_nodes_of_a_role_fill_their_share_of_the_map_and_those_of_other_roles_join(role):
+    log = Log()
+    session, number, info = log.open(), 0, {"train_images": 1, **LARGE}
+    if role in ("worker", "client", "reader"):
+        info = {"text": "x" * 900}
+    record = node(role=role, info=info)
+    while (refused := log.set(session, number + 1, f"nodes/{role}-{number}", 0, record)).done:
+        number += 1
+        assert number < MOST_MAP_BYTES >> 7, "the map takes records beyond its limit"
+    size, share = log.replicated_state.size, NODES_BYTES[role]
+    held = size.total
+    assert share - len(record) - 200 < held == size.by_group[role] <= share
+    assert refused.text == (
+        f"the map holds {held} bytes of {role} nodes; a record of {len(record)} more would exceed "
+        f"{share / (1 << 20):g} MiB: end a {role} that is not needed"
+    )
+    restored = ReplicatedState(PROGRAM_KINDS)
+    restored.restore(log.replicated_state.snapshot())
+    assert restored.size.by_group == size.by_group
+    other = "worker" if role != "worker" else "ps"
+    assert log.set(session, number + 2, f"nodes/{other}-0", 0, node(role=other)).done
+    # Members of the cluster go on in a full share; clients and readers do not grow beyond it.
+    more, grown = node(role=role, info={**info, "more": "x" * 50}), set()
+    for each in range(number):
+        at = log.replicated_state.map.nodes[f"{role}-{each}"].changed
+        grown.add(log.set(session, number + 3 + each, f"nodes/{role}-{each}", at, more).done)
+    assert (False in grown) == (role in ("client", "reader"))
+
+
+def test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_on(monkeypatch):
+    monkeypatch.setattr(map_size, "NODES_BYTES", {"ps": MOST_MAP_BYTES + GROWTH_BYTES})
     log = Log()
     session, number = log.open(), 1
     while large(log, session, number).done:
@@ -338,15 +384,15 @@ def test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_o
     restored = ReplicatedState(PROGRAM_KINDS)
     restored.restore(log.replicated_state.snapshot())
     assert restored.size.total == total
-    refused = log.set(session, number + 1, "nodes/new", 0, node(info={"text": "x" * 8000}))
-    question = Set(session, number + 1, "nodes/new", 0, node(info={"text": "x" * 8000}))
+    record = node(role="ps", info=LARGE)
+    refused = log.set(session, number + 1, "nodes/new", 0, record)
+    question = Set(session, number + 1, "nodes/new", 0, record)
     restored.apply(98, log.commands[-2])
     assert restored.apply(99, command_bytes(question)) == refused
-    more = len(node(info={"text": "x" * 8000}))
-    said = f"the map holds {total} bytes; a record of {more} more would exceed 8 MiB"
+    said = f"the map holds {total} bytes; a record of {len(record)} more would exceed 8 MiB"
     assert refused.text.startswith(said)
     at = log.replicated_state.map.nodes["w1"].changed
-    assert log.set(session, number + 2, "nodes/w1", at, node(ready="run", info={"text": "x" * 8000})).done
+    assert log.set(session, number + 2, "nodes/w1", at, node(role="ps", ready="run", info=LARGE)).done
     for gone in range(2, 100):
         log.apply(Lost(f"w{gone}", 1))
     assert log.set(session, number + 3, "nodes/new", 0, node()).done
@@ -357,22 +403,28 @@ def test_stores_fill_half_of_the_map_and_nodes_join_all_the_same():
     session, number = log.open(), 1
     text = b"x" * (40 << 10)
     while True:
-        piece = msgspec.json.encode(ArraysPiece(store=f"id-{number}", creator=f"client-{number}", text=text))
-        outcome = log.set(session, number, f"stores/s{number}/0", 0, piece)
+        creator = f"client-{number}"
+        assert log.set(session, number, f"nodes/{creator}", 0, node(role="client")).done
+        piece = msgspec.json.encode(ArraysPiece(store=f"id-{number}", creator=creator, text=text))
+        outcome = log.set(session, number + 1, f"stores/s{number}/0", 0, piece)
+        number += 2
         if not outcome.done:
             break
-        number += 1
-        assert number < UNFINISHED_PIECES
-    held = log.replicated_state.size.stores
+        assert number < 2 * UNFINISHED_PIECES
+    held = log.replicated_state.size.by_group[STORES]
     assert STORES_BYTES - len(piece) < held <= STORES_BYTES
     assert outcome.text == (
         f"the map holds {held} bytes of stores; a record of {len(piece)} more would exceed 4 MiB: "
         "delete a store"
     )
     assert large(log, session, number + 1).done
+    driver = NodeRecord(role="driver", address="", incarnation=255)
+    assert log.set(session, number + 2, "nodes/driver", 0, msgspec.json.encode(driver)).done
+    piece = msgspec.json.encode(ArraysPiece(store="driver-ff-1", creator="driver", text=text))
+    assert log.set(session, number + 3, "stores/driver-ff-1/0", 0, piece).done  # a run can always start
     restored = ReplicatedState(PROGRAM_KINDS)
     restored.restore(log.replicated_state.snapshot())
-    assert (restored.size.stores, restored.size.total) == (held, log.replicated_state.size.total)
+    assert restored.size.by_group == log.replicated_state.size.by_group
 
 
 def test_a_server_can_report_as_many_stores_as_a_cluster_has():

@@ -382,7 +382,7 @@ def test_a_map_that_no_answer_can_hold_is_refused_and_ends_no_controller(monkeyp
     async def scenario(trio):
         leader = await trio.settled()
         client = await (await trio.client(leader)).open()
-        large = {**record(), "info": {"text": "x" * 7000}}
+        large = {**record(role="ps"), "info": {"text": "x" * 7000}}
         for number in range(4):
             assert (await client.set(f"nodes/w{number}", 0, large)).done
         code, text = await refusal(client.set("nodes/w4", 0, large))
@@ -511,7 +511,7 @@ def test_a_controller_that_leaves_answers_what_was_asked_or_ends_the_link():
 def test_the_first_asker_after_a_restart_gets_a_map_of_over_a_mebibyte():
     async def scenario(trio):
         client = await (await trio.client(await trio.settled())).open()
-        large = {**record(), "info": {"text": "x" * 8000}}
+        large = {**record(role="ps"), "info": {"text": "x" * 8000}}
         for number in range(132):
             assert (await client.set(f"nodes/w{number}", 0, large)).done
         trio.crash(*trio.peers)

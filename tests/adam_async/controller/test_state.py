@@ -18,7 +18,11 @@ from adam_async.controller.state import (
     ControllerState,
     Invalid,
 )
-from adam_async.controller.store_rules import MOST_STORES, UNFINISHED_PIECES
+from adam_async.controller.store_rules import (
+    CLIENT_STORES,
+    CREATOR_STORES,
+    UNFINISHED_PIECES,
+)
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import LOST_STORE
 from adam_async.run.shard_table import NUM_BUCKETS, assign_buckets, shard_table
@@ -606,7 +610,7 @@ def test_stores_that_wait_for_servers_are_not_read_again_with_each_command(monke
 
 def test_a_command_beside_many_stores_takes_a_moment():
     cluster = with_servers("ps-0")
-    for number in range(MOST_STORES):
+    for number in range(CLIENT_STORES):
         cluster.create(f"s{number}", store_record(f"id-{number}", servers=1 + number % 2))
     begin = time.process_time()
     cluster.join("worker-0")
@@ -617,17 +621,31 @@ def test_a_command_beside_many_stores_takes_a_moment():
     assert {store.phase for store in cluster.map.stores.values()} == {"loading"}
 
 
-def test_a_cluster_takes_a_bounded_number_of_stores():
-    cluster = with_servers()
-    for number in range(MOST_STORES):
-        cluster.create(f"s{number}", store_record(f"id-{number}"))
-    assert f"the cluster has {MOST_STORES} stores: delete one" in refused(
-        cluster.create("one-more", store_record("x"))
-    )
+def test_clients_have_a_share_of_the_stores_and_runs_have_room():
+    cluster = with_servers("ps-0")
+    created = Counter()
+    for creator in ("client-0", "client-1", "client-2"):
+        cluster.join(creator)
+        for number in range(CREATOR_STORES):
+            name = f"{creator}-{number}"
+            events = cluster.create(name, store_record(name, creator=creator))
+            if isinstance(events[0], Invalid):
+                break
+            created[creator] += 1
+    rest = CLIENT_STORES - CREATOR_STORES
+    assert created == {"client-0": CREATOR_STORES, "client-1": rest}
+    assert "clients have 120 of 128 stores, all that are not for runs: delete one" in events[0].reason
+    one_more = store_record("x", creator="client-0")
+    said = "client-0 has created 64 stores, and no client may have more: delete one"
+    assert said in refused(cluster.create("x", one_more))
+    cluster.join("driver")
+    cluster.submit(run_record())
+    assert cluster.map.run_store.phase == "loading"
 
 
 def unfinished(cluster, creator, count):
-    """Let a node set pieces of stores whose records it never sets."""
+    """Let a client set pieces of stores whose records it never sets."""
+    cluster.set(f"nodes/{creator}", node("client"))
     for number in range(count):
         piece = ArraysPiece(store=f"{creator}-{number}", creator=creator, text=b"x")
         cluster.set(f"stores/{creator}-{number}/{number % STORE_PIECES}", piece)
@@ -639,6 +657,7 @@ def pieces_of(cluster):
 
 def test_the_lists_of_unfinished_stores_leave_when_their_creator_has_too_many():
     cluster = with_servers()
+    unfinished(cluster, "me", 1)
     cluster.create("a", store_record(creator="me"))
     unfinished(cluster, "me", 2 * STORE_PIECES)
     assert pieces_of(cluster) == {"me": STORE_PIECES + 1}
@@ -656,8 +675,21 @@ def test_unfinished_lists_of_one_creator_do_not_drive_out_those_of_another():
     assert sum(found.values()) == UNFINISHED_PIECES
 
 
+def test_the_lists_of_unfinished_stores_leave_with_their_creator():
+    cluster = with_servers()
+    unfinished(cluster, "me", STORE_PIECES)
+    unfinished(cluster, "you", 3)
+    cluster.create("a", store_record(creator="me"))
+    cluster.lose("me")
+    assert pieces_of(cluster) == {"you": 3, "me": 1}
+    piece = ArraysPiece(store="s", creator="not-joined", text=b"x")
+    cluster.set("stores/s/0", piece)
+    assert pieces_of(cluster) == {"you": 3, "me": 1}
+
+
 def test_a_store_does_not_take_the_pieces_of_another_creator():
     cluster = with_servers("ps-0")
+    cluster.set("nodes/you", node("client"))
     (piece,) = cut_arrays("s", ARRAYS, creator="you")
     cluster.set("stores/a/0", piece)
     (event,) = cluster.set("stores/a", store_record("s", creator="me", pieces=1))
