@@ -24,6 +24,7 @@ module (`module_copy.py`), and writes the gradients of a batch for the worker, w
     gradients.py             gradients of one step, checked; their sums over several steps
     exchanges.py             a push and the pull after it; the exchanges in flight, in order (`max_staleness`)
     overlap.py               pushes during the backward pass, from hooks on the parameters
+    changes.py               changes of parameters by the program, found before a pull undoes them
     buffers.py               buffers of a module, such as BatchNorm statistics: local, averaged, push or pull
 For the optimizer and for `TorchStep`:
     devices.py               staging memory, pinned on CUDA; copies to and from a GPU

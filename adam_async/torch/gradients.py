@@ -27,7 +27,9 @@ class Slot:
         is_direct: Whether a pull may fill `view`.
     """
 
-    __slots__ = ("device", "dtype", "group", "is_direct", "name", "parameter", "pointer", "shape", "view")
+    __slots__ = (
+        "device", "dtype", "group", "is_direct", "name", "parameter", "pointer", "shape", "strides", "view"
+    )  # fmt: skip
 
     def __init__(self, name: str, parameter: nn.Parameter, group: int) -> None:
         self.name = name
@@ -62,7 +64,7 @@ class Slot:
                 f"{tuple(self.shape)}, which cannot change: open another store for the changed module, and "
                 "make a new optimizer over it"
             )
-        self.pointer = parameter.data_ptr()
+        self.pointer, self.strides = parameter.data_ptr(), parameter.stride()
         is_near = parameter.device.type == "cpu"
         self.view = parameter.detach().numpy() if is_near else None
         self.is_direct = self.view is not None and self.view.flags.c_contiguous
@@ -74,7 +76,11 @@ class Slot:
             StoreError: The gradient is sparse, or the parameter has another shape.
         """
         parameter = self.parameter
-        if parameter.data_ptr() != self.pointer or parameter.shape != self.shape:
+        if (
+            parameter.data_ptr() != self.pointer
+            or parameter.shape != self.shape
+            or parameter.stride() != self.strides
+        ):
             self.look()
         gradient: Tensor | None = parameter.grad
         if gradient is None:
@@ -92,19 +98,17 @@ Found: TypeAlias = Tensor | LinearGradient
 
 
 def collect(
-    module: nn.Module, slots: Iterable[Slot], captured: Mapping[str, LinearGradient], *, allow_unused: bool
+    slots: Iterable[Slot], captured: Mapping[str, LinearGradient], *, allow_unused: bool
 ) -> dict[str, Found]:
     """Return the gradients of the parameters that are not frozen, by name.
 
     Args:
-        module: The module of the parameters.
         slots: The parameters.
         captured: Gradients as factors; the function makes those dense that are not `LinearGradient.fewer`.
         allow_unused: Whether a parameter may have no gradient.
 
     Raises:
-        StoreError: A parameter has no gradient although it is not frozen, or is no longer the module's; or
-            see `Slot.gradient`.
+        StoreError: A parameter has no gradient although it is not frozen; or see `Slot.gradient`.
     """
     found: dict[str, Found] = {}
     for slot in slots:
@@ -113,28 +117,13 @@ def collect(
             gradient = factors if factors.fewer else factors.dense()
         if gradient is not None and slot.parameter.requires_grad:
             found[slot.name] = gradient
-        elif slot.parameter.requires_grad:
-            _check_missing(module, slot, allow_unused=allow_unused)
+        elif slot.parameter.requires_grad and not allow_unused:
+            raise StoreError(
+                f"parameter {slot.name!r} has no gradient: no loss.backward() reached it since zero_grad(). "
+                "Freeze it with requires_grad_(False) if the model does not use it, or give RemoteOptimizer "
+                "allow_unused=True if it is used in some steps only"
+            )
     return found
-
-
-def _check_missing(module: nn.Module, slot: Slot, *, allow_unused: bool) -> None:
-    """Refuse a missing gradient, unless `allow_unused` is true and the module still has the parameter."""
-    try:
-        is_kept = module.get_parameter(slot.name) is slot.parameter
-    except AttributeError:
-        is_kept = False
-    if not is_kept:
-        raise StoreError(
-            f"parameter {slot.name!r} was replaced or removed after the optimizer was made, and trains no "
-            "more: make RemoteOptimizer anew, over another store if a shape has changed"
-        )
-    if not allow_unused:
-        raise StoreError(
-            f"parameter {slot.name!r} has no gradient: no loss.backward() reached it since zero_grad(). "
-            "Freeze it with requires_grad_(False) if the model does not use it, or give RemoteOptimizer "
-            "allow_unused=True if it is used in some steps only"
-        )
 
 
 class Sums:
@@ -168,6 +157,11 @@ class Sums:
             torch._foreach_div_(list(found.values()), float(self.steps))
         self._present, self.steps = {}, 0
         return found
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget the gradients of some parameters."""
+        for name in names:
+            self._present.pop(name, None)
 
     def release(self) -> None:
         """Use other memory for the next sums, because a push may still read the current sums."""

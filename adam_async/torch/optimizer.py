@@ -28,10 +28,15 @@ workers of this package do (DistBelief, section 4.1; decision 10). Pulled values
 the optimizer repeats those of pushes in flight. A push names the versions from which its gradients were
 computed, and the number of this client's pushes that local steps had put into these values.
 
+Before each push and pull the optimizer looks for parameters that the program has changed (`changes.py`). One
+client gives such values to the store (`ParameterStore.assign`), after its pushes in flight and before the
+next one; with several clients the change is an error.
+
 Only one thread may use an optimizer. The store's thread sends, waits and receives.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -52,6 +57,7 @@ from adam_async.store.rules import Sgd
 from adam_async.store.sync import ParameterStore
 from adam_async.store.values import ReadVersions
 from adam_async.torch.buffers import Buffers, Policy
+from adam_async.torch.changes import Changes
 from adam_async.torch.devices import Staging, copy_streams, to_host
 from adam_async.torch.exchanges import Exchange, Exchanges, check_cadence
 from adam_async.torch.factors import LinearFactors, LinearGradient
@@ -61,6 +67,8 @@ from adam_async.torch.parameters import ModuleParameters, check_values
 
 Parameters = Iterable[nn.Parameter] | Iterable[str] | Iterable[Mapping[str, Any]]
 """Parameters, their names, or groups of them with ``params`` and ``lr``."""
+
+logger = logging.getLogger(__name__)
 
 STATE = "adam_async"
 """Key of this optimizer's own entry in its `state_dict`."""
@@ -135,6 +143,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._overlap = Overlap(self._push_bucket) if overlap else None
         self._factors = LinearFactors(module) if factors else None
         self._slots: list[Slot] = []
+        self._by_name: dict[str, Slot] = {}
         self._steps = 0
         self._pushes = 0
         self._read: ReadVersions | None = None
@@ -143,6 +152,17 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._takes_local_steps = pull_every > 1
         self._plain = frozenset(name for name, rule in store.rules.items() if isinstance(rule, Sgd))
         """Names of the arrays whose parameters take local steps between pulls."""
+        self._exact = frozenset(
+            name
+            for name in self._plain
+            if self._takes_local_steps and store.rules[name] == Sgd(rate=store.rules[name].rate)
+        )
+        """Names of the arrays whose local steps equal those of the servers."""
+        self._changes = Changes(module, known.named, store)
+        self._kept: Collection[str] = ()
+        """Names of changed parameters, which keep their values when exchanges in flight end."""
+        self._behind: set[str] = set()
+        """Names of the arrays with pushes whose effect the module's values lack."""
         self._is_summed = store.consistency == "bsp"
         self._is_begun = False
         """Whether a push of this optimizer was answered."""
@@ -152,7 +172,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """Staging memory that no exchange uses."""
         self._streams = copy_streams(list(known.named.values()))
         super().__init__(self._groups(params), {})
-        self.pull()
+        self.pull(discard=True)
 
     # --- parameter groups ----------------------------------------------------------------------
 
@@ -207,6 +227,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 )
             group["lr"] = rates.pop() if rates else 0.0
         _check_rate(group["lr"])
+        with torch.no_grad():
+            self._take_changes(self._by_name)
         super().add_param_group(group)
         for name, parameter in zip(names, group["params"], strict=True):
             slot = Slot(name, parameter, len(self.param_groups) - 1)
@@ -270,8 +292,12 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def _step(self) -> None:
         self._exchanges.raise_failure()
+        if self._takes_local_steps or self._sums.steps == self._push_every - 1:
+            self._take_changes(self._trained())
+        else:
+            self._changes.check_parts()
         captured = {} if self._factors is None else self._factors.take()
-        gradients = collect(self._module, self._slots, captured, allow_unused=self._allow_unused)
+        gradients = collect(self._slots, captured, allow_unused=self._allow_unused)
         self._steps += 1
         rates = [float(group["lr"]) for group in self.param_groups]
         due = gradients
@@ -321,8 +347,15 @@ class RemoteOptimizer(torch.optim.Optimizer):
         exchange.staging = staging
         if self._takes_local_steps:
             self._count_own(gradients)
-        self._exchanges.begin(exchange)
+        self._begin(exchange)
         return pulls
+
+    def _begin(self, exchange: Exchange) -> None:
+        self._behind.update(name for name in exchange.gradients if name not in self._exact)
+        self._exchanges.begin(exchange)
+
+    def _trained(self) -> list[str]:
+        return [slot.name for slot in self._slots if slot.parameter.requires_grad]
 
     def _add_pull(
         self,
@@ -333,7 +366,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
     ) -> None:
         """Add to an exchange the pull of all parameters that are not frozen, and the buffers."""
         # Equal names in equal order need one message each way; gradients may lack some names.
-        names = [slot.name for slot in self._slots if slot.parameter.requires_grad]
+        names = self._trained()
         if len(names) == len(arrays):
             names = list(arrays)
         if staging is None:
@@ -368,10 +401,17 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def _push_bucket(self, bucket: Sequence[Slot]) -> None:
         """Push the gradients of some parameters during the backward pass."""
+        if not any(self._exchanges):  # the first bucket of this backward pass
+            try:
+                self._take_changes(self._trained())
+            except BaseException:
+                assert self._overlap is not None
+                self._overlap.abandon()
+                raise
         rates = [float(group["lr"]) for group in self.param_groups]
         gradients = to_host([slot.parameter.grad.detach() for slot in bucket])
         arrays = {slot.name: array for slot, array in zip(bucket, gradients, strict=True)}
-        self._exchanges.begin(
+        self._begin(
             Exchange(gradients=arrays, rate=self._rate(arrays, rates), read=self._read_now(), ends_step=False)
         )
 
@@ -379,16 +419,22 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """Subtract rate * gradient from the parameters with the rule `Sgd`, if `pull_every` is above 1."""
         if not self._takes_local_steps:
             return
-        for name, gradient in gradients.items():
-            if name in self._plain:
-                slot = self._by_name[name]
-                dense = gradient if isinstance(gradient, Tensor) else gradient.dense()
-                slot.parameter.sub_(dense, alpha=rates[slot.group])
+        names = [name for name in gradients if name in self._plain]
+        self._changes.forget(names)
+        for name in names:
+            slot, gradient = self._by_name[name], gradients[name]
+            dense = gradient if isinstance(gradient, Tensor) else gradient.dense()
+            slot.parameter.sub_(dense, alpha=rates[slot.group])
+        self._changes.note(names)
 
     def _repeat_local_step(self, exchange: Exchange) -> None:
         """Repeat the local step of a push in flight on pulled values, which lack the push."""
         assert exchange.staging is not None
-        names = [name for name in exchange.gradients if name in self._plain and name in self._by_name]
+        names = [
+            name
+            for name in exchange.gradients
+            if name in self._plain and name in self._by_name and name not in self._kept
+        ]
         rate = exchange.rate
         for name in names:
             parameter, gradient = self._by_name[name].parameter, exchange.gradients[name]
@@ -413,8 +459,11 @@ class RemoteOptimizer(torch.optim.Optimizer):
         if values is not None:
             self._read = values.read
             pulled = {
-                name: self._by_name[name].parameter for name in exchange.names or () if name in self._by_name
+                name: self._by_name[name].parameter
+                for name in exchange.names or ()
+                if name in self._by_name and name not in self._kept
             }
+            self._changes.forget(pulled)
             if exchange.staging is not None:
                 exchange.staging.values.copy_into(pulled)
             else:
@@ -427,8 +476,12 @@ class RemoteOptimizer(torch.optim.Optimizer):
             if exchange.buffers:
                 self._buffers.install(values, exchange.buffers, [later.buffers for later in self._exchanges])
             self._own.clear()
-            for later in self._exchanges if self._takes_local_steps else ():
-                self._repeat_local_step(later)
+            self._behind.difference_update(pulled)
+            for later in self._exchanges:
+                self._behind.update(name for name in later.gradients if name not in self._exact)
+                if self._takes_local_steps:
+                    self._repeat_local_step(later)
+            self._changes.note(pulled)
         if exchange.staging is not None:
             self._free.append(exchange.staging)
 
@@ -446,6 +499,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             if name in exchange.out:
                 parameter.data = parameter.detach().clone()
                 slot.look()
+                self._changes.note([name])
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()
 
@@ -459,22 +513,31 @@ class RemoteOptimizer(torch.optim.Optimizer):
         staging.values.wait_free()
         return staging
 
-    def pull(self) -> None:
+    def pull(self, *, discard: bool = False) -> None:
         """Take the store's values of all parameters, frozen ones too, and of buffers with another policy
         than ``local``.
 
         Errors are those of exchanges in flight and of `ParameterStore.pull`, and StoreError for a value that
         is not finite. An error of the pull leaves the module as it was.
+
+        Args:
+            discard: Whether the store's values replace values that the program has changed. Without it the
+                store first takes these, as `step` describes.
         """
         with torch.no_grad():
+            if not discard:
+                self._take_changes(self._named)
             self._exchanges.settle(0)
             values = self._store.pull([*self._named, *self._buffers.names])
             check_values(values, self._store.name)
+            self._changes.forget(self._named)
             for name, parameter in self._named.items():
                 parameter.copy_(torch.from_numpy(np.array(values[name])))
             self._buffers.load(values)
+            self._changes.note(self._named)
         self._read = values.read
         self._own.clear()
+        self._behind.clear()
 
     def flush(self) -> None:
         """Push waiting gradients and buffers, wait for all answers, and take the store's values.
@@ -482,6 +545,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         Call it at the end of the training, or before an evaluation. Errors are those of `step`.
         """
         with torch.no_grad():
+            self._take_changes(self._named)
             if self._sums.steps:
                 rates = [float(group["lr"]) for group in self.param_groups]
                 self._push(self._sums.take(mean=self._is_summed), rates)
@@ -497,13 +561,87 @@ class RemoteOptimizer(torch.optim.Optimizer):
         if changes:
             self._exchanges.begin(Exchange(gradients=changes, rate=rate, read=self._read, ends_step=False))
 
+    # --- values that the program changes -------------------------------------------------------
+
+    def push_values(self, names: Iterable[nn.Parameter] | Iterable[str] | None = None) -> None:
+        """Give the store the module's present values, exactly once and after all earlier pushes.
+
+        The call is for changes of parameters in a program with several clients, in one of them. The state of
+        the store's rules (momentum, means) stays. The values replace the effects of pushes that they lack,
+        of this client and of others.
+
+        Args:
+            names: Parameters, or names of these; None for all parameters of the module, frozen ones too.
+
+        Raises:
+            ConfigError: A parameter is not of the module.
+            StoreError, DeadlineExceeded: See `step`.
+        """
+        chosen = self._resolved(
+            self._named if names is None else [names] if isinstance(names, str | Tensor) else names
+        )
+        with torch.no_grad():
+            self._changes.check_parts()
+            self._assign([self._names[id(parameter)] for parameter in chosen])
+
+    def _take_changes(self, names: Iterable[str]) -> None:
+        """Give the store those parameters that the program has changed since the optimizer last wrote them.
+
+        Raises:
+            StoreError: Other clients train a changed parameter; or see `Changes`.
+        """
+        self._changes.check_parts()
+        changed = self._changes.found(names)
+        if not changed:
+            return
+        for exchange in self._exchanges:
+            if not exchange.ends_step:
+                self._changes.check_bucket(changed, exchange.gradients)
+        behind = self._behind.intersection(changed)
+        others = self._changes.others(changed)
+        if behind or others:
+            self._settle_but(changed)
+            # The program may have copied values of the store into the module.
+            equal = self._changes.equal(self._store.pull(changed))
+            self._changes.note(equal)
+            changed = [name for name in changed if name not in equal]
+            if changed and others:
+                raise self._changes.refusal(changed, others)
+            self._changes.check_replaced(behind.intersection(changed), self._pushes)
+        if changed:
+            self._assign(changed)
+
+    def _settle_but(self, names: Collection[str]) -> None:
+        """Wait for all exchanges in flight, and keep the present values of some parameters."""
+        self._kept = names
+        try:
+            self._exchanges.settle(0)
+        finally:
+            self._kept = ()
+
+    def _assign(self, names: Collection[str]) -> None:
+        """Replace the store's values of some parameters by those of the module."""
+        self._settle_but(names)
+        # Copies, because an interrupted call does not recall its messages.
+        values = to_host([self._named[name].detach() for name in names])
+        self._store.assign(
+            {name: np.array(array, order="C") for name, array in zip(names, values, strict=True)}
+        )
+        if self._takes_local_steps:
+            # The values have the local steps of the sums that are not pushed yet.
+            self._sums.drop(self._plain.intersection(names))
+        self._changes.note(names)
+        self._behind.difference_update(names)
+        for name in names:
+            self._own[name] = self._own.get(name, 0) + 1
+
     # --- state ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the parameter groups and the counters.
 
-        The result has neither the momentum nor the means of the store's rule, which the servers keep as long
-        as the store exists.
+        The result has neither values nor the momentum and means of the store's rules, which the servers keep:
+        a store with a folder (`dir`) is the checkpoint of both.
         """
         found: dict[str, Any] = super().state_dict()
         found[STATE] = {
@@ -511,11 +649,15 @@ class RemoteOptimizer(torch.optim.Optimizer):
             "pull_every": self._pull_every,
             "steps": self._steps,
             "pushes": self._pushes,
+            "store": self._read.store if self._read is not None else "",
         }
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the groups' rates and the counters of a `state_dict`.
+        """Take the groups' rates and the counters of a `state_dict`, which are all that it has.
+
+        The state of the store's rules stays as it is. A warning says so if the `state_dict` is of another
+        store, and a rule has a state.
 
         Raises:
             ConfigError: The `state_dict` is of another optimizer, or has another `push_every` or
@@ -538,6 +680,15 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 )
         super().load_state_dict({name: part for name, part in state_dict.items() if name != STATE})
         self._steps, self._pushes = own["steps"], own["pushes"]
+        is_other = self._read is None or own.get("store") != self._read.store
+        if is_other and any(
+            not isinstance(rule, Sgd) or rule.momentum for rule in self._store.rules.values()
+        ):
+            logger.warning(
+                "the state_dict has rates and counters only: momentum and means are those of store %r, which "
+                "are new unless the store goes on from its folder (dir=, or --dir of its servers)",
+                self._store.name,
+            )
 
     def save(self, path: str | Path) -> Path:
         """Write the module's `state_dict` with the store's values, in the safetensors format.
@@ -576,6 +727,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             self.flush()
         finally:
             self._remove_hooks()
+            self._changes.close()
 
     def _remove_hooks(self) -> None:
         if self._overlap is not None:

@@ -14,25 +14,38 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def program_of(page: str) -> str:
-    """Return the one program of a page that needs PyTorch."""
-    (program,) = re.findall(r"```python torch\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    assert isinstance(program, str)
-    return program
+def programs_of(page: str) -> list[str]:
+    """Return the programs of a page that need PyTorch."""
+    return re.findall(r"```python torch\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
-@pytest.mark.thorough
-def test_the_program_of_the_reference_trains_and_saves(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program_of("docs/reference/torch.md")],
-        cwd=tmp_path,
+def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=50,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
     )
+
+
+@pytest.mark.thorough
+def test_the_program_of_the_reference_trains_and_saves(tmp_path: Path) -> None:
+    done = run(programs_of("docs/reference/torch.md")[0], tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert torch.nn.Linear(20, 2).load_state_dict(load_file(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.thorough
+def test_the_programs_of_the_reference_save_and_restore_a_training(tmp_path: Path) -> None:
+    done = run("\n".join(programs_of("docs/reference/torch.md")), tmp_path)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    # Each line is a warning: the store goes on, and the state_dict has rates and counters only.
+    restored, rates = done.stderr.splitlines()
+    assert "goes on from the disks" in restored
+    assert "rates and counters only" in rates
+    assert torch.load(tmp_path / "training" / "rates.pt")["adam_async"]["steps"] == 10
 
 
 @pytest.mark.thorough
@@ -45,7 +58,7 @@ def test_the_loop_of_the_readme_trains_the_readers_module(
     loader = [(torch.ones(8, 4), torch.zeros(8, dtype=torch.long))] * 2
 
     exec(
-        compile(program_of("README.md"), "README.md", "exec"),
+        compile(programs_of("README.md")[0], "README.md", "exec"),
         {"model": model, "loader": loader, "criterion": torch.nn.functional.cross_entropy},
     )
 

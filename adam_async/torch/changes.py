@@ -1,0 +1,229 @@
+"""Changes of a module's parameters that no optimizer of this package made, found before a pull undoes them.
+
+A checkpoint that is loaded, `nn.Embedding(max_norm=...)`, clamping, another optimizer and many others change
+parameters. After each write of its own an optimizer takes a checksum of the parameter, and it compares the
+checksum before its next write. PyTorch's version counter and the address of the memory do not show a write
+through `parameter.data` or a NumPy view, and they move with changes that are taken back, such as the exchange
+of averaged weights for an evaluation. The checksum finds every change, and only these.
+
+The checksums of a store's parameters are shared by the optimizers of this process, because two of them may
+train one module.
+"""
+
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from adam_async.errors import StoreError
+from adam_async.store.sync import ParameterStore
+from adam_async.torch.devices import to_host
+
+COLUMNS = 509
+"""Number of columns of a checksum, each 8 bytes; a prime, so that exchanged rows of a matrix change it."""
+
+REPLACED_GAP = 100
+"""Minimum number of pushes between two changes of a parameter that replace effects of pushes."""
+
+
+def checksum(values: NDArray[np.floating]) -> int:
+    """Return a checksum of the bits of values, which depends on their order and differs after any one change.
+
+    A CRC takes 7 times as long as a sum, so many values give the CRC of the sums of `COLUMNS` columns.
+    """
+    flat: NDArray[Any] = values.reshape(-1)
+    row = COLUMNS * 8 // flat.itemsize
+    whole = flat.size // row * row
+    if whole <= 2 * row:
+        return zlib.crc32(flat.data)
+    sums = np.add.reduce(flat[:whole].view(np.uint64).reshape(-1, COLUMNS), axis=0)
+    return zlib.crc32(flat[whole:].data, zlib.crc32(sums))
+
+
+def device_checksum(tensor: Tensor) -> Tensor:
+    """Return such a checksum of a tensor as a scalar on its device, without a wait for the device."""
+    bits = tensor.detach().reshape(tensor.numel(), 1).view(torch.int32).reshape(-1)
+    # Odd factors: no change of one value is a multiple of 2^64.
+    return (bits * torch.arange(1, 2 * len(bits) + 1, 2, device=bits.device)).sum()
+
+
+@dataclass(slots=True, eq=False)
+class _Written:
+    """The last write of an optimizer into one parameter."""
+
+    name: str
+    checksum: int | Tensor | None = None
+    """Checksum after the write; None if it is not known, as after an interrupted write."""
+
+
+_WRITTEN: WeakKeyDictionary[ParameterStore, WeakIdKeyDictionary] = WeakKeyDictionary()
+"""The last write into each parameter, by the store of the values and by the parameter."""
+
+
+def _written_in(store: ParameterStore) -> list[tuple[nn.Parameter, _Written]]:
+    """Return the last writes of a store's values; other threads may make and close optimizers meanwhile."""
+    found = _WRITTEN.get(store, WeakIdKeyDictionary())
+    pairs = [(parameter, found.get(parameter)) for ref in found.keyrefs() if (parameter := ref()) is not None]
+    return [(parameter, last) for parameter, last in pairs if last is not None]
+
+
+class Changes:
+    """Finds the changes of a module's parameters.
+
+    Args:
+        module: The module.
+        named: Its parameters by name.
+        store: The store of their values.
+    """
+
+    def __init__(self, module: nn.Module, named: dict[str, nn.Parameter], store: ParameterStore) -> None:
+        self._named = named
+        self._store = store
+        shared = _WRITTEN.setdefault(store, WeakIdKeyDictionary())
+        self._written: dict[str, _Written] = {
+            name: shared.setdefault(parameter, _Written(name)) for name, parameter in named.items()
+        }
+        self._types = {name: (each.dtype, each.shape) for name, each in named.items()}
+        self._parts = [
+            (members, key, part)
+            for owner in module.modules()
+            for members in (owner._modules, owner._parameters)
+            for key, part in members.items()
+        ]
+        """Each submodule and parameter of a module, with the dictionary and the key that lead to it."""
+        self._module = module
+        self._replaced: dict[str, int] = {}
+        """Number of pushes at the last change that replaced the effect of a push, by name."""
+
+    def check_parts(self) -> None:
+        """Check that the module still has its parameters.
+
+        Raises:
+            StoreError: A parameter was replaced by another object, or removed.
+        """
+        for members, key, part in self._parts:
+            if members.get(key) is not part:
+                break
+        else:
+            return
+        now = dict(self._module.named_parameters(remove_duplicate=False))
+        first = next((name for name, each in self._named.items() if now.get(name) is not each), key)
+        raise StoreError(
+            f"parameter {first!r} was replaced or removed after the optimizer was made, and trains no more: "
+            "make RemoteOptimizer anew, after store.assign(parameter_arrays(module)) to keep the module's "
+            "values, or over another store if a shape has changed"
+        )
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Begin to write into parameters: until `note` their values are not known."""
+        for name in names:
+            self._written[name].checksum = None
+
+    def note(self, names: Iterable[str]) -> None:
+        """End a write into parameters: their present values are those of the optimizer."""
+        for name in names:
+            self._written[name].checksum = _checksum(self._named[name])
+
+    def found(self, names: Iterable[str]) -> list[str]:
+        """Return those parameters whose values have changed since the last write."""
+        changed: list[str] = []
+        on_device: dict[str, Tensor] = {}
+        for name in names:
+            parameter, last = self._named[name], self._written[name].checksum
+            # A parameter of another type or shape is refused by the step that reads its gradient.
+            if last is None or (parameter.dtype, parameter.shape) != self._types[name]:
+                continue
+            if isinstance(last, Tensor):  # also for a parameter that has moved
+                on_device[name] = device_checksum(parameter).to(last.device) != last
+            elif _checksum(parameter.cpu()) != last:
+                changed.append(name)
+        differs = to_host([*on_device.values()])
+        changed += [name for name, each in zip(on_device, differs, strict=True) if each]
+        return [name for name in changed if not self._is_in_shared_memory(name)]
+
+    def _is_in_shared_memory(self, name: str) -> bool:
+        """Return whether another parameter of an optimizer has the same memory, as in Hogwild."""
+        parameter = self._named[name]
+        if not parameter.is_cuda and parameter.is_shared() and self._store.clients > 1:
+            return True
+        address = parameter.data_ptr()
+        return any(
+            other is not parameter and other.data_ptr() == address
+            for ref in _WRITTEN.keyrefs()
+            if (store := ref()) is not None
+            for other, _ in _written_in(store)
+        )
+
+    def others(self, names: Iterable[str]) -> str:
+        """Return a text for the other clients that train some arrays; empty if there are none."""
+        if (clients := self._store.clients) > 1:
+            return f"{clients} clients"
+        mine = {name: self._named[name] for name in names}
+        written = _written_in(self._store)
+        if any(mine.get(last.name, parameter) is not parameter for parameter, last in written):
+            return "another optimizer in this process"
+        return ""
+
+    def equal(self, values: Mapping[str, NDArray[Any]]) -> list[str]:
+        """Return the names of those values that the module has, too."""
+        mine = to_host([self._named[name].detach() for name in values])
+        pairs = zip(values, mine, strict=True)
+        return [name for name, array in pairs if np.array_equal(values[name], array, equal_nan=True)]
+
+    def refusal(self, changed: Sequence[str], others: str) -> StoreError:
+        """Return the error for changed parameters that other clients train, too."""
+        first = changed[0]
+        more = f", as {len(changed) - 1} others," if len(changed) > 1 else ""
+        return StoreError(
+            f"parameter {first!r}{more} was changed outside the optimizer, and the next pull would undo "
+            f"that: store {self._store.name!r} has {others}, so it takes no change by itself. Call "
+            f"optimizer.push_values() after the change, in one client; or change the store instead, by "
+            f"store.assign({{{first!r}: ...}}); or drop the change by optimizer.pull(discard=True)"
+        )
+
+    def check_bucket(self, changed: Iterable[str], pushed: Collection[str]) -> None:
+        """Check that no parameter changed whose gradient is pushed, in the backward pass of its step.
+
+        Raises:
+            StoreError: Such a parameter has changed.
+        """
+        for name in changed:
+            if name in pushed:
+                raise StoreError(
+                    f"parameter {name!r} was changed after backward() had pushed its gradient "
+                    "(overlap=True): change parameters between step() and backward(), or use overlap=False"
+                )
+
+    def check_replaced(self, names: Iterable[str], pushes: int) -> None:
+        """Take note of changes that replace effects of pushes.
+
+        Raises:
+            StoreError: A parameter has such changes too often, which would cost too many gradients.
+        """
+        for name in names:
+            if name in self._replaced and pushes - self._replaced[name] < REPLACED_GAP:
+                raise StoreError(
+                    f"parameter {name!r} was changed outside the optimizer twice within {REPLACED_GAP} "
+                    "pushes, and each change replaces pushes that the module's values lack: use "
+                    "max_staleness=0 and pull_every=1 if every step has a change, or call optimizer.flush() "
+                    "before a change"
+                )
+            self._replaced[name] = pushes
+
+    def close(self) -> None:
+        """Forget the parameters, so that other optimizers of the store do not count this one."""
+        for parameter in self._named.values():
+            _WRITTEN[self._store].pop(parameter, None)
+
+
+def _checksum(parameter: Tensor) -> int | Tensor:
+    if parameter.device.type == "cpu":
+        return checksum(parameter.detach().numpy())
+    return device_checksum(parameter)
