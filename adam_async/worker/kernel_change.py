@@ -61,6 +61,8 @@ class KernelChange:
         """Engine of the kernels that are compiled during training; None without such a compilation."""
         if not waits:
             network.use_ready()
+        self._only_reads = not waits and network.engine is not None and network.engine.is_ready
+        """Whether the kernels of the first group are read from the disk, and not compiled if that fails."""
         if network.kernels != "numpy":
             self._engine = None
         self._compiled = (0, 0)
@@ -74,7 +76,21 @@ class KernelChange:
             logger.warning(
                 "training waits until its kernels are compiled; the disk keeps them for the next run"
             )
+        if self._only_reads and not await pool.run(self._read, paced=False):
+            self._network.use_ready()
+            self._engine = engine if self._network.kernels == "numpy" else None
         await pool.run(self._trained.warm_up, self._on_compiled, paced=False)
+
+    def _read(self) -> bool:
+        """Read the kernels from the disk. Returns whether the disk has all of them."""
+        from adam_async.model.fast.memory import NotOnDiskError, only_read  # an engine has imported numba
+
+        try:
+            with only_read():
+                self._trained.warm_up(self._on_compiled)
+        except NotOnDiskError:
+            return False
+        return True
 
     async def run(self, pool: ComputePool, groups: Callable[[], int]) -> None:
         """Compile kernels in a child process during training, and change to them.

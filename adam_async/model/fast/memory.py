@@ -10,7 +10,9 @@ infinities and NaN. The check for these values works on the bits, as integers, w
 import hashlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import llvmlite
@@ -20,9 +22,10 @@ from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
 from numba import carray, config, njit, types
 from numba.core.errors import NumbaError
+from numba.core.event import Event, Listener, install_listener
 from numba.extending import intrinsic
 
-from adam_async.runtime.kernel_cache import KernelCache, kernel_digest, kernel_folder
+from adam_async.runtime.kernel_cache import KERNELS, KernelCache, kernel_digest, kernel_folder
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,8 @@ _COMPILER = hashlib.blake2b(
     " ".join(
         (
             *(kernel_digest(), numba.__version__, llvmlite.__version__, sys.implementation.cache_tag or ""),
+            # Numba keeps the kernels of each folder of sources apart, and drops those of older files.
+            *(f"{path} {path.stat().st_mtime_ns}" for path in sorted(KERNELS.glob("*.py"))),
             *(
                 config.CPU_NAME or get_host_cpu_name(),
                 config.CPU_FEATURES or get_host_cpu_features().flatten(),
@@ -46,11 +51,12 @@ _COMPILER = hashlib.blake2b(
     ).encode(),
     digest_size=8,
 ).hexdigest()
-"""Digest of the kernels' text, the compiler and the processor, which determine the machine code."""
+"""Digest of the kernels' files, the compiler and the processor, which decide whether numba finds the machine
+code on disk."""
 
 
 def kept_name(kernel_name: str, dtype: np.dtype[Any]) -> str:
-    """Return a kernel's name in the cache; it depends on processor and compiler."""
+    """Return a kernel's name in the cache; it depends on the source files, processor and compiler."""
     return f"{kernel_name}-{dtype.name}-{_COMPILER}"
 
 
@@ -100,6 +106,36 @@ def compile_kept(work: Callable[[], object]) -> None:
         logger.warning("the kernels in %s are damaged (%r) and are compiled again", CACHE.folder, error)
         CACHE.forget()
         work()
+
+
+class NotOnDiskError(Exception):
+    """A kernel would be compiled in a block of `only_read`."""
+
+
+class _Refusal(Listener):  # type: ignore[misc]  # numba has no types
+    """Refuses each compilation of the thread that made this object."""
+
+    def __init__(self) -> None:
+        self._thread = get_ident()
+
+    def on_start(self, event: Event) -> None:
+        """Raise NotOnDiskError in the thread of this object."""
+        if get_ident() == self._thread:
+            raise NotOnDiskError
+
+    def on_end(self, event: Event) -> None:
+        """Do nothing."""
+
+
+@contextmanager
+def only_read() -> Iterator[None]:
+    """Let this thread read kernels from the disk in the block, and compile none.
+
+    Raises:
+        NotOnDiskError: The block needs a kernel that is not on the disk; all marks of the cache are removed.
+    """
+    with install_listener("numba:compile", _Refusal()):
+        yield
 
 
 @intrinsic

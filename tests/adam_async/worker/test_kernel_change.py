@@ -13,6 +13,7 @@ pytest.importorskip("numba", reason="compiled kernels need numba")
 from adam_async import Config, LocalCluster
 from adam_async.model import Network, named_model
 from adam_async.model.fast import program
+from adam_async.model.fast.memory import NotOnDiskError
 from adam_async.runtime.kernel_cache import KernelCache
 from adam_async.worker import kernel_change
 from adam_async.worker.kernel_change import KernelChange
@@ -55,6 +56,29 @@ async def test_the_network_takes_up_what_the_child_compiled(nothing_compiled: li
     found = change.statistics(100)
     assert (found.kernel_set, found.numpy_groups) == ("numba", 7)
     assert found.compiled == found.total > 1
+
+
+async def test_a_run_does_not_wait_for_kernels_whose_files_are_lost(
+    nothing_compiled: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing_compiled.append(True)
+    network = Network(named_model("digits"), np.float32, kernels="auto")
+    change = KernelChange(network, network, waits=False, cores=1)
+    assert network.kernels == "numba"
+
+    def missing(code: int, dtype: object) -> int:
+        nothing_compiled.clear()
+        raise NotOnDiskError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(program, "address", missing)
+        async with ComputePool(threads=1, name="test") as pool:
+            await change.prepare(pool)
+    assert network.kernels == "numpy"
+    nothing_compiled.append(True)
+    async with ComputePool(threads=1, name="test") as pool:
+        await change.run(pool, lambda: 7)
+    assert network.kernels == "numba"
 
 
 async def test_without_its_child_training_goes_on_with_numpys_kernels_and_a_reason_in_the_log(
