@@ -12,7 +12,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import get_ident
+from contextvars import ContextVar
 from typing import Any
 
 import llvmlite
@@ -112,15 +112,16 @@ class NotOnDiskError(Exception):
     """A kernel would be compiled in a block of `only_read`."""
 
 
-class _Refusal(Listener):  # type: ignore[misc]  # numba has no types
-    """Refuses each compilation of the thread that made this object."""
+_only_reads: ContextVar[bool] = ContextVar("only_reads", default=False)
+"""Whether this thread is in a block of `only_read`; other threads may compile meanwhile."""
 
-    def __init__(self) -> None:
-        self._thread = get_ident()
+
+class _Refusal(Listener):  # type: ignore[misc]  # numba has no types
+    """Refuses compilations in blocks of `only_read`."""
 
     def on_start(self, event: Event) -> None:
-        """Raise NotOnDiskError in the thread of this object."""
-        if get_ident() == self._thread:
+        """Raise NotOnDiskError in a thread that only reads."""
+        if _only_reads.get():
             raise NotOnDiskError
 
     def on_end(self, event: Event) -> None:
@@ -134,8 +135,12 @@ def only_read() -> Iterator[None]:
     Raises:
         NotOnDiskError: The block needs a kernel that is not on the disk; all marks of the cache are removed.
     """
-    with install_listener("numba:compile", _Refusal()):
-        yield
+    token = _only_reads.set(True)
+    try:
+        with install_listener("numba:compile", _Refusal()):
+            yield
+    finally:
+        _only_reads.reset(token)
 
 
 @intrinsic
