@@ -31,27 +31,31 @@ Authentication:
     entrance.py, admission.py    unauthenticated connections of a listener; the choice of those that it closes
 """
 
-from transport.budget import Budget
-from transport.buffers import BufferPool, PoolStatistics
-from transport.config import LinkConfig
-from transport.errors import (
-    BindRefused,
-    CallTimeout,
-    DialFailed,
-    HandshakeRejected,
-    LinkBroken,
-    LinkClosed,
-    LocalProtocolError,
-    ProtocolError,
-    RemoteError,
-    RemoteProtocolError,
-    TransportError,
-    WouldBlock,
-)
-from transport.keys import RoleKeys, Secret
-from transport.link import Link, LinkStatistics, Observer, Request, TypeTraffic
-from transport.messages import ANY_ROLE, Identity, Message, RoleTable
-from transport.network import Listener, LocalNetwork, Network, RetrySchedule, TcpNetwork
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transport.budget import Budget
+    from transport.buffers import BufferPool, PoolStatistics
+    from transport.config import LinkConfig
+    from transport.errors import (
+        BindRefused,
+        CallTimeout,
+        DialFailed,
+        HandshakeRejected,
+        LinkBroken,
+        LinkClosed,
+        LocalProtocolError,
+        ProtocolError,
+        RemoteError,
+        RemoteProtocolError,
+        TransportError,
+        WouldBlock,
+    )
+    from transport.keys import RoleKeys, Secret
+    from transport.link import Link, LinkStatistics, Observer, Request, TypeTraffic
+    from transport.messages import ANY_ROLE, Identity, Message, RoleTable
+    from transport.network import Listener, LocalNetwork, Network, RetrySchedule, TcpNetwork
 
 __all__ = [
     "ANY_ROLE",
@@ -87,3 +91,59 @@ __all__ = [
     "TypeTraffic",
     "WouldBlock",
 ]
+
+_HOMES = {
+    "budget": ("Budget",),
+    "buffers": (
+        "BufferPool",
+        "PoolStatistics",
+    ),
+    "config": ("LinkConfig",),
+    "errors": (
+        "BindRefused",
+        "CallTimeout",
+        "DialFailed",
+        "HandshakeRejected",
+        "LinkBroken",
+        "LinkClosed",
+        "LocalProtocolError",
+        "ProtocolError",
+        "RemoteError",
+        "RemoteProtocolError",
+        "TransportError",
+        "WouldBlock",
+    ),
+    "keys": (
+        "RoleKeys",
+        "Secret",
+    ),
+    "link": (
+        "Link",
+        "LinkStatistics",
+        "Observer",
+        "Request",
+        "TypeTraffic",
+    ),
+    "messages": (
+        "ANY_ROLE",
+        "Identity",
+        "Message",
+        "RoleTable",
+    ),
+    "network": (
+        "Listener",
+        "LocalNetwork",
+        "Network",
+        "RetrySchedule",
+        "TcpNetwork",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    # The first use of a name loads its module, so that addresses and errors come without links.
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'transport' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"transport.{_HOME_OF[name]}"), name)
+    return value

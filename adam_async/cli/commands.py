@@ -79,7 +79,8 @@ def run_command(arguments: list[str]) -> int:
         )
         return USAGE
     except CycloptsError as error:
-        Terminal().error(str(error))
+        cause = error.__cause__
+        Terminal().error(str(cause if isinstance(cause, ConfigError) else error))
         return USAGE
     except Exception as error:
         if isinstance(first_cause(error), BrokenPipeError) and reader_left(sys.stdout):
@@ -131,12 +132,17 @@ def check_words(arguments: list[str]) -> None:
 @app.command
 def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
     """Train a model, with roles that this command starts, or in a cluster of roles started by hand."""
-    if options.replay is not None:
-        from adam_async.cli.replay import run_replay as work
-    else:
-        from adam_async.cli.train import run_training as work
 
-    return run_driver(lambda terminal: work(options, os.environ, terminal), options)
+    async def work(terminal: Terminal) -> int:
+        if options.replay is not None:
+            from adam_async.cli.replay import run_replay
+
+            return await run_replay(options, os.environ, terminal)
+        from adam_async.cli.train import run_training
+
+        return await run_training(options, os.environ, terminal)
+
+    return run_driver(work, options)
 
 
 @app.command(show=False)

@@ -13,6 +13,7 @@ from adam_async.cli.kubernetes_options import KubernetesOptions
 from adam_async.cli.launch_options import RayOptions, SlurmOptions
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.running import run_driver, run_in_loop
+from adam_async.cli.terminal import Terminal
 
 RunFile = Annotated[Path, Parameter(help="TOML file with options, as for `train --config`.")]
 
@@ -33,9 +34,13 @@ def launch_ssh(
     hosts
         TOML file with the hosts (docs/how-to/launch-ssh.md).
     """
-    from adam_async.cli.launch import launch_over_ssh
 
-    return run_driver(lambda terminal: launch_over_ssh(hosts, file, options, os.environ, terminal), options)
+    async def work(terminal: Terminal) -> int:
+        from adam_async.cli.launch import launch_over_ssh
+
+        return await launch_over_ssh(hosts, file, options, os.environ, terminal)
+
+    return run_driver(work, options, file)
 
 
 @launch_commands.command(name="torchrun")
@@ -53,11 +58,13 @@ def launch_torchrun(
     port
         Port of rank 0 for the other ranks; by default from 20000 to 29999, by MASTER_PORT.
     """
-    from adam_async.cli.launch_batch import launch_with_torchrun
 
-    return run_driver(
-        lambda terminal: launch_with_torchrun(port, file, options, os.environ, terminal), options
-    )
+    async def work(terminal: Terminal) -> int:
+        from adam_async.cli.launch_batch import launch_with_torchrun
+
+        return await launch_with_torchrun(port, file, options, os.environ, terminal)
+
+    return run_driver(work, options, file)
 
 
 @launch_commands.command(name="k8s")
@@ -76,9 +83,13 @@ def launch_ray(
     options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Train with the roles as actors of Ray, and the driver in this process; needs the extra `ray`."""
-    from adam_async.cli.launch import launch_on_ray
 
-    return run_driver(lambda terminal: launch_on_ray(ray, file, options, os.environ, terminal), options)
+    async def work(terminal: Terminal) -> int:
+        from adam_async.cli.launch import launch_on_ray
+
+        return await launch_on_ray(ray, file, options, os.environ, terminal)
+
+    return run_driver(work, options, file)
 
 
 @launch_commands.command(name="slurm")
@@ -89,6 +100,10 @@ def launch_slurm(
     options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Print or submit the script of a Slurm job that trains on its nodes (docs/how-to/launch-slurm.md)."""
-    from adam_async.cli.launch_batch import launch_on_slurm
 
-    return run_driver(lambda terminal: launch_on_slurm(file, options, slurm, os.environ, terminal), options)
+    async def work(terminal: Terminal) -> int:
+        from adam_async.cli.launch_batch import launch_on_slurm
+
+        return await launch_on_slurm(file, options, slurm, os.environ, terminal)
+
+    return run_driver(work, options, file)

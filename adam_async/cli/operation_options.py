@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Annotated
 
-from adam_async.cli.options import ONLY_ON, WAIT, LoopName, Wait, options
+from adam_async.cli.options import ONLY_ON, WAIT, LoopName, Wait, addresses_of, options
 
 
 @options
 class OperatorOptions:
     """Options of `logs`, `scale` and `stop`."""
 
-    controller: str
+    controller: Annotated[str, addresses_of("--controller")]
     """tcp://HOST:PORT of the controller, or of several with commas between them."""
     token_file: Path | None = None
     """File with the cluster's token, or the keys of role driver; by default ADAM_TOKEN."""

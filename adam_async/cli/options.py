@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 from cyclopts import Parameter, Token, convert
 
 from adam_async.errors import ConfigError
+from adam_async.run.addresses import check_address
 from adam_async.run.config import FIELDS, FLUSH_S, Config
 from adam_async.run.option_sources import variable_of
 from transport.config import Checksum
@@ -51,6 +52,20 @@ def value_of(kind: Any, words: Sequence[Token]) -> Any:
             # Path("") is the working folder; an unset variable of a shell must not select it.
             raise ValueError("the path is empty: name a file or folder")
     return convert(kind, words)
+
+
+def addresses_of(option: str, *, everywhere: bool = False) -> Parameter:
+    """Return the cyclopts parameter of an option with addresses, checked before the command's modules load.
+
+    Args:
+        everywhere: See `check_address`.
+    """
+
+    def check(_: Any, value: str | None) -> None:
+        for address in [] if value is None else value.split(","):
+            check_address(address.strip(), option, everywhere=everywhere)
+
+    return Parameter(validator=check)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -279,7 +294,7 @@ class TrainOptions:
     """Layer of yours that the model may use: KIND=package.module:Class; repeatable."""
     step_path: Annotated[tuple[Path, ...], ONLY_ON] = ()
     """Folder with the modules of --step and --layer, added to Python's sys.path; repeatable."""
-    controller: str | None = None
+    controller: Annotated[str | None, addresses_of("--controller")] = None
     """tcp://HOST:PORT of the controller of a cluster started by hand, or of several controllers, with commas
     between them; the command then starts no role."""
     attach: str | None = None
@@ -355,7 +370,7 @@ class ControllerOptions(RoleOptions):
     id: str | None = None
     """With --peers the id of this controller, such as 1; otherwise its name, by default controller with
     --dir, else role, host and process id."""
-    bind: str | None = None
+    bind: Annotated[str | None, addresses_of("--bind", everywhere=True)] = None
     """tcp://HOST:PORT to listen on; by default this controller's address in --peers, or
     tcp://127.0.0.1:7070."""
     peers: str = ""
@@ -370,11 +385,11 @@ class ControllerOptions(RoleOptions):
 class MemberOptions(RoleOptions):
     """Options of a role that joins a controller."""
 
-    controller: str
+    controller: Annotated[str, addresses_of("--controller")]
     """tcp://HOST:PORT of the controller, or of several with commas between them."""
     wait: Wait = WAIT
     """Maximum wait for a controller, such as 60s or 5m; roles may start in any order."""
-    bind: str | None = None
+    bind: Annotated[str | None, addresses_of("--bind", everywhere=True)] = None
     """tcp://HOST:PORT to listen on; by default any port of the interface towards the controller."""
 
 
@@ -396,12 +411,12 @@ class ServerOptions(MemberOptions):
 class DataServerOptions(RoleOptions):
     """Options of a data server."""
 
-    controller: str | None = None
+    controller: Annotated[str | None, addresses_of("--controller")] = None
     """tcp://HOST:PORT of the controller, or of several with commas between them; without it the data server
     waits for a `train --data`."""
     wait: Wait = WAIT
     """Maximum wait for a controller, such as 60s or 5m; roles may start in any order."""
-    bind: str | None = None
+    bind: Annotated[str | None, addresses_of("--bind", everywhere=True)] = None
     """tcp://HOST:PORT to listen on; by default any port of the interface towards the controller, or of
     loopback."""
     cache: Annotated[str, set_by_variable("cache")] = "auto"
@@ -432,7 +447,7 @@ class StageOptions:
 class WorkerOptions(MemberOptions):
     """Options of a model worker."""
 
-    controller: Annotated[str, Parameter(name=("--join", "--controller"))]
+    controller: Annotated[str, Parameter(name=("--join", "--controller")), addresses_of("--join")]
     """tcp://HOST:PORT of the controller, or of several with commas between them; the worker joins a run in
     progress."""
     allow_step: Annotated[tuple[str, ...], ONLY_ON] = ()

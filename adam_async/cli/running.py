@@ -1,14 +1,23 @@
 """Runs of the commands' coroutines, each in an event loop of its own."""
 
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any
 
 from adam_async.cli.log import JsonLine, OneLine, RoleLine
 from adam_async.cli.options import LogLevel, LoopName, RoleOptions, TrainOptions
 from adam_async.cli.signals import EARLY, loop_factory
 from adam_async.cli.terminal import Terminal, log_to_stderr
-from adam_async.run.option_sources import PLAIN, check_variables
+from adam_async.run.option_sources import (
+    COMMAND_LINE,
+    ENVIRONMENT,
+    PLAIN,
+    check_variables,
+    from_environment,
+    from_toml,
+    make_config,
+)
 from adam_async.runtime.health import Health
 
 
@@ -42,13 +51,45 @@ def run_role(main: Callable[[Terminal, Health], Coroutine[Any, Any, int]], optio
     )
 
 
-def run_driver(main: Callable[[Terminal], Coroutine[Any, Any, int]], options: TrainOptions) -> int:
-    """Run a command that drives a training."""
+def run_driver(
+    main: Callable[[Terminal], Coroutine[Any, Any, int]], options: TrainOptions, file: Path | None = None
+) -> int:
+    """Run a command that drives a training; `main` imports the modules of a training when it is called.
+
+    Args:
+        file: File of options of `launch`, in place of `--config`.
+    """
+
+    async def checked(terminal: Terminal) -> int:
+        await check_values(options, os.environ, options.config or file)
+        return await main(terminal)
+
     return run_in_loop(
-        main,
+        checked,
         loop=options.loop,
         verbose=options.verbose,
         quiet=options.quiet,
         level=options.log_level,
         lines=JsonLine("driver") if options.log_json else None,
     )
+
+
+async def check_values(options: TrainOptions, environment: Mapping[str, str], file: Path | None) -> None:
+    """Check options before the modules of a training are imported, which takes longer than the checks.
+
+    Options that join those of a checkpoint or a record are checked later, together with them.
+
+    Raises:
+        ConfigError: A value is wrong, or the file of options cannot be read.
+    """
+    if options.resume is not None or options.store is not None or options.replay is not None:
+        return
+    in_file: Mapping[str, Any] = {}
+    if file is not None:
+        from adam_async.cli.files import read_file
+        from adam_async.runtime.disk import Disk
+
+        async with Disk() as disk:
+            in_file = from_toml(await read_file(file, "--config", disk), source=str(file))
+    layers = (in_file, from_environment(environment), options.layer())
+    make_config(*layers, sources=(str(file), ENVIRONMENT, COMMAND_LINE))

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Annotated
 
-from adam_async.cli.options import ONLY_ON, WAIT, LoopName, Wait, options
+from adam_async.cli.options import ONLY_ON, WAIT, LoopName, Wait, addresses_of, options
 
 
 @options
 class StoreOptions:
     """Options of `store`."""
 
-    controller: str
+    controller: Annotated[str, addresses_of("--controller")]
     """tcp://HOST:PORT of the controller, or of several with commas between them."""
     token_file: Path | None = None
     """File with the cluster's token, or the keys of role reader (of role client for delete); by default

@@ -13,7 +13,6 @@ from rich.text import Text
 from adam_async.cli.log import OneLine
 from adam_async.cli.printable import EscapingConsole, printable
 from adam_async.errors import AdamError, first_cause
-from transport.errors import BindRefused, HandshakeRejected, RemoteProtocolError, TransportError
 
 USAGE, HANDSHAKE, ADDRESS, PEER = 2, 6, 7, 5
 """Exit codes; docs/reference/exit-codes.md lists all."""
@@ -109,9 +108,11 @@ def log_to_stderr(*, verbose: bool, level: str | None = None, lines: OneLine | N
 def explain(error: BaseException) -> tuple[int, str]:
     """Return the exit code and the sentence for an error, or for the first cause within a group."""
     cause = first_cause(error)
+    if isinstance(cause, AdamError):
+        return cause.exit_code, str(cause)
+    from transport.errors import BindRefused, HandshakeRejected, RemoteProtocolError, TransportError
+
     match cause:
-        case AdamError():
-            return cause.exit_code, str(cause)
         case MemoryError():
             return USAGE, f"not enough memory: {cause}; ask for less: {LESS}"
         case HandshakeRejected(code="token"):

@@ -10,8 +10,11 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
+import numpy as np
+
 from adam_async.errors import ConfigError
 from adam_async.messages import role_table, table_among
+from adam_async.model.keyed_random import Dice
 from adam_async.parameter_server.piece_link import PIECES_CONFIG
 from adam_async.parameter_server.server_links import CopiesPath
 from adam_async.run.cache_size import read_budget
@@ -131,6 +134,20 @@ def network_for(
     )
 
 
+class JitterSource:
+    """Numbers in [0, 1), one after the other, for one pair of nodes; the same in every run."""
+
+    def __init__(self, nodes: tuple[str, str]) -> None:
+        self._path = "~".join(sorted(nodes))
+        self._drawn = 0
+
+    def random(self) -> float:
+        """Return the next number."""
+        self._drawn += 1
+        drawn = Dice(0).uniform("jitter", keys=(self._path,), start=self._drawn, count=1, dtype=np.float64)
+        return float(drawn[0])
+
+
 @asynccontextmanager
 async def slowed(network: Network, slow: Sequence[str]) -> AsyncIterator[Network]:
     """Return the network with the slow links of `Config.slow`; without slow links, the network itself."""
@@ -141,7 +158,7 @@ async def slowed(network: Network, slow: Sequence[str]) -> AsyncIterator[Network
                     network,
                     delay_s=link.delay_s,
                     jitter_s=link.jitter_s,
-                    dice=link.dice,
+                    dice=JitterSource(link.nodes),
                     between=link.nodes,
                 )
             )

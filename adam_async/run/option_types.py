@@ -4,7 +4,6 @@ import functools
 from typing import Any, get_args
 
 import msgspec
-import numpy as np
 
 from adam_async.errors import ConfigError
 
@@ -31,7 +30,8 @@ def check_types(options: msgspec.Struct, prefix: str = "") -> None:
     """
     for field in _fields(type(options)):
         value = getattr(options, field.name)
-        plain = value.item() if isinstance(value, np.generic) else value
+        # A number of NumPy, which this file does not import: a wrong option is refused without it.
+        plain = value.item() if getattr(value, "shape", None) == () else value
         try:
             checked = msgspec.convert(plain, field.type)
         except msgspec.ValidationError as error:

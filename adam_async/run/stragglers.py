@@ -9,10 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from adam_async.errors import ConfigError
-from adam_async.model.keyed_random import Dice
 
 FORM = "NODE:SHARE, as in worker-1:0.2, or NODE~NODE:DELAY, as in worker-0~worker-1:5ms or ...:5ms+1ms"
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -39,11 +36,6 @@ class SlowLink:
     delay_s: float
     jitter_s: float
 
-    @property
-    def dice(self) -> "JitterSource":
-        """Random numbers of the link's jitter, the same in every run."""
-        return JitterSource("~".join(sorted(self.nodes)))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowNode:
@@ -58,20 +50,6 @@ class SlowNode:
 
 
 Slowed = SlowLink | SlowNode
-
-
-class JitterSource:
-    """Numbers in [0, 1), one after the other, for one path."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._drawn = 0
-
-    def random(self) -> float:
-        """Return the next number."""
-        self._drawn += 1
-        drawn = Dice(0).uniform("jitter", keys=(self._path,), start=self._drawn, count=1, dtype=np.float64)
-        return float(drawn[0])
 
 
 def read_slow(texts: Iterable[str]) -> list[Slowed]:

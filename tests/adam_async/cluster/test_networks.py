@@ -2,7 +2,7 @@
 
 import pytest
 
-from adam_async.cluster.networks import SchemeNetworks
+from adam_async.cluster.networks import JitterSource, SchemeNetworks
 from tests.adam_async.runs import local_network, tcp_network
 from tests.transport.conformance import check_link
 from tests.transport.testing import link_pair, open_rules
@@ -44,3 +44,11 @@ async def test_an_address_of_no_network_is_refused_with_the_schemes_there_are(ne
         ):
             with pytest.raises(kind, match="is of none of these networks: local://, tcp://"):
                 await use()
+
+
+def test_the_jitter_of_a_link_is_its_own_and_the_same_in_every_run() -> None:
+    sources = (JitterSource(("a", "b")), JitterSource(("b", "a")), JitterSource(("a", "c")))
+    drawn = [[source.random() for _ in range(5)] for source in sources]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(set(drawn[0])) == 5
+    assert all(0 <= number < 1 for number in drawn[0])

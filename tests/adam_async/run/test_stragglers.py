@@ -111,11 +111,3 @@ def test_one_line_describes_the_stragglers() -> None:
         "messages between worker-0 and ps-0 are 0.5 ms and up to 1 ms late"
     )
     assert describe([]) == ""
-
-
-def test_the_dice_of_a_link_are_its_own_and_the_same_in_every_run() -> None:
-    one, same, other = slow_links(["a~b:1ms"])[0], slow_links(["b~a:1ms"])[0], slow_links(["a~c:1ms"])[0]
-    drawn = [[dice.random() for _ in range(5)] for dice in (one.dice, same.dice, other.dice)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert len(set(drawn[0])) == 5
-    assert all(0 <= number < 1 for number in drawn[0])

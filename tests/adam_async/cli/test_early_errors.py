@@ -1,0 +1,82 @@
+"""Help, the version and wrong words, options and values need no module that takes long to import."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SLOW = (
+    "numpy",
+    "numba",
+    "torch",
+    "adam_async.model",
+    "adam_async.cluster",
+    "adam_async.driver",
+    "transport.network",
+)
+"""Modules of which each takes a good part of the time of a wrong command."""
+
+ASK = (
+    "import sys; from adam_async.cli.main import main\n"
+    "code = main(sys.argv[1:])\n"
+    f"print('loaded', code, *[name for name in {SLOW!r} if name in sys.modules])"
+)
+
+
+def ran(*words: str, **variables: str) -> tuple[str, str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ADAM_")}
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, *words],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment | variables,
+    )
+    return done.stdout.splitlines()[-1], done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["--version", "--help", "train --help", "worker --help", "launch ssh --help"]
+)
+def test_help_and_version_load_nothing_slow(words: str) -> None:
+    assert ran(*words.split())[0] == "loaded 0"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("trian", "'train'"),
+        ("train --epoks 3", "--epoks"),
+        ("train --epochs x", "whole number"),
+        ("train --epochs -1", "epochs must be"),
+        ("train --consistency ssp", "consistency must be asp"),
+        ("train --slow worker-0:2", "share of a core"),
+        ("train --controller here", "--controller: address 'here'"),
+        ("launch ssh hosts.toml --momentum 2", "momentum must be in"),
+        ("ps --controller tcp://host", "--controller: address 'tcp://host'"),
+        ("worker --join tcp://host:70000", "--join: address"),
+        ("controller --bind 7070", "--bind: address '7070'"),
+        ("store list --controller tcp//host:1", "--controller: address"),
+        ("status --controller host:1", "--controller: address"),
+    ],
+)
+def test_a_wrong_word_option_or_value_is_refused_before_slow_imports(words: str, named: str) -> None:
+    loaded, error = ran(*words.split())
+    assert loaded == "loaded 2"
+    assert named in error
+
+
+@pytest.mark.parametrize("where", ["file", "variable"])
+def test_a_wrong_value_of_a_file_or_variable_is_refused_before_slow_imports(
+    tmp_path: Path, where: str
+) -> None:
+    file = tmp_path / "adam.toml"
+    file.write_text("epochs = 'x'\n")
+    if where == "file":
+        loaded, error = ran("train", "--config", str(file))
+    else:
+        loaded, error = ran("train", ADAM_EPOCHS="x")
+    assert loaded == "loaded 2"
+    assert "epochs must be a whole number, not 'x' (set " in error
