@@ -26,28 +26,32 @@ Checks and measures:
     working_set.py             memory that training on a group uses, and the cache with room for it
 """
 
-from adam_async.errors import GradientMismatchError, ModelError, SpecError
-from adam_async.model.context import Context
-from adam_async.model.in_place import InPlaceStep, new_rule_state, train_step
-from adam_async.model.kernels import KERNELS
-from adam_async.model.layer import Array, Factors, Layer, Loss, ParameterSpec, Slots, Weights
-from adam_async.model.layers import BUILTIN_LAYERS
-from adam_async.model.named import NAMED_MODELS, mlp, named_model
-from adam_async.model.network import Network
-from adam_async.model.rules import (
-    RULES,
-    Adagrad,
-    Adam,
-    AdamW,
-    Rule,
-    RuleState,
-    Sgd,
-    make_rule,
-    new_scratch,
-    plain_step,
-)
-from adam_async.model.spec import LayerSpec, ModelSpec
-from adam_async.model.step import StepBuffers, StepOutcome, is_finite
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from adam_async.errors import GradientMismatchError, ModelError, SpecError
+    from adam_async.model.context import Context
+    from adam_async.model.in_place import InPlaceStep, new_rule_state, train_step
+    from adam_async.model.kernels import KERNELS
+    from adam_async.model.layer import Array, Factors, Layer, Loss, ParameterSpec, Slots, Weights
+    from adam_async.model.layers import BUILTIN_LAYERS
+    from adam_async.model.named import NAMED_MODELS, mlp, named_model
+    from adam_async.model.network import Network
+    from adam_async.model.rules import (
+        RULES,
+        Adagrad,
+        Adam,
+        AdamW,
+        Rule,
+        RuleState,
+        Sgd,
+        make_rule,
+        new_scratch,
+        plain_step,
+    )
+    from adam_async.model.spec import LayerSpec, ModelSpec
+    from adam_async.model.step import StepBuffers, StepOutcome, is_finite
 
 __all__ = [
     "BUILTIN_LAYERS",
@@ -86,3 +90,64 @@ __all__ = [
     "plain_step",
     "train_step",
 ]
+
+_HOMES = {
+    "errors": (
+        "GradientMismatchError",
+        "ModelError",
+        "SpecError",
+    ),
+    "model.context": ("Context",),
+    "model.in_place": (
+        "InPlaceStep",
+        "new_rule_state",
+        "train_step",
+    ),
+    "model.kernels": ("KERNELS",),
+    "model.layer": (
+        "Array",
+        "Factors",
+        "Layer",
+        "Loss",
+        "ParameterSpec",
+        "Slots",
+        "Weights",
+    ),
+    "model.layers": ("BUILTIN_LAYERS",),
+    "model.named": (
+        "NAMED_MODELS",
+        "mlp",
+        "named_model",
+    ),
+    "model.network": ("Network",),
+    "model.rules": (
+        "RULES",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Rule",
+        "RuleState",
+        "Sgd",
+        "make_rule",
+        "new_scratch",
+        "plain_step",
+    ),
+    "model.spec": (
+        "LayerSpec",
+        "ModelSpec",
+    ),
+    "model.step": (
+        "StepBuffers",
+        "StepOutcome",
+        "is_finite",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    # The first use of a name loads its module, so that text files are read without networks.
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'adam_async.model' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"adam_async.{_HOME_OF[name]}"), name)
+    return value

@@ -11,7 +11,7 @@ SLOW = (
     "numpy",
     "numba",
     "torch",
-    "adam_async.model",
+    "adam_async.model.network",
     "adam_async.cluster",
     "adam_async.driver",
     "transport.network",
