@@ -294,11 +294,6 @@ class TcpNetwork(Network):
     @asynccontextmanager
     async def listen(self, address: str, identity: Identity, on_link: OnLink) -> AsyncIterator[Listener]:
         host, port = parse_tcp_address(address)
-        if self._token is None and not is_loopback(host):
-            raise BindRefused(
-                f"refusing to listen on {address} without a token, because other machines can reach it: "
-                "set the cluster's token, or listen on tcp://127.0.0.1:0"
-            )
         check_role(self._token, identity.role)
         async with _listener(address, identity, on_link) as listener:
 
@@ -324,6 +319,7 @@ class TcpNetwork(Network):
             # wait would lose the server with its socket open.
             server = await asyncio.get_running_loop().create_server(greet, host, port, start_serving=False)
             try:
+                self._check_bound(address, [sock.getsockname()[0] for sock in server.sockets])
                 bound = server.sockets[0].getsockname()
                 host, port = parse_tcp_address(self._advertise) if self._advertise else (bound[0], 0)
                 listener.address = format_tcp_address(host, port or bound[1])
@@ -334,6 +330,28 @@ class TcpNetwork(Network):
                 server.close()
                 entrance.close()
         await server.wait_closed()
+
+    def _check_bound(self, address: str, hosts: list[str]) -> None:
+        """Check the addresses to which a listener is bound, before it accepts a peer.
+
+        A name may mean another address than it seems to: Debian maps a machine's own name to 127.0.1.1.
+
+        Raises:
+            BindRefused: Other machines can reach an address, and the network has no token.
+        """
+        others = [host for host in hosts if not is_loopback(host)]
+        if others and self._token is None:
+            means = "" if others[0] in address else f", which is {others[0]},"
+            raise BindRefused(
+                f"refusing to listen on {address}{means} without a token, because other machines can reach "
+                "it: set the cluster's token, or listen on tcp://127.0.0.1:0"
+            )
+        if not others and not is_loopback(parse_tcp_address(address)[0]):
+            logger.warning(
+                "%s is %s on this machine, which no other machine can reach: if roles run on others, listen "
+                "on the address of an interface",
+                *(address, hosts[0]),
+            )
 
     def _greeter(
         self,

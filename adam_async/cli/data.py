@@ -22,6 +22,7 @@ from adam_async.run.image_size import Size
 from adam_async.run.user_code import import_named
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes
+from adam_async.runtime.user_cache import user_cache
 from adam_async.runtime.user_thread import on_user_thread
 
 IMPORTED_S = 3600.0
@@ -176,5 +177,4 @@ def data_folder(environment: Mapping[str, str]) -> Path | None:
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
     """Return the folder of downloaded data in the user's cache."""
-    root = environment.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path(environment.get("HOME", ".")) / ".cache") / "adam-async" / "mnist"
+    return user_cache(environment) / "mnist"

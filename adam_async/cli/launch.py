@@ -1,7 +1,6 @@
 """The commands `launch ssh` and `launch ray`: `train`, with the roles on other machines."""
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from adam_async.launch.ray import RayLauncher
 from adam_async.launch.ssh import SshLauncher
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
+from adam_async.runtime.user_cache import user_cache
 
 
 async def launch_over_ssh(
@@ -56,8 +56,7 @@ async def launch_on_ray(
 
 def records_folder(environment: Mapping[str, str]) -> Path:
     """Return the folder with the records of launches, in the user's cache."""
-    caches = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(caches) / "adam-async" / "launches"
+    return user_cache(environment) / "launches"
 
 
 def launched(options: TrainOptions, file: Path | None) -> TrainOptions:

@@ -1,7 +1,8 @@
 """The entry point of `adam-async`.
 
-This file imports few modules, so that signal handlers are installed and BLAS is limited to one thread before
-slow imports, and before imports that read these settings. docs/reference/exit-codes.md lists the exit codes.
+This file imports few modules, so that closed standard streams are opened, signal handlers are installed and
+BLAS is limited to one thread before slow imports, and before imports that read these settings.
+docs/reference/exit-codes.md lists the exit codes.
 """
 
 import os
@@ -10,6 +11,7 @@ from collections.abc import MutableMapping, Sequence
 
 from adam_async.cli.signals import EARLY
 from adam_async.runtime.kernel_cache import use_kernel_cache
+from adam_async.runtime.standard_streams import hold_streams
 
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables for the number of BLAS threads, which would compete with the compute threads."""
@@ -20,6 +22,7 @@ NO_EXTRA = "adam-async: the command line needs {name}; install it with: pip inst
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code (docs/reference/exit-codes.md)."""
+    hold_streams()
     EARLY.install()
     one_blas_thread(os.environ)
     use_kernel_cache(os.environ)

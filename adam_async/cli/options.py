@@ -465,7 +465,7 @@ class FromEnvironmentOptions:
 
     from_env: Annotated[bool, ONLY_ON] = False
     """Take the role from ADAM_ROLE, a rank of torchrun, Open MPI, PMI or Slurm, or POD_NAME of Kubernetes,
-    and the controllers from ADAM_CONTROLLER, MASTER_ADDR or SLURM_JOB_NODELIST. The roles of a pod listen on
+    and the controllers from ADAM_CONTROLLER, MASTER_ADDR or SLURM_STEP_NODELIST. The roles of a pod listen on
     POD_IP."""
     config: Path | None = None
     """TOML file with the options of the run, as for `train --config`: numbers of roles, data, threads."""

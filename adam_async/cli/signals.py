@@ -39,9 +39,13 @@ class Signals:
         self._stop: Callable[[], None] | None = None
 
     def install(self) -> None:
-        """Install the handlers. Only the main thread may call this method."""
+        """Install the handlers, except of signals that are ignored, as a shell does for background jobs.
+
+        Only the main thread may call this method.
+        """
         for number in SIGNALS:
-            signal.signal(number, self._on_signal)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
 
     def end_at_once_on_sigterm(self, note: str) -> None:
         """Let the first SIGTERM end the process at once, as the second one does, with a last line on stderr.

@@ -42,6 +42,7 @@ from adam_async.run.result import EpochResult, RunResult
 from adam_async.run.train_step import TrainStep
 from adam_async.runtime.callbacks import ending_on_errors
 from adam_async.runtime.disk import Disk
+from adam_async.runtime.standard_streams import hold_descriptors
 from adam_async.runtime.task_group import StackedTaskGroup
 
 CLOSE_S = 30.0
@@ -153,6 +154,7 @@ class LocalCluster:
         """
         if self._thread.ident is not None:
             raise RunFailed("a cluster can be entered once: make another LocalCluster")
+        hold_descriptors()
         self._thread.start()
         try:
             outcome = self._wait_outcome("the cluster to start", self.config.waits.prepare_s)

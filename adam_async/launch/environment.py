@@ -30,6 +30,9 @@ RANKS = (
 )
 """Variables with rank and number of ranks: torchrun, Open MPI, PMI, Slurm. Inner engines come first."""
 
+NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
+"""Variables of Slurm with the nodes of a step, whose ranks the processes are, and of its whole job."""
+
 PORT = 7070
 """Default port of the controller."""
 
@@ -37,7 +40,8 @@ MOST_RANKS = 100_000
 """Maximum number of ranks."""
 
 _POD = re.compile(r"(?:.*-)?(controller|ps|data|worker)-([a-z0-9-]+)")
-_FIRST_HOST = re.compile(r"([\w.-]*)(?:\[(\d+)[^\]]*\])?([\w.-]*)")
+_FIRST_HOST = re.compile(r"((?:[^,\[\]]|\[\d[^\[\]]*\])+)(?:,.*)?")
+_RANGES = re.compile(r"\[(\d+)[^\[\]]*\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +170,9 @@ def _controllers(environment: Mapping[str, str], engine: str) -> tuple[str, ...]
         # The port itself belongs to the rendezvous of torchrun.
         port = number_in(environment, "MASTER_PORT", 1, 65534) + 1
         return (check_addresses(address_at(environment["MASTER_ADDR"], port), "MASTER_ADDR"),)
-    if engine == "SLURM_PROCID" and environment.get("SLURM_JOB_NODELIST"):
-        first = _first_host(environment["SLURM_JOB_NODELIST"])
-        return (check_addresses(address_at(first, PORT), "SLURM_JOB_NODELIST"),)
+    for variable in NODE_LISTS:
+        if engine == "SLURM_PROCID" and (names := environment.get(variable)):
+            return (check_addresses(address_at(_first_host(names, variable), PORT), variable),)
     raise ConfigError(
         f"{engine} names the role, and no variable the controller: set ADAM_CONTROLLER=tcp://HOST:{PORT}"
     )
@@ -189,13 +193,13 @@ def address_at(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def _first_host(names: str) -> str:
-    """Return the first host of a list of Slurm, such as ``node[01-03,07],other``."""
-    found = _FIRST_HOST.match(names)
-    first = f"{found[1]}{found[2] or ''}{found[3]}" if found is not None else ""
-    if not first:
+def _first_host(names: str, variable: str) -> str:
+    """Return the first host of a list of Slurm, such as ``node[01-03,07],other`` or ``r[0-3]n[0-7]``."""
+    found = _FIRST_HOST.fullmatch(names)
+    first = _RANGES.sub(r"\1", found[1]) if found is not None else ""
+    if not re.fullmatch(r"[\w.-]+", first):
         raise ConfigError(
-            f"SLURM_JOB_NODELIST={names[:80]} begins with no host; set ADAM_CONTROLLER=tcp://HOST:{PORT}"
+            f"{variable}={names[:80]} begins with no host; set ADAM_CONTROLLER=tcp://HOST:{PORT}"
         )
     return first
 

@@ -22,7 +22,7 @@ from typing import Any, Self
 from adam_async.cluster.launcher import RoleSpec
 from adam_async.errors import AdamError, ConfigError, DeadlineExceeded, first_cause
 from adam_async.launch.hosts import random_port
-from adam_async.launch.ray_actor import NODE_ADDRESS, RoleActor, remove_folder
+from adam_async.launch.ray_actor import CACHE, NODE_ADDRESS, RoleActor, remove_folder
 from adam_async.launch.ray_connection import RayConnection, require_ray
 from adam_async.launch.ray_resources import (
     KINDS,
@@ -52,7 +52,7 @@ POLL_S = 1
 PENDING_S = 15.0
 """Time after which a notice names a role that waits for a node, in seconds."""
 
-STATE = "~/.cache/adam-async/launch"
+STATE = f"{CACHE}/launch"
 """Folder for the state of controllers, on their nodes."""
 
 

@@ -15,6 +15,10 @@ from importlib.metadata import version
 from adam_async.errors import ConfigError, RoleDied
 from adam_async.run.option_sources import for_children
 from adam_async.runtime.child_process import ChildProcess
+from adam_async.runtime.user_cache import user_cache
+
+CACHE = "~/.cache/adam-async"
+"""Beginning of a path that stands for the user's cache of the actor's node."""
 
 NODE_ADDRESS = "tcp://RAY-NODE:0"
 """Word of a command that stands for the address of the actor's node, with any free port. The launcher does
@@ -48,7 +52,7 @@ class RoleActor:
 
         Args:
             node: Node id of the role.
-            words: Arguments; `NODE_ADDRESS` and ``~/`` mean the address and the home folder of this node.
+            words: Arguments; `NODE_ADDRESS` and `CACHE` mean the address and the user's cache of this node.
             orders: First line on the stdin of the child.
             environment: Variables in addition to those of this node.
             package: Version of the package in the launching process.
@@ -114,8 +118,13 @@ def own_node() -> tuple[str, str]:
 
 
 def own_words(words: Sequence[str], address: str) -> list[str]:
-    """Return the words of a command with the address and the home folder of this node."""
-    return [address if word == NODE_ADDRESS else os.path.expanduser(word) for word in words]
+    """Return the words of a command with the address and the user's cache of this node."""
+    return [address if word == NODE_ADDRESS else own_path(word) for word in words]
+
+
+def own_path(path: str) -> str:
+    """Return a path with the user's cache of this node in the place of `CACHE`."""
+    return path.replace(CACHE, str(user_cache(os.environ)), 1) if path.startswith(f"{CACHE}/") else path
 
 
 def check_version(package: str, host: str) -> None:
@@ -133,4 +142,4 @@ def check_version(package: str, host: str) -> None:
 
 def remove_folder(folder: str) -> None:
     """Remove a folder of this node."""
-    shutil.rmtree(os.path.expanduser(folder), ignore_errors=True)
+    shutil.rmtree(own_path(folder), ignore_errors=True)

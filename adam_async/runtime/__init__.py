@@ -8,6 +8,7 @@ counts the link in `traffic.py`.
     disk.py                       files on a thread of its own: atomic writes, fdatasync, durable appends
     ordinary_files.py             opens ordinary files only, without a wait; reads with a limit; secrets
     blocking_thread.py            a thread for blocking calls, which never keeps its process
+    control_groups.py             limits of processor time and memory on the process's groups (cgroups)
     machine.py                    cores, memory, NUMA nodes, BLAS; peak memory of a process
 
     channel.py                    one link at a time to a peer: dial, patience, growing pauses (back-off)
@@ -20,6 +21,8 @@ counts the link in `traffic.py`.
     child_process.py              that process as a child of this one: start, kill, freeze
     network_namespaces.py         hosts on one machine (Linux network namespaces): cut and slow links
     health.py                     HTTP endpoint for liveness and readiness probes
+    standard_streams.py           closed standard streams, and streams that cannot write every character
+    user_cache.py                 the folder of the user's caches, also without a home folder
     kernel_cache.py               the folder of compiled kernels (Numba)
 
     timeline.py, trace_events.py  profile of a run: noted events; Trace Event JSON for Perfetto

@@ -19,6 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TextIO
 
+from adam_async.runtime.user_cache import user_cache
+
 logger = logging.getLogger(__name__)
 
 VARIABLE = "NUMBA_CACHE_DIR"
@@ -42,8 +44,7 @@ KERNELS = Path(__file__).parents[1] / "model" / "fast"
 
 def kernel_cache_folder(environment: MutableMapping[str, str]) -> Path:
     """Return the default folder, which need not exist."""
-    caches = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(caches) / "adam-async" / f"kernels-{kernel_digest(environment)}"
+    return user_cache(environment) / f"kernels-{kernel_digest(environment)}"
 
 
 def kernel_digest(environment: Mapping[str, str] = os.environ) -> str:

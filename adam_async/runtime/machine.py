@@ -17,12 +17,7 @@ import msgspec
 import numpy as np
 
 from adam_async.runtime.clock import fine_clock
-
-MEMORY_GROUPS = (
-    ("/sys/fs/cgroup/", "memory.max", "memory.current"),
-    ("/sys/fs/cgroup/memory/", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-)
-"""Folder of the process's control group, and its files with limit and use of memory; versions 2 and 1."""
+from adam_async.runtime.control_groups import group_folders, memory_left, quota_cores
 
 _BEGAN_S = fine_clock()
 """Time of the import of this module, soon after the start of the process, in seconds of `fine_clock`."""
@@ -153,21 +148,9 @@ def peak_rss_mb() -> float:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use, by its affinity and its quota; at least 1."""
+    """Return the number of cores that this process may use, by its affinity and its quotas; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, cores_of_quota(_text("/sys/fs/cgroup/cpu.max")) or cores)
-
-
-def cores_of_quota(text: str) -> int:
-    """Return the number of cores that a control group's quota permits, rounded up; 0 for no quota.
-
-    Args:
-        text: Content of ``cpu.max``: microseconds of processor time per period, or ``max``, and the period.
-    """
-    words = text.split()
-    if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
-        return 0
-    return -(-int(words[0]) // int(words[1]))
+    return min(cores, quota_cores(_groups("cpu"), _text) or cores)
 
 
 def pinned_cpus(*, threads: int, first: int) -> tuple[int, ...] | None:
@@ -208,35 +191,16 @@ def memory_mb() -> int | None:
 
 
 def available_bytes() -> int:
-    """Return the available memory of the machine, or of the control group if that has less, in bytes.
+    """Return the available memory of the machine, or of a control group if that has less, in bytes.
 
     Without either figure the result is a gibibyte.
     """
     found = _fields("/proc/meminfo").get("MemAvailable")
     sizes = [int(found.split()[0]) << 10] if found is not None else []
-    for folder, limit, used in MEMORY_GROUPS:
-        left = left_in_group(_text(folder + limit), _text(folder + used), _text(folder + "memory.stat"))
-        if left is not None:
-            sizes.append(left)
+    left = memory_left(_groups("memory"), _text)
+    if left is not None:
+        sizes.append(left)
     return min(sizes, default=1 << 30)
-
-
-def left_in_group(limit: str, used: str, stat: str) -> int | None:
-    """Return the memory that a control group may still use, in bytes; None without a limit.
-
-    Args:
-        limit: Content of ``memory.max``: bytes, or ``max``.
-        used: Content of ``memory.current``: bytes, the cached pages of files included.
-        stat: Content of ``memory.stat``; the kernel takes its ``inactive_file`` bytes back on demand.
-    """
-    if not limit.strip().isdecimal():
-        return None
-    counts = dict(line.split(" ", 1) for line in stat.splitlines() if " " in line)
-    in_use = int(used) if used.strip().isdecimal() else 0
-    # In version 1 only the former counts inner groups, as the use of memory does.
-    cached = counts.get("total_inactive_file", counts.get("inactive_file", ""))
-    reclaimable = int(cached) if cached.strip().isdecimal() else 0
-    return max(int(limit) - max(in_use - reclaimable, 0), 0)
 
 
 def cache_kb(level: int) -> int | None:
@@ -307,6 +271,10 @@ def _fields(path: str) -> dict[str, str]:
         if colon:
             found.setdefault(name.strip(), value.strip())
     return found
+
+
+def _groups(controller: str) -> list[str]:
+    return group_folders(_text("/proc/self/cgroup"), _text("/proc/self/mountinfo"), controller)
 
 
 def _text(path: str) -> str:

@@ -35,6 +35,7 @@ from adam_async.errors import DeadlineExceeded, StoreError
 from adam_async.run.arrays import ArraySpec
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import SHARD_BYTES
+from adam_async.runtime.standard_streams import hold_descriptors
 from adam_async.store import store as face
 from adam_async.store.arrays import Gradient, InitialArrays
 from adam_async.store.pushing import Rate
@@ -57,6 +58,7 @@ class StoreThread:
         self.users = 0
         self.forked = False
         """Whether this object is a copy in a child process, without the thread."""
+        hold_descriptors()
         self._loop = uvloop.new_event_loop()
         self._group: asyncio.TaskGroup
         self._ending = asyncio.Event()

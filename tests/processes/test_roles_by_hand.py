@@ -162,7 +162,11 @@ def test_a_token_shorter_than_16_bytes_is_refused() -> None:
     [
         (("train", "--data", "digits", "--model", "mnist-adm"), 2, "unknown model 'mnist-adm'; known: auto"),
         (("train", "--data", "/no/such/folder"), 3, "/no/such/folder does not exist"),
-        (("controller", "--bind", "tcp://192.0.2.1:7070"), 7, "without a token"),
+        (
+            ("controller", "--bind", "tcp://0.0.0.0:0", "--advertise", "tcp://192.0.2.1:7070"),
+            7,
+            "without a token",
+        ),
         (("train", "--bogus"), 2, "Unknown option"),
     ],
 )

@@ -219,6 +219,37 @@ async def test_listening_in_public_needs_a_token() -> None:
             pass
 
 
+async def test_a_name_that_means_this_machine_alone_needs_no_token_and_is_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with network(None).listen("tcp://LOCALHOST:0", FAR, lambda link: link.wait_closed()) as listener:
+        assert is_loopback(parse_tcp_address(listener.address)[0])
+    (text,) = caplog.messages
+    assert "tcp://LOCALHOST:0 is " in text
+    assert "which no other machine can reach" in text
+
+
+@pytest.mark.parametrize(
+    ("address", "hosts", "said"),
+    [
+        ("tcp://10.0.0.2:0", ["10.0.0.2"], "listen on tcp://10.0.0.2:0 without a token"),
+        ("tcp://host:0", ["10.0.0.2"], "listen on tcp://host:0, which is 10.0.0.2, without a token"),
+        ("tcp://host:0", ["127.0.1.1", "10.0.0.2"], "which is 10.0.0.2, without a token"),
+        ("tcp://localhost:0", ["10.0.0.2"], "which is 10.0.0.2, without a token"),
+        ("tcp://host:0", ["::1", "fe80::1"], "which is fe80::1, without a token"),
+    ],
+)
+def test_the_bound_addresses_decide_whether_a_token_is_needed(
+    address: str, hosts: list[str], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(BindRefused, match=said):
+        network(None)._check_bound(address, hosts)
+    network()._check_bound(address, hosts)
+    for loopback in (["127.0.0.1"], ["127.0.1.1", "::1"]):
+        network(None)._check_bound("tcp://127.0.0.1:0", loopback)
+    assert caplog.messages == []
+
+
 NO_ADDRESSES = {
     "no port": (
         "tcp://host",

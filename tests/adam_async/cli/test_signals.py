@@ -69,3 +69,20 @@ def test_the_signal_after_a_stop_in_good_order_cancels_the_command() -> None:
 
     assert run(signals, main) == 143
     assert signals.interrupted
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_is_ignored_at_the_start_stays_ignored(number: int) -> None:
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    signals = Signals()
+    try:
+        for each in before:
+            signal.signal(each, signal.SIG_DFL)
+        signal.signal(number, signal.SIG_IGN)
+        signals.install()
+        found = {each: signal.getsignal(each) for each in before}
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert found.pop(number) == signal.SIG_IGN
+    assert list(found.values()) == [signals._on_signal]

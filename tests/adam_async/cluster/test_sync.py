@@ -298,7 +298,8 @@ def test_a_start_that_takes_too_long_is_named_and_leaves_nothing() -> None:
 
 
 INTERRUPTED = """
-import threading
+import signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with it ignored
 from adam_async import Config, sync
 try:
     with sync.LocalCluster(Config(data="digits", epochs=1_000_000, threads=1)) as cluster:

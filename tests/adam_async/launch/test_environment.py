@@ -77,6 +77,25 @@ def test_all_ranks_together_have_each_role_once(ranks: int, layout: Layout) -> N
             {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_NODELIST": "a,n[1-3]"},
             "tcp://a:7070",
         ),
+        (
+            {
+                "SLURM_PROCID": "0",
+                "SLURM_NTASKS": "1",
+                "SLURM_JOB_NODELIST": "n[1-4]",
+                "SLURM_STEP_NODELIST": "n[3-4]",
+            },
+            "tcp://n3:7070",
+        ),
+        *(
+            ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": names}, f"tcp://{first}:7070")
+            for names, first in (
+                ("rack[0-3]_blade[0-7]", "rack0_blade0"),
+                ("rack[01,03-09]-node[007-012,14].site,other", "rack01-node007.site"),
+                ("[3-4]", "3"),
+                ("n[5]", "n5"),
+                ("a-b.c,d[1-2]", "a-b.c"),
+            )
+        ),
     ],
 )
 def test_without_an_address_the_controller_is_on_the_host_of_rank_0(
@@ -112,6 +131,19 @@ def test_each_of_several_controllers_has_its_own_address() -> None:
             {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_NODELIST": "]", "ADAM_CONTROLLER": ""},
             SMALL,
             r"SLURM_JOB_NODELIST=\] begins with no host",
+        ),
+        *(
+            (
+                {
+                    "SLURM_PROCID": "0",
+                    "SLURM_NTASKS": "1",
+                    "SLURM_STEP_NODELIST": names,
+                    "ADAM_CONTROLLER": "",
+                },
+                SMALL,
+                "SLURM_STEP_NODELIST=.* begins with no host",
+            )
+            for names in ("n[3-", "n3-4]", "n[a-b]", ",n1", "n[1-2[3-4]]", "n[]")
         ),
     ],
 )

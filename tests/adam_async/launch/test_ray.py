@@ -9,7 +9,7 @@ import pytest
 
 from adam_async.errors import ConfigError
 from adam_async.launch.ray import last_line
-from adam_async.launch.ray_actor import MOST_EVENTS, NODE_ADDRESS, RoleActor, check_version, own_words
+from adam_async.launch.ray_actor import CACHE, MOST_EVENTS, NODE_ADDRESS, RoleActor, check_version, own_words
 from adam_async.launch.ray_cluster import RayCluster, metrics_of
 from adam_async.launch.ray_connection import check_ray, refusal_text, require_ray
 from adam_async.run.config import Config
@@ -67,12 +67,14 @@ def test_another_version_on_a_node_is_named_with_the_cure() -> None:
         check_version("9.9.9", "h")
 
 
-def test_words_of_a_role_get_the_address_and_the_home_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/adam")
+def test_words_of_a_role_get_the_address_and_the_cache_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
 
-    words = own_words(["ps", "--bind", NODE_ADDRESS, "--dir", "~/state/x"], "tcp://10.0.0.2:0")
+    words = own_words(
+        ["ps", "--bind", NODE_ADDRESS, "--dir", f"{CACHE}/launch/x", "~/mine"], "tcp://10.0.0.2:0"
+    )
 
-    assert words == ["ps", "--bind", "tcp://10.0.0.2:0", "--dir", "/home/adam/state/x"]
+    assert words == ["ps", "--bind", "tcp://10.0.0.2:0", "--dir", "/caches/adam-async/launch/x", "~/mine"]
 
 
 def test_the_last_line_of_an_error_of_ray_is_short() -> None:

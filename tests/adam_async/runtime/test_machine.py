@@ -13,11 +13,9 @@ from adam_async.runtime.machine import (
     available_bytes,
     blas_threads,
     cache_kb,
-    cores_of_quota,
     count_listed,
     describe_machine,
     installed_version,
-    left_in_group,
     memory_mb,
     memory_nodes,
     peak_rss_mb,
@@ -127,51 +125,23 @@ def test_the_loop_is_named_by_its_package() -> None:
     assert describe_machine(loop="asyncio.unix_events").loop == "asyncio"
 
 
-@pytest.mark.parametrize(
-    ("text", "cores"),
-    [
-        ("max 100000", 0),
-        ("200000 100000", 2),
-        ("150000 100000", 2),
-        ("1000 100000", 1),
-        ("", 0),
-        ("200000", 0),
-        ("-1 100000", 0),
-        ("200000 0", 0),
-    ],
-)
-def test_the_quota_of_a_control_group_is_a_number_of_cores(text: str, cores: int) -> None:
-    assert cores_of_quota(text) == cores
-
-
-@pytest.mark.parametrize(
-    ("limit", "used", "stat", "left"),
-    [
-        ("max", "100", "", None),
-        ("", "", "", None),
-        ("1000\n", "300\n", "anon 100\ninactive_file 50\n", 750),
-        ("1000", "300", "inactive_file 50\ntotal_inactive_file 200", 900),
-        ("1000", "300", "", 700),
-        ("1000", "", "inactive_file x", 1000),
-        ("1000", "300", "inactive_file 400", 1000),
-        ("1000", "1200", "", 0),
-    ],
-)
-def test_a_control_group_leaves_its_limit_less_its_use(
-    limit: str, used: str, stat: str, left: int | None
-) -> None:
-    assert left_in_group(limit, used, stat) == left
+MOUNTS = {
+    "/proc/self/cgroup": "0::/job\n",
+    "/proc/self/mountinfo": "30 23 0:26 / /groups rw - cgroup2 cgroup2 rw\n",
+}
+"""A process in an inner group, of version 2."""
 
 
 def test_the_limit_of_a_control_group_is_available_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"/proc/meminfo": "MemAvailable: 8 kB", "/sys/fs/cgroup/memory.current": "1000"}
+    files = {**MOUNTS, "/proc/meminfo": "MemAvailable: 8 kB", "/groups/job/memory.current": "1000"}
     monkeypatch.setattr(machine, "_text", lambda path: files.get(path, ""))
     assert available_bytes() == 8192
-    files["/sys/fs/cgroup/memory.max"] = "5000"
+    files["/groups/job/memory.max"] = "5000"
     assert available_bytes() == 4000
 
 
 def test_a_quota_below_the_affinity_limits_the_usable_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     everything = usable_cores()
-    monkeypatch.setattr(machine, "_text", lambda path: "50000 100000" if path.endswith("cpu.max") else "")
+    files = {**MOUNTS, "/groups/job/cpu.max": "50000 100000"}
+    monkeypatch.setattr(machine, "_text", lambda path: files.get(path, ""))
     assert usable_cores() == 1 <= everything

@@ -153,6 +153,8 @@ class interrupted:  # noqa: N801 - reads as a word
     def __enter__(self) -> None:
         main = threading.main_thread().ident
         assert main is not None
+        # A background job starts with SIGINT ignored.
+        self._before = signal.signal(signal.SIGINT, signal.default_int_handler)
         self._thread = threading.Thread(target=self._send, args=(main,))
         self._thread.start()
 
@@ -170,6 +172,7 @@ class interrupted:  # noqa: N801 - reads as a word
 
     def __exit__(self, *error: object) -> None:
         self._thread.join()
+        signal.signal(signal.SIGINT, self._before)
 
 
 def test_a_forked_child_is_refused_and_may_open_a_store_of_its_own() -> None:
