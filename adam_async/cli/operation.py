@@ -115,7 +115,10 @@ def _print(status: ClusterStatus, terminal: Terminal) -> None:
         if role.notice:
             terminal.print(f"{role.node}: {role.notice}")
     if status.copies is not None and status.copies.copies > 1:
-        _print_copies(status.copies, terminal)
+        print_copies("the run", status.copies, terminal)
+    for name, copies in status.store_copies.items():
+        if copies.copies > 1 or copies.lagging:
+            print_copies(f"store {name!r}", copies, terminal)
 
 
 def _row(role: RoleStatus) -> tuple[str, ...]:
@@ -145,13 +148,20 @@ def age_text(seconds: float) -> str:
     return f"{minutes}m {whole % 60:02}s" if minutes else f"{whole}s"
 
 
-def _print_copies(copies: RunCopies, terminal: Terminal) -> None:
-    table = new_table("shards of", "primary", "in sync", "joining")
+def print_copies(owner: str, copies: RunCopies, terminal: Terminal) -> None:
+    """Print the servers with copies of each bundle of a run or store, and the bundles with too few copies.
+
+    Args:
+        owner: The run or store, in words.
+    """
+    if not copies.bundles:
+        return
+    table = new_table(f"bundle of {owner}", "primary", "others in sync", "joining")
     for bundle in copies.bundles:
         others = ", ".join(bundle.in_sync[1:]) or "-"
         table.add_row(bundle.home, bundle.primary or "lost", others, ", ".join(bundle.joining) or "-")
     terminal.table(table)
     for bundle in copies.lagging:
         terminal.print(
-            f"the shards of {bundle.home} have {len(bundle.in_sync)} of {copies.copies} copies in sync"
+            f"bundle {bundle.home} of {owner} has {len(bundle.in_sync)} of {copies.copies} copies in sync"
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from adam_async.cli.files import check_target
+from adam_async.cli.operation import print_copies
 from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.store_options import StoreOptions
 from adam_async.cli.tables import new_table, print_json
@@ -98,7 +99,9 @@ async def _list(survey: Survey, options: StoreOptions, terminal: Terminal) -> No
     if not stores:
         terminal.print("no stores")
         return
-    table = new_table("store", "state", "consistency", ">arrays", ">bytes", ">servers", ">clients")
+    table = new_table(
+        "store", "state", "consistency", ">arrays", ">bytes", "primaries", "copies in sync", ">clients"
+    )
     for store in stores:
         table.add_row(
             store.name,
@@ -106,7 +109,8 @@ async def _list(survey: Survey, options: StoreOptions, terminal: Terminal) -> No
             store.consistency,
             f"{store.arrays:,}",
             f"{store.bytes:,}",
-            f"{len(store.servers):,}",
+            ", ".join(store.servers) or "-",
+            _in_sync(store),
             f"{store.clients:,}",
         )
     terminal.table(table)
@@ -123,7 +127,7 @@ async def _show(survey: Survey, name: str, options: StoreOptions, terminal: Term
         terminal.print(f"reason: {store.reason}")
     if store.run:
         terminal.print(f"run: {store.run}")
-    terminal.print(f"servers: {', '.join(store.servers) or 'none'}")
+    print_copies("the store", store.copies, terminal)
     table = new_table("array", "type", "shape", "rule", ">shards", ">bytes", ">version")
     for array in details.arrays[:MOST_ROWS]:
         shape = " x ".join(map(str, array.shape)) or "scalar"
@@ -141,6 +145,12 @@ async def _show(survey: Survey, name: str, options: StoreOptions, terminal: Term
     for client in details.clients:
         table.add_row(client.node or "left", client.place, *_counts(client))
     terminal.table(table)
+
+
+def _in_sync(store: StoreSummary) -> str:
+    """Return the lowest number of copies in sync of a bundle, and the wanted number, as text."""
+    fewest = min((len(bundle.in_sync) for bundle in store.copies.bundles), default=0)
+    return f"{fewest} of {store.copies.copies}"
 
 
 def _counts(client: ClientSummary) -> tuple[str, str, str]:

@@ -16,7 +16,7 @@ from adam_async.driver.readiness import POLL_S
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.messages.bounds import Clock, Count, Epoch, Version
 from adam_async.run.cluster_map import NOTICE, ClusterMap, NodeRecord
-from adam_async.run.run_copies import RunCopies, copies_of
+from adam_async.run.run_copies import RunCopies, copies_of, store_copies
 
 ROLES = ("controller", "data", "ps", "worker", "driver", "client", "reader")
 """Order of the roles of a status."""
@@ -97,6 +97,8 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     roles: tuple[RoleStatus, ...]
     copies: RunCopies | None
     """Copies of the run's shards; None before they are placed."""
+    store_copies: dict[str, RunCopies]
+    """Copies of the shards of each store of clients, by the store's name."""
 
 
 async def read_status(
@@ -155,8 +157,13 @@ def status_of(
         if record.live or with_ended:
             roles.append(_role(node, record, facts.get(node), cluster, lags))
     roles.sort(key=lambda role: (ROLES.index(role.role) if role.role in ROLES else len(ROLES), role.node))
+    of_clients = {name: store for name, store in sorted(cluster.stores.items()) if not store.program}
     return ClusterStatus(
-        run=_run(cluster, facts), stores=len(cluster.stores), roles=tuple(roles), copies=copies_of(cluster)
+        run=_run(cluster, facts),
+        stores=len(cluster.stores),
+        roles=tuple(roles),
+        copies=copies_of(cluster),
+        store_copies={name: store_copies(cluster, store) for name, store in of_clients.items()},
     )
 
 

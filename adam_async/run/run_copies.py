@@ -1,8 +1,9 @@
-"""Pure: the copies of a run's shards, for its report, its live table and its events."""
+"""Pure: the copies of a store's shards, for reports, tables and events."""
 
 import msgspec
 
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.store_record import StoreRecord
 
 
 class BundleCopies(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +20,7 @@ class BundleCopies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunCopies(msgspec.Struct, frozen=True, kw_only=True):
-    """The copies of all shards of a run."""
+    """The copies of all shards of a store, or of a run."""
 
     copies: int
     """Number of servers that should have each shard."""
@@ -30,15 +31,18 @@ class RunCopies(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lagging(self) -> tuple[BundleCopies, ...]:
-        """Bundles with fewer copies in sync than the run should have."""
+        """Bundles with fewer copies in sync than the store should have."""
         return tuple(bundle for bundle in self.bundles if len(bundle.in_sync) < self.copies)
 
 
 def copies_of(cluster: ClusterMap) -> RunCopies | None:
     """Return the copies of the run's shards; None before they are placed."""
     store = cluster.run_store
-    if store is None or not store.buckets:
-        return None
+    return None if store is None or not store.buckets else store_copies(cluster, store)
+
+
+def store_copies(cluster: ClusterMap, store: StoreRecord) -> RunCopies:
+    """Return the copies of a store's shards; without bundles before they are placed."""
     bundles = []
     for home in sorted(set(store.buckets)):
         bundle = cluster.bundle(store.id, home)

@@ -17,6 +17,7 @@ from adam_async.messages.bounds import MOST_STATISTICS_BYTES, Clock, Count, Vers
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.primary import primary_of
+from adam_async.run.run_copies import RunCopies, store_copies
 from adam_async.run.shard_table import ShardTable, shard_table
 from adam_async.run.store_record import ArrayRecord, StorePhase, StoreRecord
 from adam_async.store.joining import arrays_of
@@ -43,6 +44,8 @@ class StoreSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of all values."""
     servers: tuple[str, ...]
     """Servers that are now the primary of a bundle."""
+    copies: RunCopies
+    """Copies of each bundle: the primary, the other copies in sync, the joining ones."""
     clients: int
 
 
@@ -205,6 +208,7 @@ def _summary(name: str, store: StoreRecord, cluster: ClusterMap) -> StoreSummary
         arrays=store.arrays,
         bytes=store.nbytes,
         servers=_primaries(store, cluster),
+        copies=store_copies(cluster, store),
         clients=len(cluster.pushers(store)),
     )
 

@@ -11,10 +11,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from adam_async.cli.commands import run_command
+from adam_async.cli.operation import print_copies, show_status
+from adam_async.cli.operation_options import StatusOptions
 from adam_async.cli.store import run_store
 from adam_async.cli.store_options import StoreOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError, RoleUnreachable, RunFailed, StoreError, first_cause
+from adam_async.run.run_copies import BundleCopies, RunCopies
 from adam_async.run.token_file import derived_text
 from adam_async.store.rules import Adagrad, Sgd
 from adam_async.store.store import ParameterStore
@@ -52,7 +55,9 @@ async def test_stores_are_listed_shown_saved_and_deleted(
             await store.push({"w": np.ones((3, 2), np.float32)})
             await store.tick()
             listed = await command(capsys, where, "list")
-            assert listed.splitlines()[1].split() == ["model-7", "open", "ssp:2", "2", "32", "2", "1"]
+            assert listed.splitlines()[1].split() == [
+                *("model-7", "open", "ssp:2", "2", "32", "ps-0,", "ps-1", "1", "of", "1", "1"),
+            ]
             (found,) = json.loads(await command(capsys, where, "list", json=True))["stores"]
             assert (found["name"], found["bytes"], found["clients"]) == ("model-7", 32, 1)
 
@@ -91,6 +96,45 @@ async def test_stores_are_listed_shown_saved_and_deleted(
                 await command(capsys, where, action, "model-7")
         with pytest.raises(StoreError, match="'model-7' does not exist"):
             await command(capsys, where, "save", "model-7", file)
+
+
+async def test_the_copies_of_a_store_are_shown_with_their_servers(capsys: pytest.CaptureFixture[str]) -> None:
+    async with servers(3) as where, ParameterStore.open(where, ARRAYS, name="net", copies=2):
+        assert (await command(capsys, where, "list")).splitlines()[1].count("2 of 2") == 1
+        (found,) = json.loads(await command(capsys, where, "list", json=True))["stores"]
+        assert found["copies"]["copies"] == 2
+        bundles = {bundle["home"]: bundle for bundle in found["copies"]["bundles"]}
+        for home, bundle in bundles.items():
+            assert bundle["primary"] == bundle["in_sync"][0] == home
+            assert (len(bundle["in_sync"]), bundle["joining"]) == (2, [])
+
+        shown = await command(capsys, where, "show", "net")
+        options = StatusOptions(controller=where)
+        await show_status(options, {}, Terminal())
+        status = capsys.readouterr().out
+        for home, bundle in bundles.items():
+            row = [home, home, bundle["in_sync"][1], "-"]
+            assert row in [line.split() for line in shown.splitlines()]
+            assert row in [line.split() for line in status.splitlines()]
+        assert "bundle of store 'net'" in status
+        await show_status(StatusOptions(controller=where, json=True), {}, Terminal())
+        read = json.loads(capsys.readouterr().out)
+        assert read["store_copies"]["net"] == found["copies"]
+
+
+def test_a_bundle_with_too_few_copies_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    lost = BundleCopies(home="ps-0", primary="", in_sync=(), joining=())
+    joining = BundleCopies(home="ps-1", primary="ps-2", in_sync=("ps-2",), joining=("ps-1",))
+    print_copies("store 'net'", RunCopies(copies=2, min_in_sync=1, bundles=(lost, joining)), Terminal())
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:3]] == [
+        ["ps-0", "lost", "-", "-"],
+        ["ps-1", "ps-2", "-", "ps-1"],
+    ]
+    assert lines[3:] == [
+        "bundle ps-0 of store 'net' has 0 of 2 copies in sync",
+        "bundle ps-1 of store 'net' has 1 of 2 copies in sync",
+    ]
 
 
 async def test_keys_of_a_reader_show_stores_and_delete_none(
