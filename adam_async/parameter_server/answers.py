@@ -1,6 +1,8 @@
 """The answers of a bundle on one server: acknowledgements, values, states and refusals.
 
-Values are sent as copies: links never read live values.
+Values are sent as copies: links never read live values. An answer may wait for room in the budgets, and the
+room may come between two rounds of one batch. Until its end the batch has changed values that no version
+counts, so the answer then waits for the end, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,12 +51,24 @@ class Answers:
         buffers: Memory for the copies of values in answers.
         rules: The rules of the store.
         on_taken: Called after an answer has taken shards out of a snapshot; a sum may wait for this.
+        is_torn: Returns whether a batch has changed values that no version counts; `whole` reports its end.
     """
 
-    def __init__(self, buffers: BufferPool, rules: Sequence[Rule], on_taken: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        buffers: BufferPool,
+        rules: Sequence[Rule],
+        on_taken: Callable[[], None],
+        is_torn: Callable[[], bool],
+    ) -> None:
         self._buffers = buffers
         self._rules = rules
         self._on_taken = on_taken
+        self._is_torn = is_torn
+        self._behind: list[tuple[Request, Callable[[], Message]]] = []
+        """Answers that have room, and wait for the end of the batch in progress."""
+        self._refusal: tuple[str, str] | None = None
+        """Refusal of all further answers with values, once the shards have left; None before."""
 
     def perform(self, effects: Sequence[Effect], snapshot: ClockSnapshot | None) -> None:
         """Send the answers among the effects. The caller performs each `Propose`, which is no answer.
@@ -76,14 +90,14 @@ class Answers:
                     reply_or_fail(effect.request, pack(effect.body))
                 case SendValues():
                     nbytes = _values_bytes(effect.shards)
-                    reply_when_room(effect.request, nbytes, partial(self._values, effect.shards))
+                    self._send_when_room(effect.request, nbytes, partial(self._values, effect.shards))
                 case SendBehind():
                     behind = tuple([int(replica) for replica in effect.behind])
                     late = Values(versions=(), clock=effect.clock, behind=behind)
                     reply_or_fail(effect.request, pack(late))
                 case SendStates():
                     nbytes = sum(map(bytes_of, effect.shards))
-                    reply_when_room(effect.request, nbytes, partial(self._states, effect, snapshot))
+                    self._send_when_room(effect.request, nbytes, partial(self._states, effect, snapshot))
                 case SendPassed():
                     reply_or_fail(effect.request, pack(ShardStates(arrays=(), passed=effect.clock)))
                 case AcknowledgeSteps():
@@ -94,6 +108,29 @@ class Answers:
                     effect.request.fail(effect.code, effect.text)
                 case Propose():
                     continue
+
+    def _send_when_room(self, request: Request, nbytes: int, make: Callable[[], Message]) -> None:
+        request.charge(nbytes, partial(self._send, request, make))
+
+    def _send(self, request: Request, make: Callable[[], Message]) -> None:
+        """Make and send an answer that has room, at once or behind the batch in progress."""
+        if self._refusal is not None:
+            request.fail(*self._refusal)
+        elif self._is_torn():
+            self._behind.append((request, make))
+        else:
+            reply_or_fail(request, make())
+
+    def whole(self) -> None:
+        """Send the answers that have waited for the end of a batch."""
+        behind, self._behind = self._behind, []
+        for request, make in behind:
+            self._send(request, make)
+
+    def refuse(self, code: str, text: str) -> None:
+        """Refuse the answers that wait, now and once they have room: the shards leave, perhaps in a batch."""
+        self._refusal = code, text
+        self.whole()
 
     def _values(self, shards: Sequence[Shard]) -> Message:
         body = Values(

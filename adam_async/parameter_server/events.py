@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from adam_async.messages import Problem, Pull, Push, Pushed, ReadShards, ReportSteps, Tick
+from adam_async.parameter_server.apply import PIECE_WORK
 from adam_async.parameter_server.gradients import PushGradients
 from adam_async.parameter_server.shard import Session, Shard
 from adam_async.parameter_server.shard_group import ShardGroup
@@ -320,6 +321,14 @@ def moves_clocks(entry: Entry) -> bool:
     A push of a client in asp has no clock.
     """
     return not isinstance(entry, Apply) or any(queued.push.clock for queued in entry.pushes)
+
+
+def is_torn(batch: Apply | ApplySum | None) -> bool:
+    """Return whether a batch in progress has changed values that no version counts yet."""
+    # A sum changes and counts each shard at once, and only a very large one in pieces.
+    if isinstance(batch, ApplySum):
+        return max([len(shard.values) for shard in batch.shards]) > PIECE_WORK
+    return batch is not None
 
 
 def requests_of(entry: Entry) -> list[Request]:

@@ -50,6 +50,7 @@ from adam_async.parameter_server.events import (
     StepsArrived,
     SumApplied,
     TickArrived,
+    is_torn,
 )
 from adam_async.parameter_server.gradients import PushGradients
 from adam_async.parameter_server.question_checks import (
@@ -117,7 +118,6 @@ class ServedStore:
         self._specs = self._table.shards
         self._rules = [rule_of(rule) for rule in store.rules]
         self.reports = StoreReports(Statistics(node=host.node, role="ps"), host.now, host.spawn)
-        self._answers = Answers(host.buffers, self._rules, self._drain_soon)
         self._appliers: Mapping[tuple[int, str], Applier] = {}
         self._work: StoreWork | None = None
         """Batch or sum that was taken from the queue and is not finished; None if there is none."""
@@ -148,6 +148,7 @@ class ServedStore:
         self._storage, shards = shards_of(
             store, self.home, self._table, self._arrays, self._rules, self._host
         )
+        self._answers = Answers(self._host.buffers, self._rules, self._drain_soon, self._is_torn)
         # The appliers of earlier shards are kept: they may have compiled kernels.
         self._appliers = self._appliers or appliers_of(shards, self._rules)
         self._applier = next(iter(self._appliers.values()), None)
@@ -227,6 +228,8 @@ class ServedStore:
     def reset(self) -> None:
         """Begin with new, empty shards: the server joins, or declines if it lacks memory."""
         self._work = None
+        text = f"{self._host.node} has begun bundle {self.home} anew, with the values of the primary"
+        self._answers.refuse("not-primary", text)
         if self._saver is not None:
             self._saver.drop()
             self._saver.all_touched()
@@ -505,6 +508,7 @@ class ServedStore:
     def end(self) -> None:
         """Refuse all queued and waiting requests: the store leaves the server."""
         self._perform(self.state.end())
+        self._answers.refuse("wrong-run", f"store {self.store.id} left this server")
         disk, saver = self._host.disk, self._saver
         if disk is None or saver is None:
             return
@@ -573,11 +577,17 @@ class ServedStore:
             self._perform(effects)
             self._changed(current.shards, len(batch.pushes))
             done += sum([values_count(each.shards) for each in effects if isinstance(each, Acknowledge)])
+        if over:
+            self._answers.whole()
         if over and self._host.timeline is not None:
             covered = values_count(current.shards)
             pushes = [queued.push for queued in batch.pushes]
             self._host.timeline.applied(self._host.node, pushes, covered, current.begin)
         return done
+
+    def _is_torn(self) -> bool:
+        """Return whether the batch in progress has changed values that no version counts."""
+        return self._work is not None and is_torn(self._work.batch)
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         if self._copy is not None:

@@ -50,7 +50,6 @@ from adam_async.messages import (
     ReportSteps,
     Tick,
 )
-from adam_async.parameter_server.apply import PIECE_WORK
 from adam_async.parameter_server.bsp_barrier import PendingBytes
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import (
@@ -82,6 +81,7 @@ from adam_async.parameter_server.events import (
     StepsArrived,
     SumApplied,
     TickArrived,
+    is_torn,
     moves_clocks,
     requests_of,
 )
@@ -512,12 +512,7 @@ class ServerState:
 
     def _answer_waiting(self) -> list[Effect]:
         """Answer the requests whose values are ready, except during a batch or a large sum."""
-        taken = self.bundle.taken
-        # A sum changes each shard at once, and only a very large one in pieces.
-        if isinstance(taken, ApplySum) and max(len(shard.values) for shard in taken.shards) > PIECE_WORK:
-            return []
-        # A batch has changed some of its shards and not the others: values sent now would mix two versions.
-        if isinstance(taken, Apply) or not self._clocks_moved:
+        if is_torn(self.bundle.taken) or not self._clocks_moved:
             return []
         self._clocks_moved = False
         return self.waiting.answer()

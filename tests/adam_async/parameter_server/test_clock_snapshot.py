@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.messages import ReadShards, pack
-from adam_async.parameter_server import answers, clock_snapshot
+from adam_async.parameter_server import clock_snapshot
+from adam_async.parameter_server.answers import Answers
 from adam_async.parameter_server.events import ApplySum, ReplicasChanged, SendPassed, SendStates, SumApplied
 from adam_async.run.config import Waits
 from adam_async.run.ids import ShardId
@@ -197,12 +198,12 @@ def test_the_parts_of_a_sum_are_the_sum(parts):
 
 async def test_a_sum_goes_on_at_once_after_an_answer_that_has_waited_for_room(monkeypatch):
     monkeypatch.setattr(clock_snapshot, "COPIES_BYTES", 1)
-    reply, waiting = answers.reply_when_room, []
+    send, waiting = Answers._send_when_room, []
 
-    def without_room(request, nbytes, make):
-        waiting.append((request, nbytes, make))
+    def without_room(*arguments):
+        waiting.append(arguments)
 
-    monkeypatch.setattr(answers, "reply_when_room", without_room)
+    monkeypatch.setattr(Answers, "_send_when_room", without_room)
     async with servers_of(NETWORKS["local"](), consistency="bsp", images_per_group=4, servers=1) as servers:
         (server,) = servers.servers
         server.state.handle(ReplicasChanged({0: 1}))
@@ -218,7 +219,7 @@ async def test_a_sum_goes_on_at_once_after_an_answer_that_has_waited_for_room(mo
                 await link.call(pack(push, [zeros]), timeout_s=50.0)
             assert not server.state.idle
             assert not server.state.has_work
-            reply(*waiting.pop())
+            send(*waiting.pop())
             async with asyncio.timeout(Waits().answer_s / 2):
                 await until(lambda: {shard.version for shard in servers.shards().values()} == {2})
             await answer

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from adam_async.messages import DUPLICATE, GAP, REFUSED, Part, Problem, Pull, Push, ReadShards, Tick
-from adam_async.parameter_server import bsp_barrier, replica_generations, state
+from adam_async.parameter_server import bsp_barrier, events, replica_generations, state
 from adam_async.parameter_server.events import (
     Acknowledge,
     AcknowledgeTick,
@@ -867,7 +867,7 @@ def test_a_round_answers_a_bounded_number_of_ticks(monkeypatch):
 
 @pytest.mark.parametrize(("most", "early"), [(1, []), (2, ["a"])])
 def test_a_pull_is_answered_during_a_sum_only_if_its_shards_change_at_once(monkeypatch, most, early):
-    monkeypatch.setattr(state, "PIECE_WORK", most)
+    monkeypatch.setattr(events, "PIECE_WORK", most)
     server = Server(synchronous=True, live=(0, 1))
     for replica in (0, 1):
         server.push(replica, replica, 1, {0: 1, 1: 1})

@@ -1,14 +1,17 @@
 """The collection of pulled values: answers that do not fit are refused, and arrays keep their order."""
 
 import asyncio
+from functools import partial
 
 import numpy as np
 import pytest
 
+from adam_async import ParameterStore, Sgd
 from adam_async.run.shard_table import NUM_BUCKETS, shard_table
 from adam_async.run.store_record import ArrayRecord
 from adam_async.store.layout import StoreLayout
 from adam_async.store.pulling import PullCollector
+from tests.adam_async.store.servers import servers
 from transport import RemoteProtocolError
 
 
@@ -56,3 +59,29 @@ async def test_a_call_without_messages_ends_once():
     await asyncio.wait_for(pull.done, 1)
     assert ended == [pull]
     assert dict(pull.values()) == {}
+
+
+@pytest.mark.slow
+async def test_two_hundred_megabytes_pulled_beside_pushes_have_the_values_of_their_versions():
+    arrays = {f"a{number:03}": np.zeros(1 << 18, np.float32) for number in range(200)}
+    ones = {name: np.ones(1 << 18, np.float32) for name in arrays}
+    async with servers(1) as where:
+        opened = partial(ParameterStore.open, where, name="large", rule=Sgd(rate=1.0))
+        async with opened(arrays) as store, opened(arrays) as other:
+
+            async def push_all() -> None:
+                while True:
+                    await other.push(ones)
+
+            async with asyncio.TaskGroup() as group:
+                pushing = group.create_task(push_all())
+                versions = set()
+                for _ in range(4):
+                    values = await store.pull()
+                    for name, array in values.items():
+                        (shard,) = store._link.layout.table.by_tensor[name]
+                        version = values.read.of_shards[shard.id]
+                        assert (array == -version).all(), (name, version)
+                        versions.add(version)
+                pushing.cancel()
+            assert len(versions) > 2
