@@ -144,7 +144,8 @@ def copy_piece(bundle: Bundle, specs: Sequence[ShardSpec], *, has_arrays: bool =
     """Copy the shards of a piece; without shards, copy piece 0.
 
     Args:
-        has_arrays: Whether the copy has the arrays; otherwise `with_arrays` adds them.
+        has_arrays: Whether the copy has the arrays, and shares no memory with the bundle, so that another
+            thread may read it. Otherwise `with_arrays` adds the arrays, and the pushes are not copied.
     """
     if not specs:
         state = ReplicasState(bundle.epoch, bundle.replicas.state())
@@ -176,7 +177,7 @@ def copy_piece(bundle: Bundle, specs: Sequence[ShardSpec], *, has_arrays: bool =
     return [
         np.frombuffer(_encoder.encode(encoded), np.uint8),
         *arrays,
-        *[tensor for part in parts for tensor in part.tensors],
+        *[tensor.copy() if has_arrays else tensor for part in parts for tensor in part.tensors],
     ]
 
 

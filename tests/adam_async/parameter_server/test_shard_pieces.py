@@ -7,6 +7,8 @@ import pytest
 from adam_async.model.rules import Adam, Sgd
 from adam_async.parameter_server import shard_pieces
 from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.gradients import DeltaPart
+from adam_async.parameter_server.piece_states import piece_state
 from adam_async.parameter_server.replica_generations import OVER_KEPT, REMEMBERED
 from adam_async.parameter_server.shard import EARLY_KEPT, EXACT, MOST_REFUSALS, ShardTables
 from adam_async.parameter_server.shard_pieces import (
@@ -67,6 +69,20 @@ def test_a_piece_has_all_pending_contributions():
         for each in shard.pending.waiting.values()
     ]
     assert max(waiting) > 1, "a sum of several pushes travels in the test above"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_piece_for_the_disk_shares_no_memory_with_the_bundle(seed):
+    bundle = busy_primary(Sgd(momentum=0.9), seed, **BSP).bundle
+    mine = [array for shard in bundle.shards.values() for array in (shard.values, *shard.rule_state.values())]
+    for shard in bundle.shards.values():
+        for waiting in shard.pending.waiting.values():
+            for part in (part for each in waiting for part in each.push.gradients.parts):
+                mine += [part.flat] if isinstance(part, DeltaPart) else [part.x_IK, part.errors_RK]
+    for number, specs in enumerate(PIECES):
+        state = piece_state(bundle, "ps-0", number, specs, order=(1, 1))
+        found = [np.frombuffer(part, np.uint8) for part in state.parts]
+        assert not any(np.shares_memory(part, array) for part in found for array in mine)
 
 
 def test_shards_of_a_piece_that_share_tables_share_them_again():
