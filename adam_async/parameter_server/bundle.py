@@ -152,6 +152,10 @@ class Bundle:
         """Return the tables of all shards, each once."""
         return _tables_of(self.shards.values())
 
+    def count_tables(self) -> int:
+        """Return the number of different tables of the shards; 1 for a bundle without shards."""
+        return max(len({id(shard.tables) for shard in self.shards.values()}), 1)
+
     # --- entries -----------------------------------------------------------------------------
 
     def commit(self, entry: Entry) -> list[Entry]:
@@ -392,7 +396,7 @@ class Bundle:
         for place, shard in enumerate(ours):
             tables = shard.separate()
             tables.last_number[session] = last
-            if tables.ordered.get(session, 0) < last:
+            if tables.ordered[session] < last:
                 tables.ordered[session] = last
             counted = all_steps
             if place in refused:
@@ -408,10 +412,9 @@ class Bundle:
     def _forget(self, replica_generations: Set[int | None]) -> None:
         """Drop the push numbers of generations. From then on the server refuses their pushes."""
         for tables in _tables_of(self._touched()) if replica_generations - {None} else ():
-            known: tuple[dict[Session, Any], ...] = (tables.last_number, tables.ordered, tables.refusals)
-            for numbers in known:
-                for session in [session for session in numbers if session[1] in replica_generations]:
-                    del numbers[session]
+            for session in tables.sessions():
+                if session[1] in replica_generations:
+                    tables.forget_numbers(session)
 
     def _forget_sessions(self, sessions: Iterable[Session]) -> None:
         for tables in _tables_of(self._touched()):
@@ -466,20 +469,21 @@ def _count_together(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> bo
 
 def _count_apart(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> None:
     """Count applied and refused pushes shard by shard."""
+    sessions = [(queued.push.session, queued.push.incarnation) for queued in pushes]
     for place, shard in zip(pushes[0].accepted, shards, strict=True):
         tables = shard.separate()
-        for queued in pushes:
+        for queued, session in zip(pushes, sessions, strict=True):
             push = queued.push
             since = tables.version - push.versions[place] - push.own_applied[place]
             tables.count_staleness(push.replica, max(since, 0))
             tables.version = Version(tables.version + 1)
-            tables.last_number[push.session, push.incarnation] = push.numbers[place]
-    for queued in pushes:
+            tables.last_number[session] = push.numbers[place]
+    for queued, session in zip(pushes, sessions, strict=True):
         push = queued.push
         for place, shard in zip(queued.refused, queued.refused_shards(), strict=True):
             tables = shard.separate()
-            tables.refuse((push.session, push.incarnation), push.numbers[place])
-            tables.last_number[push.session, push.incarnation] = push.numbers[place]
+            tables.refuse(session, push.numbers[place])
+            tables.last_number[session] = push.numbers[place]
 
 
 def _scaled_rates(pushes: Sequence[QueuedPush]) -> tuple[tuple[float, ...], ...]:

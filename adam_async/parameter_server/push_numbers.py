@@ -17,7 +17,7 @@ def order_together(
     group: ShardGroup, tables: ShardTables, session: Session, number: int
 ) -> tuple[Sequence[int], list[Problem]]:
     """Order a push with one number on all shards of a group. Returns accepted places, and problems."""
-    last = tables.ordered.get(session, 0)
+    last = tables.ordered[session]
     if number == last + 1:
         tables.ordered[session] = number
         return group.places, []
@@ -37,12 +37,12 @@ def order_apart(
         if shard is None:
             problems.append(Problem(place, NOT_PRIMARY))
             continue
-        last, number = shard.ordered.get(session, 0), numbers[place]
+        last, number = shard.tables.ordered[session], numbers[place]
         if number == last + 1:
             shard.separate().ordered[session] = number
             accepted.append(place)
         elif number <= last:
-            shard.duplicates += 1
+            shard.count_duplicates()
             problems.append(Problem(place, DUPLICATE))
         else:
             problems.append(Problem(place, GAP, last + 1))
@@ -52,7 +52,7 @@ def order_apart(
 def has_new_number(push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
     """Return whether a push has a number that one of its shards has not ordered."""
     numbered = zip(shards, push.numbers, strict=True)
-    return any(shard is not None and shard.ordered.get(session, 0) < number for shard, number in numbered)
+    return any(shard is not None and shard.tables.ordered[session] < number for shard, number in numbered)
 
 
 def problems_of(queued: QueuedPush) -> tuple[Problem, ...]:
@@ -68,7 +68,7 @@ def _with_verdict(problem: Problem, queued: QueuedPush, session: Session) -> Pro
     shard = queued.shards[problem.index]
     if problem.status != DUPLICATE or shard is None:
         return problem
-    refused = shard.tables.refusals.get(session, ())
+    refused = shard.tables.refusals[session]
     return Problem(problem.index, REFUSED) if queued.push.numbers[problem.index] in refused else problem
 
 

@@ -22,8 +22,8 @@ from msgspec import Meta
 from adam_async.messages import Push, Tick
 from adam_async.messages.bounds import Clock, Count, DrawnId, ReplicaNumber
 from adam_async.parameter_server.replica_generations import OVER_KEPT, REMEMBERED, EndedGenerations
-from adam_async.parameter_server.shard import Shard, ShardTables
-from adam_async.parameter_server.shard_group import ShardGroup
+from adam_async.parameter_server.shard import EARLY_KEPT, Shard, ShardTables
+from adam_async.parameter_server.shard_group import ShardGroup, tables_of
 from adam_async.run.ids import Replica
 
 
@@ -64,21 +64,26 @@ class ReplicaClocks:
         tables = shards.own_tables() if isinstance(shards, ShardGroup) else None
         if self._counts(replica, incarnation):
             if tables is not None:
-                if tables.clocks.get(replica, 0) < clock:
+                if tables.clocks.get(replica, 0) < clock and (self._known or _has_room(tables, replica)):
                     tables.clocks[replica] = clock
                 return
-            for shard in shards:
-                if shard.clocks.get(replica, 0) < clock:
-                    shard.separate().clocks[replica] = clock
+            for each in tables_of([shard for shard in shards if shard.clocks.get(replica, 0) < clock]):
+                if self._known or _has_room(each, replica):
+                    each.clocks[replica] = clock
         # The map may name the replica later. Without its clock it would then seem to be behind.
         elif self._clocked and (replica, incarnation) not in self.ended:
-            for each in [tables] if tables is not None else [shard.separate() for shard in shards]:
+            for each in [tables] if tables is not None else tables_of(shards):
                 each.note_early(replica, incarnation, clock)
 
     def _counts(self, replica: Replica, incarnation: int) -> bool:
         """Return whether a generation is live, or the last live one if none is; True before any was live."""
         live = self.live or self._known
         return live.get(replica) == incarnation or not live
+
+    @property
+    def has_named(self) -> bool:
+        """Whether the map has named a replica so far."""
+        return bool(self._known)
 
     def change(self, live: Mapping[Replica, int], shards: Iterable[Shard]) -> set[int | None]:
         """Take the live replica generations that the map names, and adapt the clocks of the shards.
@@ -138,6 +143,11 @@ class ReplicaClocks:
         self._known = {Replica(replica): number for replica, number in state.known.items()}
         self._first_clock = state.first_clock
         self.ended = EndedGenerations.of(state.over, state.newest, forgotten=state.forgotten)
+
+
+def _has_room(tables: ShardTables, replica: Replica) -> bool:
+    """Return whether tables may have the clock of a replica before the map has named any."""
+    return replica in tables.clocks or len(tables.clocks) < EARLY_KEPT
 
 
 def _tables_of(shards: Iterable[Shard]) -> Iterable[ShardTables]:

@@ -9,7 +9,7 @@ A server may receive the map later than workers do. So it accepts and remembers 
 it does not know to be live, and checks the members once it knows the generation.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from adam_async.messages import Push, ReportSteps, Tick
 from adam_async.parameter_server.shard import Session
@@ -19,11 +19,21 @@ from transport import Identity
 Peer = tuple[str, int]
 """Identity of a peer: its node and its incarnation."""
 
-MOST_SESSIONS = 64
-"""Maximum number of sessions of one peer at a time."""
+MOST_SESSIONS = 8
+"""Maximum number of sessions of one peer that the map does not name, and of one generation that it names."""
+
+MOST_UNNAMED = 32
+"""Maximum number of sessions of all peers that the map does not name. Correct ones wait for a newer map."""
 
 MOST_SENDERS = 4096
-"""Number of sessions of all peers above which the server forgets the oldest without a live generation."""
+"""Number of sessions of all peers above which the server forgets the oldest of ended generations."""
+
+TABLES_BYTES = 64 << 20
+"""Memory of the numbers of ended sessions in the tables of a bundle, in bytes, above which the server forgets
+the oldest of them."""
+
+ENTRY_BYTES = 512
+"""Memory of the numbers of a session in the tables of a shard, in bytes."""
 
 
 class SenderChecks:
@@ -39,7 +49,10 @@ class SenderChecks:
         self._program = program
         self._creator = creator
         self._of: dict[Session, tuple[Peer, Replica]] = {}
-        self._sessions: dict[Peer, int] = {}
+        self._unnamed: dict[Session, Peer] = {}
+        """Sessions of generations that the map has not named."""
+        self._has_new = False
+        """Whether a session was bound since the last call of `surplus`."""
         self._members: Mapping[tuple[Replica, int], frozenset[Peer]] = {}
 
     def replica_generations_changed(self, members: Mapping[tuple[Replica, int], frozenset[Peer]]) -> None:
@@ -49,6 +62,8 @@ class SenderChecks:
         for session, (_, replica) in list(self._of.items()):
             if live.get(replica, session[1]) != session[1]:
                 self._forget(session)
+            elif (replica, session[1]) in members:
+                self._unnamed.pop(session, None)
 
     def refusal(self, peer: Identity, message: Push | Tick | ReportSteps) -> str:
         """Return why a peer may not send this message; empty if it may. Binds the session to the peer."""
@@ -68,10 +83,18 @@ class SenderChecks:
         members = self._members.get((replica, message.incarnation))
         if members is not None and sender not in members:
             return f"{peer.node} is no worker of replica {replica} in generation {message.incarnation}"
-        if self._sessions.get(sender, 0) >= MOST_SESSIONS:
+        if members is None:
+            mine = sum([each == sender for each in self._unnamed.values()])
+        else:
+            mine = sum([owner == (sender, replica) and of[1] == session[1] for of, owner in self._of.items()])
+        if mine >= MOST_SESSIONS:
             return f"{peer.node} has {MOST_SESSIONS} sessions, and no more at a time"
+        if members is None:
+            if len(self._unnamed) >= MOST_UNNAMED:
+                return f"{MOST_UNNAMED} sessions wait for a map that names them, and no more may"
+            self._unnamed[session] = sender
         self._of[session] = (sender, replica)
-        self._sessions[sender] = self._sessions.get(sender, 0) + 1
+        self._has_new = True
         return ""
 
     def load_refusal(self, peer: Identity) -> str:
@@ -86,21 +109,30 @@ class SenderChecks:
         of = "a run" if self._program else "clients"
         return f"{peer.role} {peer.node} has no part in a store of {of}"
 
-    def surplus(self) -> list[Session]:
-        """Forget and return the sessions beyond `MOST_SENDERS`, except those of live generations."""
-        over = len(self._of) - MOST_SENDERS
-        if over <= 0:
+    def surplus(self, tables: Callable[[], int]) -> list[Session]:
+        """Forget and return the oldest sessions of ended generations beyond the bounds of their number.
+
+        Args:
+            tables: Returns the number of different tables of the bundle's shards.
+        """
+        if not self._has_new:
             return []
-        idle = [s for s, (_, replica) in self._of.items() if (replica, s[1]) not in self._members]
-        for session in idle[:over]:
+        self._has_new = False
+        # A session that the map has not named stays: without its numbers a repeated push would count twice.
+        idle = [
+            session
+            for session, (_, replica) in self._of.items()
+            if (replica, session[1]) not in self._members and session not in self._unnamed
+        ]
+        most = TABLES_BYTES // (ENTRY_BYTES * tables())
+        surplus = idle[: max(len(self._of) - MOST_SENDERS, len(idle) - most, 0)]
+        for session in surplus:
             self._forget(session)
-        return idle[:over]
+        return surplus
 
     def _forget(self, session: Session) -> None:
-        sender, _ = self._of.pop(session)
-        self._sessions[sender] -= 1
-        if not self._sessions[sender]:
-            del self._sessions[sender]
+        del self._of[session]
+        self._unnamed.pop(session, None)
 
     def __repr__(self) -> str:
-        return f"<SenderChecks {len(self._of)} sessions of {len(self._sessions)} peers>"
+        return f"<SenderChecks {len(self._of)} sessions, {len(self._unnamed)} not in the map>"

@@ -465,7 +465,7 @@ class ServedStore:
             if text:
                 self._refuse_sender(request, text)
                 return False
-            if surplus := self._sender_checks.surplus():
+            if surplus := self._sender_checks.surplus(self.state.bundle.count_tables):
                 self._perform(self.state.forget(surplus))
         return True
 

@@ -9,7 +9,8 @@ that are always pushed together share tables (`shard_group.py`).
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
@@ -20,11 +21,16 @@ from adam_async.run.shard_table import ShardSpec
 Session = tuple[int, int]
 """Identity of a pushing client: (session id, incarnation)."""
 
-MOST_ROWS = 256
+T = TypeVar("T")
+
+MOST_OWN = 64
+"""Maximum number of entries of sessions that a split of tables copies."""
+
+MOST_ROWS = 8
 """Number of rows of the staleness table from which on new replicas that the map does not name share one
 row."""
 
-EARLY_KEPT = 256
+EARLY_KEPT = 64
 """Maximum number of replica generations whose clocks are kept until the map names them."""
 
 EXACT = 1 << 10
@@ -36,19 +42,63 @@ MOST_REFUSALS = 16
 OTHERS = -1
 """Row of the replicas without a row of their own."""
 
+SHARING = frozenset(("shards", "shared_rows"))
+"""Names of the fields of `ShardTables` that say how tables share their content."""
+
+
+class BySession(dict[Session, T]):
+    """Entries by session: own ones, over earlier ones that several tables share.
+
+    A split copies the own entries only, so its memory does not grow with the number of sessions.
+    ``entries[session]`` finds the entry of a session, own or shared; the methods of a dict find own ones.
+
+    Args:
+        default: The entry of a session without one.
+        own: Own entries.
+        shared: Earlier entries. Only `forget` changes them: it removes a session from all tables of a bundle.
+    """
+
+    __slots__ = ("_default", "_shared")
+
+    def __init__(
+        self, default: T, own: Mapping[Session, T] | None = None, shared: dict[Session, T] | None = None
+    ) -> None:
+        super().__init__(own or ())
+        self._default = default
+        self._shared = {} if shared is None else shared
+
+    def __missing__(self, session: Session) -> T:
+        return self._shared.get(session, self._default)
+
+    def split(self) -> "BySession[T]":
+        """Return equal entries for other tables."""
+        if len(self) > MOST_OWN:
+            self._shared = self.whole()
+            self.clear()
+        return BySession(self._default, self, self._shared)
+
+    def whole(self) -> dict[Session, T]:
+        """Return all entries."""
+        return {**self._shared, **self}
+
+    def forget(self, session: Session) -> None:
+        """Remove the entry of a session, if there is one."""
+        self.pop(session, None)
+        self._shared.pop(session, None)
+
 
 @dataclass(slots=True, eq=False)
 class ShardTables:
     """Version, push numbers, clocks and counts of one shard, or of several that have the same ones.
 
     Several shards share tables while every message names all of them. A change of one shard alone first gives
-    it tables of its own, see `Shard.separate`.
+    it tables of its own, see `Shard.separate`. Split tables go on sharing the entries that neither changes.
     """
 
     version: Version = Version(0)  # noqa: RUF009 - a NewType call is the identity
-    last_number: dict[Session, int] = field(default_factory=dict)
+    last_number: BySession[int] = field(default_factory=partial(BySession, 0))
     """Dedup table: number of the last push applied or refused, per session."""
-    ordered: dict[Session, int] = field(default_factory=dict)
+    ordered: BySession[int] = field(default_factory=partial(BySession, 0))
     """Number of the last push ordered, per session. Only the primary uses this table; a new primary starts
     with a copy of `last_number`."""
     clocks: dict[Replica, int] = field(default_factory=dict)
@@ -62,38 +112,43 @@ class ShardTables:
     refused: int = 0
     """Number of pushes that were not finite, or too late for their sum. Each used its number and advanced the
     clock."""
-    refusals: dict[Session, tuple[int, ...]] = field(default_factory=dict)
+    refusals: BySession[tuple[int, ...]] = field(default_factory=partial(BySession, ()))
     """Numbers of the newest refused pushes, per session: a repetition gets the same answer."""
     duplicates: int = 0
     """Number of pushes answered again without being applied."""
     shards: int = 1
     """Number of shards that have these tables."""
+    shared_rows: set[int] = field(default_factory=set)
+    """Rows of `staleness_of` that other tables have, too; the next count in a row copies it."""
 
     def split(self, shards: int) -> "ShardTables":
         """Return new, equal tables for some of the shards that have these tables."""
         self.shards -= shards
+        self.shared_rows = {*self.staleness_of}
         return ShardTables(
             self.version,
-            dict(self.last_number),
-            dict(self.ordered),
+            self.last_number.split(),
+            self.ordered.split(),
             dict(self.clocks),
-            {replica: Counter(counts) for replica, counts in self.staleness_of.items()},
+            dict(self.staleness_of),
             dict(self.early),
             self.loaded,
             self.refused,
-            dict(self.refusals),
+            self.refusals.split(),
             self.duplicates,
             shards,
+            {*self.staleness_of},
         )
 
+    def content(self) -> dict[str, Any]:
+        """Return the content by the names of the fields, without those that say how tables share it."""
+        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in SHARING}
+        return {name: each.whole() if isinstance(each, BySession) else each for name, each in found.items()}
+
     def equals(self, other: "ShardTables") -> bool:
-        """Return whether both tables have the same content; the number of shards may differ."""
-        names = [field.name for field in fields(self) if field.name != "shards"]
+        """Return whether both tables have the same content."""
         # The oldest early clocks leave first, so their order counts.
-        return self is other or (
-            list(self.early) == list(other.early)
-            and all(getattr(self, name) == getattr(other, name) for name in names)
-        )
+        return self is other or (list(self.early) == list(other.early) and self.content() == other.content())
 
     def name_replicas(self, replicas: Iterable[int]) -> None:
         """Give each replica that the map names a row of its own, even beyond `MOST_ROWS`."""
@@ -107,8 +162,11 @@ class ShardTables:
         row = self.staleness_of.get(replica)
         if row is None:
             # A client chooses its replica number, perhaps before the map names it: bound the rows.
-            key = replica if len(self.staleness_of) < MOST_ROWS else OTHERS
-            row = self.staleness_of.setdefault(key, Counter())
+            replica = replica if len(self.staleness_of) < MOST_ROWS else OTHERS
+            row = self.staleness_of.setdefault(replica, Counter())
+        if replica in self.shared_rows:
+            self.shared_rows.remove(replica)
+            row = self.staleness_of[replica] = row.copy()
         row[staleness] += pushes
 
     def note_early(self, replica: Replica, incarnation: int, clock: int) -> None:
@@ -121,15 +179,22 @@ class ShardTables:
     def refuse(self, session: Session, number: int) -> None:
         """Count a refused push, and keep its number."""
         self.refused += 1
-        self.refusals[session] = (*self.refusals.get(session, ())[1 - MOST_REFUSALS :], number)
+        self.refusals[session] = (*self.refusals[session][1 - MOST_REFUSALS :], number)
 
     def forget_session(self, session: Session) -> None:
         """Forget the pushes of a session, and the clocks of its generation before the map names it."""
-        self.last_number.pop(session, None)
-        self.ordered.pop(session, None)
-        self.refusals.pop(session, None)
+        self.forget_numbers(session)
         for key in [key for key in self.early if key[1] == session[1]]:
             del self.early[key]
+
+    def forget_numbers(self, session: Session) -> None:
+        """Forget the pushes of a session."""
+        for numbers in (self.last_number, self.ordered, self.refusals):
+            numbers.forget(session)
+
+    def sessions(self) -> set[Session]:
+        """Return the sessions with numbers."""
+        return {*self.last_number.whole(), *self.ordered.whole()}
 
     def slowest_clock(self) -> int:
         """Return the clock of the slowest live replica; 0 if none is known."""
@@ -184,12 +249,12 @@ class Shard:
     @property
     def last_number(self) -> Mapping[Session, int]:
         """Number of the last push applied or refused, per session."""
-        return self.tables.last_number
+        return self.tables.last_number.whole()
 
     @property
     def ordered(self) -> Mapping[Session, int]:
         """Number of the last push ordered, per session."""
-        return self.tables.ordered
+        return self.tables.ordered.whole()
 
     @property
     def clocks(self) -> Mapping[Replica, int]:
@@ -224,9 +289,10 @@ class Shard:
         """Number of pushes answered again without being applied."""
         return self.tables.duplicates
 
-    @duplicates.setter
-    def duplicates(self, duplicates: int) -> None:
-        self.separate().duplicates = duplicates
+    def count_duplicates(self, pushes: int = 1) -> None:
+        """Count repeated pushes; tables of several shards stay shared, without the count."""
+        if self.tables.shards == 1:
+            self.tables.duplicates += pushes
 
     def name_replicas(self, replicas: Iterable[int]) -> None:
         """See `ShardTables.name_replicas`."""

@@ -6,6 +6,7 @@ memory, so a rule and a copy take a *strip* of them at a time. Shards that are a
 equal tables, so they share one until a message names some of them without the others.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -124,6 +125,21 @@ class ShardGroup(tuple[Shard, ...]):
         return min([shard.applied_clock() for shard in self])
 
 
+def partly_named(shards: Iterable[Shard]) -> list[ShardTables]:
+    """Return the tables of some shards that other shards have, too."""
+    named = Counter([shard.tables for shard in shards])
+    return [tables for tables, count in named.items() if tables.shards > count]
+
+
+def tables_of(shards: Sequence[Shard]) -> Iterable[ShardTables]:
+    """Return tables of these shards alone, which may be changed; shards with the same tables go on sharing."""
+    partly = {id(tables) for tables in partly_named(shards)}
+    for shard in shards if partly else ():
+        if id(shard.tables) in partly:
+            shard.separate()
+    return dict.fromkeys([shard.tables for shard in shards])
+
+
 def share_equal_tables(shards: Iterable[Shard]) -> None:
     """Let shards with equal tables share them. Compares tables with one candidate, not with all others."""
     shards = tuple(shards)
@@ -132,7 +148,7 @@ def share_equal_tables(shards: Iterable[Shard]) -> None:
     """New tables, by the tables that they replace. Old tables never gain shards, because groups cache them
     with their number of shards."""
     for tables in dict.fromkeys([shard.tables for shard in shards]):
-        key = (tables.version, tables.refused, tables.duplicates, len(tables.last_number))
+        key = (tables.version, tables.refused, tables.duplicates, len(tables.last_number.whole()))
         candidate = candidates.get(key)
         if candidate is None or not candidate.equals(tables):
             candidate = candidates[key] = tables.split(0)

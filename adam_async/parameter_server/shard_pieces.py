@@ -39,6 +39,7 @@ from adam_async.parameter_server.shard import (
     EXACT,
     MOST_REFUSALS,
     OTHERS,
+    BySession,
     Session,
     Shard,
     ShardTables,
@@ -343,13 +344,13 @@ def _load_contributions(shard: Shard, details: ShardDetails, pushes: Sequence[Qu
 def _tables_state(tables: ShardTables) -> TablesState:
     return TablesState(
         int(tables.version),
-        list(tables.last_number.items()),
+        list(tables.last_number.whole().items()),
         {int(replica): clock for replica, clock in tables.clocks.items()},
         {replica: dict(counts) for replica, counts in tables.staleness_of.items()},
         [(int(replica), generation, clock) for (replica, generation), clock in tables.early.items()],
         int(tables.loaded),
         tables.refused,
-        list(tables.refusals.items()),
+        list(tables.refusals.whole().items()),
         tables.duplicates,
     )
 
@@ -357,13 +358,13 @@ def _tables_state(tables: ShardTables) -> TablesState:
 def _tables_of(state: TablesState) -> ShardTables:
     return ShardTables(
         version=Version(state.version),
-        last_number=dict(state.last_number),
+        last_number=BySession(0, dict(state.last_number)),
         clocks={Replica(replica): clock for replica, clock in state.clocks.items()},
         staleness_of={replica: Counter(counts) for replica, counts in state.staleness.items()},
         early={(Replica(replica), generation): clock for replica, generation, clock in state.early},
         loaded=Version(state.loaded),
         refused=state.refused,
-        refusals=dict(state.refusals),
+        refusals=BySession((), dict(state.refusals)),
         duplicates=state.duplicates,
         shards=0,
     )

@@ -95,7 +95,7 @@ from adam_async.parameter_server.push_numbers import (
 from adam_async.parameter_server.push_queue import PushQueue, most_joined, shards_named
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.shard import Session, Shard
-from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, same
+from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, partly_named, same
 from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate, WaitingRequests
 from adam_async.run.ids import Replica, ShardId
 
@@ -197,7 +197,7 @@ class ServerState:
         """Order pushes from now on, after the applied numbers; all committed entries must be applied."""
         # A client sends each uncommitted push of the lost primary again, under a number that must be free.
         for tables in self.bundle.tables():
-            tables.ordered = dict(tables.last_number)
+            tables.ordered = tables.last_number.split()
 
     def follow(self) -> list[Effect]:
         """Refuse all requests: another server is the primary. Entries in flight may still be committed."""
@@ -327,7 +327,11 @@ class ServerState:
             if has_new_number(push, shards, session):
                 return [Refuse(event.request, "busy", text)]
         # Usually all shards of a push share one table and one number: a single comparison orders the push.
-        tables = group.own_tables() if group is not None and same(push.numbers) else None
+        tables = group.shared() if group is not None and same(push.numbers) else None
+        if tables is None or self.synchronous:
+            if self._is_unnamed(push) and any(shard and shard.tables.shards > 1 for shard in shards):
+                return [self._refuse_split(event.request, push)]
+            tables = group.own_tables() if group is not None and same(push.numbers) else None
         accepted: Sequence[int]
         if group is not None and tables is not None:
             accepted, problems = order_together(group, tables, session, push.numbers[0])
@@ -343,6 +347,21 @@ class ServerState:
             return [self._acknowledgement(queued)]
         self._queue.add(queued)
         return []
+
+    def _is_unnamed(self, message: Push | Tick | ReportSteps) -> bool:
+        """Return whether the map names generations, and this one neither now nor before.
+
+        Such a message may be that of a client that the map names soon, or of one that invents generations.
+        Tables that it splits would stay split, and slow all later pushes.
+        """
+        clocks, replica = self._replicas, Replica(message.replica)
+        if not clocks.has_named or clocks.live.get(replica) == message.incarnation:
+            return False
+        return (replica, message.incarnation) not in clocks.ended
+
+    def _refuse_split(self, request: Request, message: Push | Tick | ReportSteps) -> Refuse:
+        text = f"the map of this server has no generation {message.incarnation} of replica {message.replica}"
+        return Refuse(request, "busy", f"{text} yet, and its {type(message).__name__} names shards apart")
 
     def _is_early(self, push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
         """Return whether a push would contribute to a sum before the map names its client."""
@@ -400,14 +419,16 @@ class ServerState:
         if self._replicas.ended.is_forgotten(Replica(report.replica), report.incarnation):
             # Without its numbers a repeated report cannot be told from a new one.
             return [_refuse_over(event.request, report)]
-        seen = [shard.ordered.get(session, 0) for shard in ours]
+        seen = [shard.tables.ordered[session] for shard in ours]
         # The answer to this report was lost: the values have its steps already.
         if min(seen) >= last_step:
             for shard in ours:
-                shard.duplicates += len(report.steps)
+                shard.count_duplicates(len(report.steps))
             return [AcknowledgeSteps(event.request)]
         if min(seen) != max(seen) or min(seen) != report.number - 1:
             return [Refuse(event.request, "gap", f"expected step {min(seen) + 1}, not {report.number}")]
+        if any(shard.tables.shards > 1 for shard in ours) and self._is_unnamed(report):
+            return [self._refuse_split(event.request, report)]
         if not (self.alone and self.bundle.idle):  # else the entry is applied now, with its number
             for shard in ours:
                 shard.separate().ordered[session] = last_step
@@ -428,13 +449,17 @@ class ServerState:
             return self._wait_for_epoch(event, session)
         # A tick claims all earlier pushes of its session. If a broken link lost one, the clock must wait.
         group = self.bundle.group(tick.shards)
+        if (group is None or group.shared() is None) and self._is_unnamed(tick):
+            named = [self.shards.get(ShardId(number)) for number in tick.shards]
+            if partly_named([shard for shard in named if shard is not None]):
+                return [self._refuse_split(event.request, tick)]
         tables = group.own_tables() if group is not None and tick.numbers and same(tick.numbers) else None
         apart = zip(tick.shards, tick.numbers, strict=False)
-        if tables is not None and tables.ordered.get(session, 0) >= tick.numbers[0]:
+        if tables is not None and tables.ordered[session] >= tick.numbers[0]:
             apart = zip((), (), strict=True)
         for number, last in apart:
             shard = self.shards.get(ShardId(number))
-            if shard is not None and shard.ordered.get(session, 0) < last:
+            if shard is not None and shard.tables.ordered[session] < last:
                 text = f"push {last} on shard {number} has not arrived, and a tick behind it cannot count"
                 return [Refuse(event.request, "gap", text)]
         # In bsp gradients do not queue, so none of the session can be in front of the tick.

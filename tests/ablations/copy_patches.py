@@ -15,6 +15,7 @@ from adam_async.parameter_server.served_store import ServedStore
 from adam_async.parameter_server.server_links import ServerLinks
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.parameter_server.session import Session
+from adam_async.parameter_server.shard import BySession
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
@@ -112,7 +113,7 @@ def send_again_under_new_numbers(to_send_again: Any, self: Session) -> Any:
 def lead_without_numbers(_: Any, self: ServerState) -> None:
     """Lead without the numbers of applied pushes."""
     for tables in self.bundle.tables():
-        tables.ordered = {}
+        tables.ordered = BySession(0)
 
 
 @replaces(ParameterServer, "_on_entries_link")

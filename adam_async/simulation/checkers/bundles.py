@@ -22,7 +22,7 @@ import msgspec
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.replication.log import Entry, Log
-from adam_async.parameter_server.shard import Shard, ShardTables
+from adam_async.parameter_server.shard import Shard
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.store_record import StoreRecord
 from adam_async.simulation.scenario import Violation
@@ -32,12 +32,9 @@ Digest = bytes
 Key = tuple[str, str]
 """Id of the store and home of a bundle."""
 
-NOT_LOGGED = ("ordered", "duplicates", "shards")
+NOT_LOGGED = ("ordered", "duplicates")
 """Names of the fields of a shard's tables that the log does not determine: push order and repeated pushes at
-the primary, and the number of shards with the same tables."""
-
-LOGGED = tuple(name for name in ShardTables.__dataclass_fields__ if name not in NOT_LOGGED)
-"""Names of the fields of a shard's tables that the log determines."""
+the primary."""
 
 
 class Copy(Protocol):
@@ -218,7 +215,7 @@ def _content_of(shard: Shard) -> Digest:
 def _tables_of(shard: Shard) -> list[object]:
     """Return all tables of a shard that the log determines."""
     tables, pending = shard.tables, shard.pending
-    found = [_in_order(getattr(tables, name)) for name in LOGGED]
+    found = [_in_order(value) for name, value in tables.content().items() if name not in NOT_LOGGED]
     if pending is not None:
         waiting = {
             clock: [(int(each.replica), each.place) for each in contributions]

@@ -23,7 +23,7 @@ from adam_async.parameter_server.question_checks import (
     MOST_STEPS,
     QuestionChecks,
 )
-from adam_async.parameter_server.sender_checks import MOST_SESSIONS, SenderChecks
+from adam_async.parameter_server.sender_checks import MOST_SESSIONS, MOST_UNNAMED, SenderChecks
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.ids import Replica
 from tests.adam_async.parameter_server.test_state import push_of, shard_of
@@ -186,12 +186,27 @@ def test_sessions_of_a_peer_and_of_all_are_bounded(monkeypatch):
     more = msgspec.structs.replace(TICK, session=MOST_SESSIONS)
     assert known.refusal(peer("w0"), more) == f"w0 has {MOST_SESSIONS} sessions, and no more at a time"
     known.replica_generations_changed(members(0, 2, peer("w0")))
-    assert known.refusal(peer("w0"), msgspec.structs.replace(TICK, incarnation=2)) == ""
-    monkeypatch.setattr(sender_checks, "MOST_SENDERS", 3)
-    for session in range(10, 14):
-        assert known.refusal(peer("v"), msgspec.structs.replace(TICK, session=session, replica=99)) == ""
-    assert known.surplus() == [(10, 1), (11, 1)]
-    assert known.surplus() == []
+    for session in range(MOST_SESSIONS):
+        mine = msgspec.structs.replace(TICK, session=session, incarnation=2)
+        assert known.refusal(peer("w0"), mine) == ""
+    assert "no more at a time" in known.refusal(peer("w0"), msgspec.structs.replace(mine, session=99))
+    for session in range(10, 10 + MOST_UNNAMED):
+        early = msgspec.structs.replace(TICK, session=session, replica=99)
+        assert known.refusal(peer(f"v{session // 8}"), early) == ""
+    early = msgspec.structs.replace(early, session=9)
+    assert known.refusal(peer("w"), early).startswith("32 sessions wait for a map that names them")
+    assert (
+        known.surplus(lambda: 1 << 30) == []
+    )  # those of a live generation, and those not named so far, stay
+    known.replica_generations_changed(members(99, 1, *(peer(f"v{number}") for number in range(6))))
+    assert known.refusal(peer("w"), msgspec.structs.replace(early, replica=98)) == ""
+    known.replica_generations_changed({})
+    monkeypatch.setattr(sender_checks, "MOST_SENDERS", MOST_SESSIONS + MOST_UNNAMED - 1)
+    assert known.surplus(lambda: 1) == [(0, 2), (1, 2)]
+    assert known.refusal(peer("x"), msgspec.structs.replace(TICK, session=5, replica=97)) == ""
+    monkeypatch.setattr(sender_checks, "TABLES_BYTES", 512 * 100 * 10)
+    assert len(known.surplus(lambda: 100)) == MOST_SESSIONS + MOST_UNNAMED - 2 - 10
+    assert known.surplus(lambda: 100) == []
 
 
 @pytest.mark.parametrize("body", [PUSH, PULL, READ], ids=lambda body: type(body).__name__)
