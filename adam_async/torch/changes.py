@@ -91,35 +91,40 @@ class Changes:
             name: shared.setdefault(parameter, _Written(name)) for name, parameter in named.items()
         }
         self._types = {name: (each.dtype, each.shape) for name, each in named.items()}
-        self._parts = [
-            (members, key, part)
-            for owner in module.modules()
-            for members in (owner._modules, owner._parameters)
-            for key, part in members.items()
-        ]
-        """Each submodule and parameter of a module, with the dictionary and the key that lead to it."""
         self._module = module
+        self._places = _places(module)
+        """Parameters of the module by name, with all names of tied ones."""
+        self._parts = _parts(module)
         self._replaced: dict[str, int] = {}
         """Number of pushes at the last change that replaced the effect of a push, by name."""
 
-    def check_parts(self) -> None:
-        """Check that the module still has its parameters.
+    def check_parts(self, trained: Collection[str] = ()) -> None:
+        """Check that the module still has its parameters; another module may hold them by now.
+
+        Args:
+            trained: Parameters that may not be removed.
 
         Raises:
             StoreError: A parameter was replaced by another object, or removed.
         """
-        for members, key, part in self._parts:
-            if members.get(key) is not part:
-                break
-        else:
+        if all(members.get(key) is part for members, key, part in self._parts):
             return
-        now = dict(self._module.named_parameters(remove_duplicate=False))
-        first = next((name for name, each in self._named.items() if now.get(name) is not each), key)
-        raise StoreError(
-            f"parameter {first!r} was replaced or removed after the optimizer was made, and trains no more: "
-            "make RemoteOptimizer anew, after store.assign(parameter_arrays(module)) to keep the module's "
-            "values, or over another store if a shape has changed"
-        )
+        now = _places(self._module)
+        kept = {id(parameter) for parameter in now.values()}
+        lost = [
+            name
+            for name, parameter in self._places.items()
+            if now.get(name, parameter) is not parameter or id(parameter) not in kept
+        ]
+        for name in lost:
+            if name in now or name in trained:
+                raise StoreError(
+                    f"parameter {name!r} was replaced or removed after the optimizer was made, and trains no "
+                    "more: make RemoteOptimizer anew, after store.assign(parameter_arrays(module)) to keep "
+                    "the module's values, or over another store if a shape has changed"
+                )
+        if not lost:
+            self._parts = _parts(self._module)
 
     def forget(self, names: Iterable[str]) -> None:
         """Begin to write into parameters: until `note` their values are not known."""
@@ -221,6 +226,20 @@ class Changes:
         """Forget the parameters, so that other optimizers of the store do not count this one."""
         for parameter in self._named.values():
             _WRITTEN[self._store].pop(parameter, None)
+
+
+def _places(module: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(module.named_parameters(remove_duplicate=False))
+
+
+def _parts(module: nn.Module) -> list[tuple[dict[str, Any], str, nn.Module | nn.Parameter | None]]:
+    """Return each submodule and parameter, with the dictionary and the key that lead to it."""
+    return [
+        (members, key, part)
+        for owner in module.modules()
+        for members in (owner._modules, owner._parameters)
+        for key, part in members.items()
+    ]
 
 
 def _checksum(parameter: Tensor) -> int | Tensor:

@@ -292,10 +292,10 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def _step(self) -> None:
         self._exchanges.raise_failure()
+        trained = self._trained()
+        self._changes.check_parts(trained)
         if self._takes_local_steps or self._sums.steps == self._push_every - 1:
-            self._take_changes(self._trained())
-        else:
-            self._changes.check_parts()
+            self._take_changes(trained)
         captured = {} if self._factors is None else self._factors.take()
         gradients = collect(self._slots, captured, allow_unused=self._allow_unused)
         self._steps += 1
@@ -526,6 +526,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """
         with torch.no_grad():
             if not discard:
+                self._changes.check_parts()
                 self._take_changes(self._named)
             self._exchanges.settle(0)
             values = self._store.pull([*self._named, *self._buffers.names])
@@ -545,6 +546,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         Call it at the end of the training, or before an evaluation. Errors are those of `step`.
         """
         with torch.no_grad():
+            self._changes.check_parts()
             self._take_changes(self._named)
             if self._sums.steps:
                 rates = [float(group["lr"]) for group in self.param_groups]
@@ -580,8 +582,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         chosen = self._resolved(
             self._named if names is None else [names] if isinstance(names, str | Tensor) else names
         )
+        self._changes.check_parts()
         with torch.no_grad():
-            self._changes.check_parts()
             self._assign([self._names[id(parameter)] for parameter in chosen])
 
     def _take_changes(self, names: Iterable[str]) -> None:
@@ -590,7 +592,6 @@ class RemoteOptimizer(torch.optim.Optimizer):
         Raises:
             StoreError: Other clients train a changed parameter; or see `Changes`.
         """
-        self._changes.check_parts()
         changed = self._changes.found(names)
         if not changed:
             return

@@ -437,6 +437,44 @@ def test_a_parameter_that_is_replaced_is_refused_although_its_old_gradient_stays
         assert store.pull().read.of_shards.tolist() == before
 
 
+class Tied(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle = nn.Linear(4, 4, bias=False).double()
+        self.last = nn.Linear(4, 4, bias=False)
+        self.last.weight = self.middle.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.head(self.last(self.middle(self.embed(tokens))))
+        return found
+
+
+def test_a_second_name_of_a_tied_parameter_changes_it_or_is_refused_if_it_is_replaced() -> None:
+    torch.manual_seed(1)
+    module = Tied()
+    compare(module, Sgd(rate=0.1), {"after_step": lambda module: module.last.weight.data.mul_(0.5)})
+    with sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=0.1)) as store:
+        optimizer = RemoteOptimizer(module, store)
+        module.last.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.float64))
+        with pytest.raises(StoreError, match=r"'last.weight' was replaced"):
+            train(module, optimizer)
+
+
+def test_a_parameter_under_another_name_trains_on_and_a_removed_one_is_refused_by_the_step() -> None:
+    module = network()
+    with sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=0.1)) as store:
+        optimizer = RemoteOptimizer(module, store)
+        module.head = nn.Sequential(module.head, nn.Identity())
+        train(module, optimizer, 2)
+        weight = module.head[0].weight.detach().numpy()
+        np.testing.assert_array_equal(store.pull()["head.weight"], weight)
+        module.head = nn.Identity()
+        optimizer.flush()
+        nn.functional.cross_entropy(module(TOKENS), LABELS).backward()
+        with pytest.raises(StoreError, match=r"'head.weight' was replaced or removed"):
+            optimizer.step()
+
+
 def test_threads_with_modules_of_their_own_name_a_change() -> None:
     first = ones()
     with sync.ParameterStore.open("local", parameter_arrays(first), rule=Sgd(rate=1.0)) as store:
