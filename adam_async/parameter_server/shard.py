@@ -33,8 +33,8 @@ row."""
 EARLY_KEPT = 64
 """Maximum number of replica generations whose clocks are kept until the map names them."""
 
-EXACT = 1 << 10
-"""Staleness, in pushes, from which on each staleness is rounded down to a power of two for counting."""
+EXACT = 64
+"""Number of different stalenesses in a row from which on further ones are rounded down to powers of two."""
 
 MOST_REFUSALS = 16
 """Maximum number of the newest refused pushes kept per session. A client has at most eight open pushes."""
@@ -54,16 +54,16 @@ class BySession(dict[Session, T]):
 
     Args:
         default: The entry of a session without one.
-        own: Own entries.
+        mine: Own entries.
         shared: Earlier entries. Only `forget` changes them: it removes a session from all tables of a bundle.
     """
 
     __slots__ = ("_default", "_shared")
 
     def __init__(
-        self, default: T, own: Mapping[Session, T] | None = None, shared: dict[Session, T] | None = None
+        self, default: T, mine: Mapping[Session, T] | None = None, shared: dict[Session, T] | None = None
     ) -> None:
-        super().__init__(own or ())
+        super().__init__(mine or ())
         self._default = default
         self._shared = {} if shared is None else shared
 
@@ -112,7 +112,7 @@ class ShardTables:
     refused: int = 0
     """Number of pushes that were not finite, or too late for their sum. Each used its number and advanced the
     clock."""
-    refusals: BySession[tuple[int, ...]] = field(default_factory=partial(BySession, ()))
+    refusals: BySession[tuple[int, ...]] = field(default_factory=lambda: BySession(()))
     """Numbers of the newest refused pushes, per session: a repetition gets the same answer."""
     duplicates: int = 0
     """Number of pushes answered again without being applied."""
@@ -157,8 +157,6 @@ class ShardTables:
 
     def count_staleness(self, replica: int, staleness: int, pushes: int = 1) -> None:
         """Count pushes of a replica that were applied at this staleness, in pushes."""
-        if staleness >= EXACT:  # a client chooses the version that it claims to have read: bound the values
-            staleness = 1 << staleness.bit_length() - 1
         row = self.staleness_of.get(replica)
         if row is None:
             # A client chooses its replica number, perhaps before the map names it: bound the rows.
@@ -167,6 +165,9 @@ class ShardTables:
         if replica in self.shared_rows:
             self.shared_rows.remove(replica)
             row = self.staleness_of[replica] = row.copy()
+        # A client chooses the version that it claims to have read: bound the values.
+        if staleness not in row and len(row) >= EXACT and staleness:
+            staleness = 1 << staleness.bit_length() - 1
         row[staleness] += pushes
 
     def note_early(self, replica: Replica, incarnation: int, clock: int) -> None:

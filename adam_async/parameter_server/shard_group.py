@@ -132,7 +132,7 @@ def partly_named(shards: Iterable[Shard]) -> list[ShardTables]:
 
 
 def tables_of(shards: Sequence[Shard]) -> Iterable[ShardTables]:
-    """Return tables of these shards alone, which may be changed; shards with the same tables go on sharing."""
+    """Return tables of these shards alone, which may be changed; shards with equal ones go on sharing."""
     partly = {id(tables) for tables in partly_named(shards)}
     for shard in shards if partly else ():
         if id(shard.tables) in partly:

@@ -64,7 +64,7 @@ def next_push(
             continue
         shard = next(iter(state.shards.values()))
         replicas = {generation: replica for replica, (generation, _) in cluster.pushers(store).items()}
-        for (session, generation), number in reversed(shard.last_number.items()):
+        for (session, generation), number in reversed([*shard.last_number.items()]):
             if generation in replicas:
                 push = Push(
                     store=state.store,
