@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from adam_async import sync
     from adam_async.checkpoint.files import load_checkpoint
     from adam_async.checkpoint.manifest import Checkpoint, CheckpointError
     from adam_async.checkpoint.trained_model import Model, Predictions
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from adam_async.run.train_step import Batch, Gradients, Metrics, StepOutcome, TrainStep
     from adam_async.runtime.disk import Disk
     from adam_async.runtime.timeline import Timeline
-    from adam_async.store import sync
     from adam_async.store.rules import Adagrad, Adam, AdamW, Sgd
     from adam_async.store.store import ParameterStore
     from adam_async.store.values import PushOutcome, ReadVersions, Values
@@ -161,7 +161,7 @@ def __getattr__(name: str) -> Any:
 
         return version("adam-async")
     if name == "sync":
-        return import_module("adam_async.store.sync")
+        return import_module("adam_async.sync")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'adam_async' has no attribute {name!r}")

@@ -366,8 +366,26 @@ class ComputePool:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open = False
         self._hurry.set()
+        try:
+            is_drained = await self._drain(error)
+        finally:
+            for _ in self._workers:
+                self._queue.put(None)
+        if not is_drained:
+            return
+        for worker in self._workers:  # no job is queued or running, so the threads end at once
+            assert worker.thread is not None
+            worker.thread.join()
+
+    async def _drain(self, error: BaseException | None) -> bool:
+        """Take no more jobs, and wait for the outstanding ones. Returns False if the block's error has to be
+        raised before all have ended.
+
+        Raises:
+            WaitTimedOut: Jobs take longer than the pool's time to close.
+        """
+        self._open = False
         try:
             if self.outstanding:
                 self._drained = asyncio.get_running_loop().create_future()
@@ -383,13 +401,8 @@ class ComputePool:
             if not isinstance(error, Exception):
                 raise late from None
             error.add_note(str(late))  # the first error is the one to raise
-            return
-        finally:
-            for _ in self._workers:
-                self._queue.put(None)
-        for worker in self._workers:  # no job is queued or running, so the threads end at once
-            assert worker.thread is not None
-            worker.thread.join()
+            return False
+        return True
 
     def clock(self) -> float:
         """Return the current time of asyncio's clock, which stamps jobs, in seconds."""

@@ -409,9 +409,9 @@ class Bundle:
         clock = report.steps[-1].clock
         self.replicas.advance(ours, Replica(report.replica), report.incarnation, clock)
 
-    def _forget(self, replica_generations: Set[int | None]) -> None:
+    def _forget(self, replica_generations: Set[int]) -> None:
         """Drop the push numbers of generations. From then on the server refuses their pushes."""
-        for tables in _tables_of(self._touched()) if replica_generations - {None} else ():
+        for tables in _tables_of(self._touched()) if replica_generations else ():
             for session in tables.sessions():
                 if session[1] in replica_generations:
                     tables.forget_numbers(session)

@@ -22,6 +22,9 @@ PAUSE_S = 60.0
 STEADY_S = 10.0
 """Minimum time between two silences of a member that may return at once, in seconds."""
 
+MOST_KNOWN = 256
+"""Maximum number of servers that have been members and that the primary remembers."""
+
 UNSTEADY_S = 5.0
 """Time for which a member that fell silent again within `STEADY_S` is not invited, in seconds."""
 
@@ -44,8 +47,8 @@ class JoiningMembers:
         self._silent: set[Member] = set()
         """Members that are to be struck out for their silence."""
         self._incarnations = dict(members)
-        """Last incarnation of each server that has been a member."""
-        self.away: set[Member] = set()
+        """Last incarnation of each server that has been a member, of up to `MOST_KNOWN` servers."""
+        self.away: Set[Member] = frozenset()
         """Members that were struck out for their silence and have not been invited since."""
 
     def stalled(self, pieces: Mapping[Member, int], whole: int, now: float) -> list[Member]:
@@ -81,10 +84,12 @@ class JoiningMembers:
     def members_changed(self, members: Set[Member], now: float) -> Set[Member]:
         """Follow the members. Return those struck out for silence; pause those silent twice in `STEADY_S`."""
         nodes = {node for node, _ in members}
-        self._incarnations.update(members)
+        known = {node: each for node, each in self._incarnations.items() if node not in nodes} | dict(members)
+        self._incarnations = dict(list(known.items())[-MOST_KNOWN:])
         left = self._silent - members
         # A member is no longer away, nor is an earlier incarnation of its server.
-        self.away = {member for member in self.away | left if member[0] not in nodes}
+        away = self.away | left
+        self.away = {(node, each) for node, each in away if node not in nodes and node in self._incarnations}
         for member in left:
             if now - self._silences.get(member, -STEADY_S) < STEADY_S:
                 self._paused[member] = max(now + UNSTEADY_S, self._paused.get(member, now))

@@ -85,7 +85,7 @@ class ReplicaClocks:
         """Whether the map has named a replica so far."""
         return bool(self._known)
 
-    def change(self, live: Mapping[Replica, int], shards: Iterable[Shard]) -> set[int | None]:
+    def change(self, live: Mapping[Replica, int], shards: Iterable[Shard]) -> set[int]:
         """Take the live replica generations that the map names, and adapt the clocks of the shards.
 
         Returns the generations whose push numbers the caller must drop.
@@ -93,7 +93,7 @@ class ReplicaClocks:
         ended = [pair for pair in self.live.items() if live.get(pair[0]) != pair[1]]
         self.live = live = dict(live)
         self.ended.begin(live)
-        forgotten = {self.ended.end(*pair) for pair in ended} - {*live.values()}
+        forgotten = {number for pair in ended for number in self.ended.end(*pair)} - {*live.values()}
         if not live:
             # The tables stay: the next replica to join starts at the slowest clock of the last ones.
             return forgotten

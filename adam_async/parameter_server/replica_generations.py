@@ -47,31 +47,39 @@ class EndedGenerations:
     def __len__(self) -> int:
         return len(self._over)
 
-    def end(self, replica: Replica, replica_generation: int) -> int | None:
+    def end(self, replica: Replica, replica_generation: int) -> list[int]:
         """Record the end of a generation.
 
-        Returns the generation whose push numbers the caller must drop; None if there is none.
+        Returns the generations whose push numbers the caller must drop.
         """
         self._over[replica, replica_generation] = None
-        while len(self._over) > OVER_KEPT:
-            del self._over[next(iter(self._over))]
         newest = self._newest.setdefault(replica, deque())
         newest.append(replica_generation)
-        if len(newest) <= REMEMBERED:
-            return None
-        self.forgotten += 1
-        return newest.popleft()
+        dropped = [newest.popleft()] if len(newest) > REMEMBERED else []
+        while len(self._over) > OVER_KEPT:
+            oldest, number = next(iter(self._over))
+            del self._over[oldest, number]
+            kept = self._newest.get(oldest, deque())
+            if number in kept:  # a replica that has left, and ends no more generations
+                kept.remove(number)
+                dropped.append(number)
+            if not kept:
+                self._newest.pop(oldest, None)
+        self.forgotten += len(dropped)
+        return dropped
 
     def is_forgotten(self, replica: Replica, replica_generation: int) -> bool:
         """Return whether a generation has ended and its push numbers are dropped."""
-        return (replica, replica_generation) in self._over and replica_generation not in self._newest[replica]
+        return (replica, replica_generation) in self._over and replica_generation not in self._newest.get(
+            replica, ()
+        )
 
     def begin(self, live: Mapping[Replica, int]) -> None:
         """Remove generations that are live again."""
         for replica, replica_generation in live.items():
             if (replica, replica_generation) in self._over:
                 del self._over[replica, replica_generation]
-                if replica_generation in self._newest[replica]:
+                if replica_generation in self._newest.get(replica, ()):
                     self._newest[replica].remove(replica_generation)
 
     def __repr__(self) -> str:

@@ -48,11 +48,7 @@ class SimulatedPool(ComputePool):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open = False
-        if self.outstanding:
-            self._drained = asyncio.get_running_loop().create_future()
-            async with asyncio.timeout(self._close_timeout_s):
-                await self._drained
+        await self._drain(error)
 
     def clock(self) -> float:
         """Time of the host's clock, in seconds."""

@@ -13,6 +13,9 @@ from adam_async.parameter_server.replication.log import Entry
 from adam_async.parameter_server.replication.violations import Violation
 from adam_async.run.bundle_record import BundleRecord, Member
 
+MOST_SESSIONS = 256
+"""Maximum number of members whose sessions a primary remembers, beside its present members."""
+
 
 @dataclass(slots=True)
 class _Peer:
@@ -57,7 +60,7 @@ class Primary:
         self._peers: dict[Member, _Peer] = {}
         self._last_session = 0
         self._sessions: dict[Member, int] = {}
-        """Newest session of each member, also of members that have left."""
+        """Newest session of each member, and of members that have left, whose late answers are valid."""
         self._strikes: set[Member] = set()
         """Members that this primary wants to strike out."""
         self._invites: list[Member] = []
@@ -182,7 +185,11 @@ class Primary:
 
     def _begin(self, member: Member, peer: _Peer) -> None:
         self._last_session += 1
+        self._sessions.pop(member, None)  # so that the newest session is the last entry
         peer.session = self._sessions[member] = self._last_session
+        for old in list(self._sessions)[:-MOST_SESSIONS]:
+            if old not in self._peers:
+                del self._sessions[old]
         peer.has_begun, peer.is_anew = False, member not in self._counted()
         peer.reported = (0, 0)
         peer.pieces = 0 if peer.is_anew else self._copy.bundle.pieces

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 from adam_async.parameter_server.joining_members import (
     JOIN_S,
+    MOST_KNOWN,
     PAUSE_S,
     STEADY_S,
     UNSTEADY_S,
@@ -114,3 +115,18 @@ def test_a_member_that_was_steady_returns_at_once_from_the_next_silence():
     assert members.barred(STEADY_S, is_up) == set()
     silenced(members, FIRST, 2 * STEADY_S - 0.1)
     assert members.barred(2 * STEADY_S, is_up) == {FIRST}
+
+
+def test_servers_that_were_lost_for_good_take_bounded_memory():
+    members = JoiningMembers([FIRST, SECOND])
+    for number in range(3 * MOST_KNOWN):
+        lost = (f"other-{number}", 1)
+        members.members_changed({FIRST, lost}, float(number))
+        members.silent([lost])
+        members.members_changed({FIRST}, float(number))
+    assert len(members.away) < MOST_KNOWN
+    assert len(members._incarnations) == MOST_KNOWN
+    assert members.is_back(lost)
+    assert not members.is_back(("other-0", 1))
+    assert not members.is_back(FIRST)
+    assert members.is_back(("ps-1", 2))

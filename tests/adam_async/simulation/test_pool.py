@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from adam_async.simulation.loop import SimulationFailed
 from adam_async.simulation.nodes import simulate
 from adam_async.simulation.pool import SimulatedPool
 from dataflow.errors import PoolClosed
@@ -49,6 +50,14 @@ def test_a_pool_accepts_its_intake_runs_it_and_accepts_no_job_after_its_end():
         return accepted, len(ended), pool.statistics().finished
 
     assert in_pool(use, threads=1, intake=3).result == ([True, True, True, False], 3, 3)
+
+
+def test_a_pool_whose_jobs_take_too_long_ends_with_their_names():
+    async def use(pool):
+        pool.submit(int, cost="a long job", on_done=lambda job: None)
+
+    with pytest.raises(SimulationFailed, match=r"WaitTimedOut.*closing pool .* runs 'a long job'"):
+        in_pool(use, threads=1, pace=1e-6, close_timeout_s=1.0)
 
 
 def test_contexts_errors_and_pace():

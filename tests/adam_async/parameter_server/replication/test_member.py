@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
+from adam_async.parameter_server.replication import primary
 from adam_async.parameter_server.replication.effects import ReadRecord, Removed, StartAnew, Stopped
 from adam_async.parameter_server.replication.local_copy import Bundle
 from adam_async.parameter_server.replication.member import BundleMember
@@ -485,3 +486,22 @@ def test_any_message_is_taken_or_refused_and_a_refused_one_changes_nothing(kind,
         log = bundle[to].log
         assert log.start <= log.applied <= log.committed <= log.last
         bundle[to].take_effects()
+
+
+def test_a_primary_remembers_the_sessions_of_a_bounded_number_of_members(monkeypatch):
+    monkeypatch.setattr(primary, "MOST_SESSIONS", 4)
+    bundle = SmallBundle(A, B, C)
+    role = bundle[A]._primary
+    for _ in range(20):
+        bundle[A].link_lost(B)
+        bundle[A].link_up(B)
+    assert list(role._sessions) == [C, B]
+    for number in range(20):
+        role._sessions[f"left-{number}", 1] = number
+    bundle[A].link_lost(C)
+    bundle[A].link_up(C)
+    assert len(role._sessions) == 5
+    assert {B, C} < role._sessions.keys()
+    bundle.propose(A, "x")
+    bundle.settle()
+    assert bundle.applied == {A: ["x"], B: ["x"], C: ["x"]}
