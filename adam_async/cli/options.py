@@ -145,7 +145,8 @@ class TrainOptions:
     allow_functions: Annotated[bool, ONLY_ON] = False
     """Import the functions that the checkpoint of --resume or the record of --replay names."""
     epochs: int | None = None
-    """Passes over the training images; 0 is 3, or 12 for the shipped digits."""
+    """Passes over the training images; 0 is as many as have 1,500 steps, at least 3 and at most 100. A step
+    is one push, of one group by default."""
     replicas: int | None = None
     """Model replicas; each has its own workers."""
     partitions: int | None = None

@@ -87,6 +87,8 @@ async def run_prediction(
         terminal.notice(f"left out: {sentence}")
     if source.passed_over:
         terminal.notice(f"skipped {source.passed_over:,} files in folders that are not images")
+    for sentence in source.changes():
+        terminal.notice(sentence)
     _print(model, rows, options, terminal)
     if options.png is not None and not options.json:
         terminal.print(f"contact sheet of {len(pictures):,} of {len(rows):,} images: {options.png}")

@@ -9,6 +9,7 @@ from adam_async.checkpoint.model_file import save_model
 from adam_async.cli.data import check_data_named, load_data
 from adam_async.cli.files import make_folder
 from adam_async.cli.options import TrainOptions
+from adam_async.cli.results import announce_replaced
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.train import announce_imports, import_code
 from adam_async.data_server.damage import Policy
@@ -60,6 +61,7 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
         check_data_named(source, str(options.replay), allowed=named)
         damaged: Policy = recording.header.config.get("damaged", "error")
         dataset = await load_data(source, disk, environment, damaged=damaged)
+        await announce_replaced(options.out, disk, terminal)
         replay = await repeat(recording, dataset, terminal, functions, step)
         if options.out is not None:
             try:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from adam_async.checkpoint.files import written_folder
 from adam_async.checkpoint.model_file import FILE_NAME, save_model
 from adam_async.cli.options import TrainOptions
+from adam_async.cli.terminal import Terminal
 from adam_async.driver.driver import Driver
 from adam_async.errors import AdamError, ConfigError, RecordError, first_cause
 from adam_async.report.report import Report, write
@@ -68,6 +69,15 @@ async def write_results(
         raise ConfigError("; ".join(problems))
     if options.record is not None and isinstance(result.record, RecordError):
         raise result.record
+
+
+async def announce_replaced(folder: Path | None, disk: Disk, terminal: Terminal) -> None:
+    """Print a notice if the folder of `--out` has a model, which the command replaces at its end."""
+    if folder is not None and await disk.run((folder / FILE_NAME).exists):
+        terminal.notice(
+            f"{folder / FILE_NAME} exists, and is replaced at the end, or by an interruption; to keep it, "
+            "end this command now, and name another folder with --out"
+        )
 
 
 async def save_somewhere(

@@ -34,7 +34,7 @@ from adam_async.cli.files import check_regular, is_file, make_folder, read_file
 from adam_async.cli.health import with_serving
 from adam_async.cli.live_table import LiveTable
 from adam_async.cli.options import WAITING, TrainOptions
-from adam_async.cli.results import Kept, keep_results, write_results
+from adam_async.cli.results import Kept, announce_replaced, keep_results, write_results
 from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.signals import EARLY
 from adam_async.cli.terminal import Terminal, explain
@@ -276,6 +276,7 @@ async def _read_contents(
             await disk.run(make_folder, folder)
     for file in _files(options):
         await disk.run(check_regular, file)
+    await announce_replaced(options.out, disk, terminal)
     init = None
     if options.init is not None:
         layers = import_layers(imports.layers)

@@ -413,7 +413,8 @@ class Driver:
     ) -> TrainingProgram:
         """Decide the open options, and make the program of the run."""
         data, inputs = prepared.data, self._inputs
-        self.config = decide(self._asked, groups_in_flight, data["name"], squared_norm_of(data))
+        images = data["train_images"] - self._asked.validation
+        self.config = decide(self._asked, groups_in_flight, images, squared_norm_of(data))
         resumed, carried = None, b""
         if inputs.resume is not None:
             resumed, carried = await self._pool.run(bounded_results, inputs.resume.manifest, self.config)

@@ -184,7 +184,28 @@ async def _step_model(
     """Prepare a step for the data, on a thread of the pool because `TrainStep.prepare` may compute."""
     spec = named.spec(data)
     new_model = partial(StepModel, named.step, spec, keep_going=config.keep_going)
-    return spec, await pool.run(new_model, cost="model")
+    model = await pool.run(new_model, cost="model")
+    if (check := getattr(named.step, "check_group", None)) is not None:
+        await pool.run(partial(_check_last_group, check, data["train_images"] - config.validation, config))
+    return spec, model
+
+
+def _check_last_group(check: Callable[[int], None], images: int, config: Config) -> None:
+    """Check that a step can train on the last group of an epoch, which may be short.
+
+    Raises:
+        ConfigError: The step cannot; the error has the remedy.
+    """
+    size = config.images_per_group
+    last = images % size or size
+    try:
+        check(last)
+    except ConfigError as error:
+        fits = next((more for more in range(size + 1, images) if (images % more or more) > last), images)
+        raise ConfigError(
+            f"the last group of an epoch has {last} of the {images:,} training images, "
+            f"images_per_group={size}: {error}; give --images-per-group {fits}"
+        ) from error
 
 
 async def prepare_attached(

@@ -1,7 +1,15 @@
 """Pure: reasons, in words, for the values of the options that the user left open."""
 
 from adam_async.run.config import Config
-from adam_async.run.learning_rate import FALLING_MOST, RISE_EPOCHS, default_rate, norm_scale
+from adam_async.run.learning_rate import (
+    DEFAULT_STEPS,
+    EPOCHS_LEAST,
+    EPOCHS_MOST,
+    FALLING_MOST,
+    RISE_EPOCHS,
+    default_rate,
+    norm_scale,
+)
 
 
 def explain_defaults(
@@ -16,7 +24,9 @@ def explain_defaults(
     """
     found = {}
     if not asked.epochs:
-        found["epochs"] = "as many as take the shipped digits to 97 %; of all other data 3"
+        found["epochs"] = (
+            f"as many as have {DEFAULT_STEPS:,} steps, at least {EPOCHS_LEAST} and at most {EPOCHS_MOST}"
+        )
     if not asked.rate:
         found["rate"] = _why_rate(decided, squared_norm)
     if asked.schedule == "auto":

@@ -94,7 +94,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     spill: str = ""
     """Folder for decoded images that do not fit into the `cache` of a data server; empty for none."""
     epochs: int = 0
-    """Passes over the training images; 0 is 3, or 12 for the shipped digits."""
+    """Passes over the training images; 0 is as many as have 1,500 steps, at least 3 and at most 100. A step
+    is one push, of one group by default."""
     replicas: int = 1
     """Number of model replicas, each a full copy of the model in training."""
     partitions: int = 1

@@ -33,10 +33,12 @@ RISE_EPOCHS, RISE_EPOCHS_STALE = 0.1, 1.0
 """Number of epochs over which a rate that later falls to 0 rises, with fresh and with stale gradients, unless
 the run is short. Stale gradients disturb the first steps most."""
 
-EPOCHS = 3
+DEFAULT_STEPS = 1500
+"""Number of steps of a run without `epochs`; a step is one push of `push_every` groups, in `bsp` of all
+replicas. Small networks are near their best accuracy on small data after as many."""
 
-EPOCHS_OF = {"digits": 12}
-"""Default number of epochs by data set, if other than `EPOCHS`: enough for 97 % on the digits."""
+EPOCHS_LEAST, EPOCHS_MOST = 3, 100
+"""Bounds of the default number of epochs, for large and for small data."""
 
 FIRST_SHARE = 0.001
 """Minimum share of the rate during a warm-up, because a group at rate 0 would have no effect."""
@@ -84,17 +86,31 @@ def _stale_groups(config: Config, groups_in_flight: int) -> int:
     return groups_in_flight if groups_in_flight > FRESH_GROUPS else 0
 
 
-def decide(config: Config, groups_in_flight: int, data: str = "", squared_norm: float = 0.0) -> Config:
+def default_epochs(config: Config, images: int) -> int:
+    """Return as many epochs as have `DEFAULT_STEPS` steps, within bounds; the fewest for 0 images (unknown).
+
+    Args:
+        images: Number of training images without those for validation.
+    """
+    groups = config.push_every * (config.replicas if config.synchronous else 1)
+    steps = math.ceil(images / (config.images_per_group * groups))
+    return (
+        min(max(math.ceil(DEFAULT_STEPS / steps), EPOCHS_LEAST), EPOCHS_MOST) if steps > 0 else EPOCHS_LEAST
+    )
+
+
+def decide(config: Config, groups_in_flight: int, images: int = 0, squared_norm: float = 0.0) -> Config:
     """Return the options in force: with epochs, rate and schedule decided.
 
     Args:
+        images: Number of training images without those for validation; 0 if unknown.
         squared_norm: See `Dataset.squared_norm`; 0 if unknown.
 
     Raises:
         ConfigError: The default epochs of the data are not more than `warm_up`.
     """
     rate = default_rate(config, groups_in_flight, squared_norm)
-    epochs = config.epochs or EPOCHS_OF.get(data, EPOCHS)
+    epochs = config.epochs or default_epochs(config, images)
     found = msgspec.structs.replace(config, epochs=epochs, rate=rate)
     if config.schedule != "auto":
         return found

@@ -271,6 +271,15 @@ class TrainStep(Protocol):
             ConfigError: The step cannot train on such images.
         """
 
+    def check_group(self, images: int) -> None:
+        """Check that the step can train on a group of this many images, the smallest one of the run.
+
+        The driver calls this method once, after `prepare` and before training.
+
+        Raises:
+            ConfigError: The step fails on such a group.
+        """
+
     def initial(self, seed: int) -> Mapping[str, NDArray[Any]]:
         """Return the first values of all arrays; the same seed gives the same values.
 

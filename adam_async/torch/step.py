@@ -196,13 +196,29 @@ class TorchStep(TrainStep):
             self._training.clear()
             self._prepared = shape
 
+    def check_group(self, images: int) -> None:
+        """Run both passes on this many black images: a batch normalisation needs several values per channel.
+
+        Raises:
+            ConfigError: The module fails on them.
+        """
+        assert self._prepared is not None
+        self._probe(self._new_copy(()), images, self._prepared)
+
     def _try(self, copy: ModuleCopy, shape: tuple[int, int, int]) -> frozenset[str]:
         """Run both passes on black images; return the random streams that they may draw from.
 
         Raises:
             ConfigError: See `prepare`.
         """
-        batch = Batch(np.zeros((PROBED, *shape), np.uint8), np.zeros(PROBED, np.int64))
+        return self._probe(
+            copy, PROBED, shape, "; give TorchStep a `forward` that converts the images for it"
+        )
+
+    def _probe(
+        self, copy: ModuleCopy, images: int, shape: tuple[int, int, int], remedy: str = ""
+    ) -> frozenset[str]:
+        batch = Batch(np.zeros((images, *shape), np.uint8), np.zeros(images, np.int64))
         values, kept = self._values_of(self._module), self._values_of(self._module)
         with random_streams.seeded(CONSTANTS_SEED) as drawn:
             try:
@@ -212,9 +228,8 @@ class TorchStep(TrainStep):
                 raise
             except Exception as error:  # any error of the user's module
                 raise ConfigError(
-                    f"module {type(self._module).__name__} fails on {PROBED} images of shape {shape} "
-                    f"with labels 0: {type(error).__name__}: {error}; give TorchStep a `forward` that "
-                    "converts the images for this module"
+                    f"module {type(self._module).__name__} fails on {images} images of shape {shape} "
+                    f"with labels 0: {type(error).__name__}: {error}{remedy}"
                 ) from error
             found = drawn() if self._device.type == "cpu" else drawn() | {"PyTorch"}
         for name, value in values.items():
@@ -277,7 +292,8 @@ class TorchStep(TrainStep):
                     layer.momentum = None  # a plain mean over the batches
                     layer.train()
                 for batch in batches:
-                    self._forward(copy.module, self._tensors(batch))
+                    if len(batch) > 1 or len(batches) == 1:  # one image has no variance
+                        self._forward(copy.module, self._tensors(batch))
                 for layer, momentum in zip(layers, momenta, strict=True):
                     layer.momentum = momentum
                     layer.eval()

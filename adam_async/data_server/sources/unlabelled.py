@@ -5,7 +5,7 @@ number of channels. Arrays of ``.npy`` files, (N, H, W), (N, C, H, W) or (N, H, 
 size. An array of the shape of one image of the model, (C, H, W) or (H, W, C), or of two axes, is one image.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from adam_async.data_server.damage import Damage
 from adam_async.data_server.dataset import channels_first
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.files import check_kind, is_clutter, read_file
-from adam_async.data_server.sources.pictures import decode, require_pillow
+from adam_async.data_server.sources.pictures import Header, decode, read_header, require_pillow
 from adam_async.data_server.sources.shards import IMAGE_SUFFIXES
 from adam_async.errors import DataError
 from adam_async.runtime.disk import Disk
@@ -55,6 +55,7 @@ class Unlabelled:
         self._damage = damage
         self.passed_over = 0
         """Number of files in folders that are not images."""
+        self._changes: dict[str, tuple[int, str]] = {}
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Read all images, some at a time.
@@ -82,6 +83,13 @@ class Unlabelled:
                         yield piece
         if waiting:
             yield await self._decoded(waiting)
+
+    def changes(self) -> list[str]:
+        """Return sentences on the images that were changed to fit the model; one for each kind of change."""
+        return [
+            f"{count:,} {'image' if count == 1 else 'images'} {change}, the first: {first}"
+            for change, (count, first) in self._changes.items()
+        ]
 
     async def _files(self, path: Path) -> list[Path]:
         """Return the images at a path: the path itself, or the images in a folder and its folders."""
@@ -115,7 +123,13 @@ class Unlabelled:
         channels, rows, columns = self._shape
 
         def read(data: bytes, origin: str) -> NDArray[np.uint8]:
-            return decode(data, origin, size=(columns, rows), channels=channels)
+            header = read_header(data, origin)
+            pixels = decode(data, origin, size=(columns, rows), channels=channels)
+            for change in changes(header, (columns, rows), channels):
+                count, first = self._changes.get(change, (0, ""))
+                first = first or f"{origin} ({header.size[0]}x{header.size[1]})"
+                self._changes[change] = count + 1, first
+            return pixels
 
         kept: list[str] = []
         images = np.empty((len(files), *self._shape), np.uint8)
@@ -142,6 +156,24 @@ class Unlabelled:
         for first in range(0, len(array), AT_A_TIME):
             images = channels_first(array[first : first + AT_A_TIME], str(file))
             yield Piece(names=[f"{file}[{first + n}]" for n in range(len(images))], images=images)
+
+
+def changes(header: Header, size: tuple[int, int], channels: int) -> Iterator[str]:
+    """Yield the changes of an image that gets the size (columns and rows) and the channels of a model."""
+    (columns, rows), (wide, high) = header.size, size
+    model = f"{wide}x{high} pixels of the model"
+    if min(columns / wide, rows / high) < 1:
+        yield f"enlarged to the {model}"
+    elif header.size != size:
+        yield f"scaled down to the {model}"
+    # One pixel more or less comes from rounding.
+    lost = max(columns / wide, rows / high) / min(columns / wide, rows / high)
+    if lost > 1 + 1 / min(columns, rows, wide, high):
+        yield f"cropped around the centre to the shape of {wide}x{high}"
+    if channels == 1 and not header.is_grey:
+        yield "with colours made grey, as the model takes them"
+    if channels > 1 and header.is_grey:
+        yield "in grey given to a model of colours"
 
 
 def _map(file: Path) -> np.memmap[Any, Any]:

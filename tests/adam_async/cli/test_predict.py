@@ -14,7 +14,8 @@ from adam_async.cli.options import PredictOptions
 from adam_async.cli.predict import ACROSS, run_prediction
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.damage import Damage
-from adam_async.data_server.sources.unlabelled import Unlabelled
+from adam_async.data_server.sources.pictures import Header
+from adam_async.data_server.sources.unlabelled import Unlabelled, changes
 from adam_async.errors import ConfigError, DataError
 from adam_async.model import Network, mlp
 from adam_async.runtime.disk import Disk
@@ -85,6 +86,52 @@ async def test_encoded_images_are_scaled_to_the_model(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await found(capsys, model, save(tmp_path / "large.png", 1, size=40)) == [("large.png", "east")]
+
+
+async def test_images_unlike_the_model_are_said_to_be_changed(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "some"
+    save(folder / "a.png", 1)
+    save(folder / "b.png", 1, size=40)
+    Image.new("RGB", (40, 20), (9, 9, 9)).save(folder / "c.png")
+    Image.new("RGB", (1, 1)).save(folder / "d.png")
+
+    await run_prediction(model, [folder], PredictOptions(), QUIET)
+
+    assert capsys.readouterr().err.splitlines() == [
+        f"2 images scaled down to the 2x2 pixels of the model, the first: {folder}/b.png (40x40)",
+        f"1 image cropped around the centre to the shape of 2x2, the first: {folder}/c.png (40x20)",
+        f"2 images with colours made grey, as the model takes them, the first: {folder}/c.png (40x20)",
+        f"1 image enlarged to the 2x2 pixels of the model, the first: {folder}/d.png (1x1)",
+    ]
+
+    await run_prediction(model, [folder / "a.png"], PredictOptions(), QUIET)
+
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("header", "size", "channels", "expected"),
+    [
+        (Header((64, 51), is_grey=False, is_deep=False), (64, 51), 3, []),
+        (Header((640, 510), is_grey=False, is_deep=False), (64, 51), 3, ["scaled down"]),
+        (Header((400, 300), is_grey=False, is_deep=False), (64, 48), 3, ["scaled down"]),
+        (Header((384, 301), is_grey=False, is_deep=False), (64, 50), 3, ["scaled down"]),
+        (Header((300, 400), is_grey=False, is_deep=False), (64, 48), 3, ["scaled down", "cropped"]),
+        (Header((300, 20), is_grey=False, is_deep=False), (64, 48), 3, ["enlarged", "cropped"]),
+        (Header((64, 48), is_grey=True, is_deep=False), (64, 48), 3, ["in grey"]),
+        (Header((64, 48), is_grey=False, is_deep=False), (64, 48), 1, ["with colours"]),
+    ],
+)
+def test_a_change_is_named_if_there_is_one(
+    header: Header, size: tuple[int, int], channels: int, expected: list[str]
+) -> None:
+    found = list(changes(header, size, channels))
+
+    assert [each.startswith(start) for each, start in zip(found, expected, strict=True)] == [True] * len(
+        found
+    )
 
 
 async def test_the_table_has_the_likeliest_classes_with_their_probabilities(

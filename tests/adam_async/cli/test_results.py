@@ -55,6 +55,18 @@ async def test_a_run_names_the_file_of_its_model(tmp_path, capsys):
     assert f"saved  {tmp_path}/out/model.safetensors\n" in capsys.readouterr().out
 
 
+async def test_a_model_that_is_replaced_is_named_before_training(tmp_path, capsys):
+    options = TrainOptions(data="synthetic:40", epochs=1, threads=1, kernels="numpy", out=tmp_path / "m")
+    assert await run_training(options, {}, Terminal()) == 0
+    assert "exists" not in capsys.readouterr().err
+    assert await run_training(options, {}, Terminal()) == 0
+
+    assert (
+        f"{tmp_path / 'm' / 'model.safetensors'} exists, and is replaced at the end"
+        in capsys.readouterr().err
+    )
+
+
 async def test_where_nothing_has_room_each_place_is_named(tmp_path, monkeypatch):
     full = tmp_path / "full"
     full.mkdir()

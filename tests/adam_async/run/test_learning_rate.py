@@ -115,11 +115,26 @@ def test_a_schedule_that_is_asked_for_stays_as_it_is():
 
 
 def test_epochs_that_are_left_open_go_by_the_data():
-    assert decide(Config(), 1, "mnist").epochs == 3
-    assert decide(Config(), 1, "digits").epochs == 12
-    assert decide(Config(epochs=5), 1, "digits").epochs == 5
+    for options, images, epochs in (
+        ({}, 60_000, 3),
+        ({}, 8_000, 3),
+        ({}, 7_984, 4),
+        ({}, 1_437, 17),
+        ({}, 240, 100),
+        ({}, 31, 100),
+        ({}, 1, 100),
+        ({}, 0, 3),
+        ({"images_per_group": 64}, 1_437, 66),
+        ({"push_every": 4}, 1_437, 66),
+        ({"replicas": 4}, 1_437, 17),
+        ({"replicas": 4, "consistency": "bsp"}, 1_437, 66),
+        ({"epochs": 5}, 1_437, 5),
+    ):
+        decided = decide(Config(**options), 1, images)
+        assert decided.epochs == epochs
+        assert decide(decided, 1, 10 * images).epochs == epochs, "it is decided once"
     with pytest.raises(ConfigError, match=r"warm_up=3.5 leaves nothing of epochs=3"):
-        decide(Config(warm_up=3.5), 1, "mnist")
+        decide(Config(warm_up=3.5), 1, 60_000)
 
 
 def test_the_open_rate_is_lower_for_larger_and_brighter_images():

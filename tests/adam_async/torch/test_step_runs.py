@@ -1,6 +1,7 @@
 """Whole runs with a module of PyTorch: the numbers of `torch.optim`, all consistencies, and saved models."""
 
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +183,28 @@ async def test_a_resumed_run_continues_with_the_same_bits(tmp_path: Path) -> Non
     async with cluster_of(config_of(epochs=4, rule="sgd", **options), step=path, resume=tmp_path) as cluster:
         resumed = await cluster.train()
     assert all(np.array_equal(value, whole.weights[name]) for name, value in resumed.weights.items())
+
+
+def batch_normalised() -> nn.Module:
+    shape = tiny_dataset().image_shape
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(prod(shape)), nn.Linear(prod(shape), 10))
+
+
+@pytest.mark.parametrize(
+    ("size", "validation", "cure"), [(59, 0, 60), (1, 0, 2), (7, 3, 9), (29, 1, 30)], ids=str
+)
+async def test_a_last_group_that_the_module_cannot_train_is_refused_before_training(
+    size: int, validation: int, cure: int
+) -> None:
+    step = TorchStep(batch_normalised(), functional.cross_entropy)
+    images = len(tiny_dataset().train_labels)
+    assert (images - validation) % size in (0, 1)
+    config = config_of(images_per_group=size, validation=validation, epochs=1)
+    async with cluster_of(config, step=step) as cluster:
+        with pytest.raises(ConfigError, match=rf"has 1 of the .*give --images-per-group {cure}$"):
+            await cluster.train()
+
+    step = TorchStep(batch_normalised(), functional.cross_entropy)
+    config = config_of(images_per_group=cure, validation=validation, epochs=1)
+    async with cluster_of(config, step=step) as cluster:
+        assert len((await cluster.train()).epochs) == 1
