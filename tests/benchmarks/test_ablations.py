@@ -18,10 +18,11 @@ from tests.ablations import patches
 from tests.ablations.bounds import BOUNDS
 from tests.ablations.copies import COPIES
 from tests.ablations.disks import DISKS
+from tests.ablations.members import MEMBERS
 from tests.ablations.plugin import name_of, patch_of
 from tests.ablations.safeguards import ABLATIONS
 
-ALL = (*ABLATIONS, *BOUNDS, *COPIES, *DISKS)
+ALL = (*ABLATIONS, *BOUNDS, *COPIES, *DISKS, *MEMBERS)
 each = pytest.mark.parametrize("ablation", ALL, ids=lambda ablation: ablation.name)
 TEXTS = [ablation for ablation in ALL if ablation.patch is None]
 PATCHED = [ablation for ablation in ALL if ablation.patch is not None]

@@ -35,6 +35,7 @@ several scenarios.
     hostile.py, raw_wire.py                   invalid handshakes and frames; connections without a protocol
 `hostile`: the cluster of `training`, with peers that send messages with bad fields
     hostile_training.py, hostile_peers.py     the scenario; the hostile peers, with the keys of a role
+    hostile_members.py                       attacks on names, addresses and shares of the cluster map
     hostile_facts.py, valid_messages.py       ids and clocks of the cluster; valid messages made from them
     bad_fields.py, bad_answers.py             one bad field at a time; messages that no receiver may accept
 """

@@ -47,6 +47,7 @@ from adam_async.simulation.scenarios.bad_answers import is_never_right, is_poiso
 from adam_async.simulation.scenarios.bad_fields import BadMessage, bad_messages
 from adam_async.simulation.scenarios.hostile import request_frame
 from adam_async.simulation.scenarios.hostile_facts import facts_of, next_clock, next_push
+from adam_async.simulation.scenarios.hostile_members import ATTACKS, HostileMembers
 from adam_async.simulation.scenarios.raw_wire import dial_authenticated, dial_raw
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
@@ -149,7 +150,7 @@ class HostilePeers:
         hostile, target = fault.targets
         await self.in_a_run(target)
         node = world.nodes[hostile]
-        peer = _Peer(self, node, target, world.dice.fork(str(fault)), int(fault.amount))
+        peer = _Peer(self, node, target, world.dice.fork(str(fault)), fault)
         task = world.loop.spawn(KINDS[fault.kind](peer), f"{hostile}/{fault.kind}", node.host.context.copy())
         done, _ = await asyncio.wait([task], timeout=STRIKE_S)
         if not done:
@@ -248,12 +249,15 @@ RULES = role_table()
 class _Peer:
     """One hostile peer, for the duration of one fault."""
 
-    def __init__(self, peers: HostilePeers, node: Node, target: str, dice: RandomStream, amount: int) -> None:
+    def __init__(
+        self, peers: HostilePeers, node: Node, target: str, dice: RandomStream, fault: Fault
+    ) -> None:
         self._peers = peers
         self._node = node
         self._target = target
         self._dice = dice
-        self._amount = amount
+        self._amount = int(fault.amount)
+        self._kind = fault.kind
         self._role = next(role for role, names in TARGETS.items() if target in names)
         self._as = dice.choose(SENDERS[self._role])
         self._network = network_of(node, token=_keys_of(self._as))
@@ -479,6 +483,10 @@ class _Peer:
                 link.abort()
         return self._sent > 0
 
+    async def attack_map(self) -> bool:
+        """Abuse names, addresses or shares of the cluster map; see `hostile_members`."""
+        return await ATTACKS[self._kind](HostileMembers(self._peers, self._node, self._dice))
+
     # --- sockets -----------------------------------------------------------------------------
 
     async def hold_sockets(self) -> bool:
@@ -566,5 +574,6 @@ KINDS: Mapping[str, Callable[[_Peer], Awaitable[bool]]] = {
     "speak": _Peer.push_for_others,
     "sockets": _Peer.hold_sockets,
     "deaf": _Peer.read_nothing,
+    **dict.fromkeys(ATTACKS, _Peer.attack_map),
 }
 """Actions of a hostile peer by kind of fault."""

@@ -17,6 +17,7 @@ from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
+from adam_async.simulation.scenarios.hostile_members import ATTACKS
 from adam_async.simulation.scenarios.hostile_peers import HOSTILES, KINDS, TARGETS, HostilePeers
 from adam_async.simulation.scenarios.store_clients import StoreClients, draw_stores
 from adam_async.simulation.scenarios.training import (
@@ -64,7 +65,7 @@ def draw_plan(dice: RandomStream) -> Plan:
 
 def _draw_fault(dice: RandomStream, kind: str) -> Fault:
     role = kind.removeprefix("bad-") if kind.startswith("bad-") else dice.choose([*TARGETS])
-    role = {"steal": "controller", "speak": "ps"}.get(kind, role)
+    role = {**dict.fromkeys(("steal", *ATTACKS), "controller"), "speak": "ps"}.get(kind, role)
     amount = 40 + dice.below(200)
     if kind == "deaf":
         amount = 100 + dice.below(400)

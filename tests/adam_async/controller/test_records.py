@@ -57,3 +57,22 @@ def test_an_address_that_no_role_could_dial_is_refused(address: str) -> None:
     if address:
         record = NodeRecord(role="ps", address="tcp://h:1", incarnation=1, info={"copies": address})
         assert check_node(record).startswith("copies: ")
+
+
+def test_the_info_of_a_role_with_little_to_report_is_small() -> None:
+    info = {"text": "x" * 1100, "train_images": 1}
+    for role in ("worker", "client", "reader"):
+        record = NodeRecord(role=role, address="tcp://h:1", incarnation=1, info=info)
+        assert f"1024 are the most for a {role}" in check_node(record)
+    for role in ("ps", "data", "driver"):
+        assert check_node(NodeRecord(role=role, address="tcp://h:1", incarnation=1, info=info)) == ""
+
+
+def test_a_role_sets_only_fields_of_its_own() -> None:
+    for role in ("data", "worker", "driver", "client", "reader"):
+        record = NodeRecord(role=role, address="tcp://h:1", incarnation=1, serves=("s/1",))
+        assert check_node(record) == f"only a parameter server serves stores, and this node is a {role}"
+    for role in ("client", "reader"):
+        for field in ("ready", "failed"):
+            record = NodeRecord(role=role, address="", incarnation=1, **{field: "run-1"})
+            assert check_node(record) == f"ready and failed are of a run, in which a {role} has no part"
