@@ -318,7 +318,7 @@ def _facts(cluster: ClusterMap, node: str) -> dict[str, str]:
 
 
 def bundle_lines(before: ClusterMap, after: ClusterMap) -> Iterator[str]:
-    """Yield a log line for each primary that moved, and each member that was struck out, invited or added.
+    """Yield a log line for each primary that moved, and each member that was removed, invited or added.
 
     Further lines name a new member with other numerics than the primary's, and a bundle whose pushes wait.
     """
@@ -337,9 +337,9 @@ def bundle_lines(before: ClusterMap, after: ClusterMap) -> Iterator[str]:
         if was is None or was.store != bundle.store:
             continue
         for node, _ in (member for member in was.members if member not in bundle.members):
-            yield f"{prefix} {node} was struck out"
+            yield f"{prefix} {node} was removed from the copies"
         for node, _ in (member for member in bundle.joining if member not in was.members):
-            yield f"{prefix} {node} joins"
+            yield f"{prefix} {node} begins a copy"
         for node, _ in (member for member in bundle.in_sync if member not in was.in_sync):
             copies = after.stores[store].copies
             yield f"{prefix} {node} is in sync ({len(bundle.in_sync)} of {copies} copies are)"

@@ -96,6 +96,8 @@ class Membership:
             network=network, controllers=controller, identity=identity, waits=waits, traffic=traffic
         )
         self._group = ""
+        self._joined_group: str | None = None
+        """Group of the last join; None before the first."""
         self.map = ClusterMap()
         self._unready: tuple[ClusterMap, str] | None = None
         """Last map for which `unready_copy` was computed, with the result; None before the first."""
@@ -154,7 +156,14 @@ class Membership:
                 await self._take(update)
                 # Also after a new group's first map, or after the controllers reported this node lost.
                 if not self.joined and not self._record.left:
+                    if self._joined_group == self._group:
+                        logger.warning(
+                            "%s counted as lost, because the controllers heard nothing of it: it was frozen, "
+                            "or its network was cut off; it joins again",
+                            self.node,
+                        )
                     await self._join()
+                    self._joined_group = self._group
 
     async def _join(self) -> None:
         """Set this node's record; repeat while a controller sees the last incarnation's link as open."""

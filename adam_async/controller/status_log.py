@@ -197,6 +197,9 @@ def report_changes(before: ClusterMap, after: ClusterMap, rules: ProgramRules) -
 def map_lines(before: ClusterMap, after: ClusterMap) -> Iterator[str]:
     """Yield lines for nodes that join, leave or are lost, drivers' notices, clients' stores and bundles."""
     for name, node in after.nodes.items():
+        # Readers, and operators' commands, come and go without an effect on the cluster.
+        if node.role == "reader" or name == f"driver-{node.incarnation:014x}":
+            continue
         was = before.nodes.get(name)
         if was is None or was.live != node.live or was.incarnation != node.incarnation:
             yield f"{name} {'joined' if node.live else 'left' if node.left else 'is lost'}"

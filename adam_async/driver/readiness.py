@@ -20,6 +20,13 @@ POLL_S = 1.0
 LONGER = "; where roles only need longer, raise prepare_s under [waits] in the file of --config"
 """End of the error message about roles that were not ready within `prepare_s`."""
 
+COMMANDS = {
+    "data server": "data --controller",
+    "parameter server": "ps --controller",
+    "worker": "worker --join",
+}
+"""Words of the command that starts a role, before the addresses of the controllers, by the role in words."""
+
 NO_RUN = "-"
 """Id that belongs to no run; with this id, an error before the submission lists all joined roles as not
 ready."""
@@ -162,8 +169,16 @@ class Readiness:
         cut = self._cut if len(cluster.live("worker")) < self._workers else ""
         self._progress.missing = f"{', '.join(missing)}{cut}"
         if missing:
-            self._progress.phase = f"waiting for {missing[0]}"
+            self._progress.phase = f"waiting for {missing[0]}{self._how_to_start(missing[0])}"
         return bool(missing)
+
+    def _how_to_start(self, missing: str) -> str:
+        """Return the command for a missing role that a person starts, with the deadline; empty for others."""
+        addresses = ",".join(self._membership.controllers)
+        if self._config.processes or not addresses.startswith("tcp://"):
+            return ""
+        words = next(words for name, words in COMMANDS.items() if name in missing)
+        return f" (at most {self._waits.prepare_s:g} s); start one with: adam-async {words} {addresses}"
 
     async def _read_preparation(self, run: str) -> None:
         """Show the missing roles; if none is missing, show the progress of the worker with most kernels left

@@ -113,7 +113,8 @@ class BundleConnection:
             if last is not None and primary != last:
                 self.moves += 1
                 moved = f"primary of bundle {self.home} moved from {last.node} to {primary.node}"
-                logger.info("%s: %s", self._identity.node, moved)
+                # The driver, or the controller, has a line for an operator.
+                logger.debug("%s: %s", self._identity.node, moved)
             self._last, self._refusal = primary, ""
             channel.peer, channel.address = primary.node, primary.address
             channel.progressed()  # the new primary has the whole patience

@@ -245,7 +245,7 @@ class ServedStore:
         self.state.lead()
         self._live, self._epoch = None, 0
         self._host.loaded()  # only reported primaries count as ready for workers that join later
-        logger.info("%s is the primary of bundle %s of store %s", self._host.node, self.home, self.store.id)
+        logger.debug("%s is the primary of bundle %s of store %s", self._host.node, self.home, self.store.id)
         if self._cluster is not None:
             self._follow_map(self._cluster)
 

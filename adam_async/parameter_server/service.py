@@ -274,7 +274,7 @@ class ParameterServer(Role):
             drain_soon=self._drain_soon,
             rearm=self._timer.rearm,
             loaded=self._loaded.set,
-            left=self._left,
+            left=self._removed,
             declines=self._declines,
             copy_host=CopyHost(
                 links=self._links,
@@ -289,6 +289,16 @@ class ParameterServer(Role):
             ),
             disk=self._saved.begin(name, store, cluster),
         )
+
+    def _removed(self, served: ServedStore) -> None:
+        """Drop a bundle whose primary removed this server from the copies."""
+        if self._membership.joined:  # a server that ends needs no line
+            logger.warning(
+                "%s was removed from the copies of the shards of %s in store %s: it was silent or too slow, "
+                "for example frozen; it gets a new copy if the store lacks one",
+                *(self._identity.node, served.home, served.store.id),
+            )
+        self._left(served)
 
     def _left(self, served: ServedStore) -> None:
         if self.served.pop((served.store.id, served.home), None) is not None:

@@ -188,6 +188,20 @@ async def test_a_death_that_somebody_knows_of_is_believed_before_the_grace_is_ov
         assert not table.controller.map.nodes["worker-0"].left
 
 
+async def test_a_live_member_that_counted_as_lost_joins_again_and_says_why(caplog):
+    async with table_of(NETWORKS["local"](), FORGIVING) as table:
+        driver, worker = await table.joined("driver", role="driver"), await table.joined("worker-0")
+        await driver.wait_for(lambda m: m.live("worker"), "the worker", 20.0)
+        assert "joins again" not in caplog.text
+        await driver.report_death("worker-0")
+        await until(lambda: worker.joined and "joins again" in caplog.text)
+    lines = [line for line in caplog.messages if "joins again" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(
+        "worker-0 counted as lost, because the controllers heard nothing of it: it was frozen"
+    )
+
+
 async def test_a_late_report_of_a_death_does_not_touch_the_next_incarnation():
     async with table_of(NETWORKS["local"]()) as table:
         driver, old = await table.joined("driver", role="driver"), await table.joined("worker-0")

@@ -337,6 +337,16 @@ def test_a_node_that_joins_leaves_or_is_lost_makes_a_line():
         assert list(map_lines(here, gone)) == [f"worker-0 {line}"]
 
 
+def test_readers_and_commands_of_operators_make_no_lines():
+    reader = replace(DRIVER, role="reader", incarnation=7)
+    operator = replace(DRIVER, incarnation=0xAB)
+    nodes = {"reader-1": reader, "driver-000000000000ab": operator}
+    here = ClusterMap(nodes=nodes)
+    gone = ClusterMap(nodes={name: replace(node, live=False, left=True) for name, node in nodes.items()})
+    assert [*map_lines(ClusterMap(), here), *map_lines(here, gone)] == []
+    assert list(map_lines(ClusterMap(), ClusterMap(nodes={"driver": DRIVER}))) == ["driver joined"]
+
+
 def test_a_notice_of_a_driver_is_a_line_once():
     before = ClusterMap(nodes={"driver": DRIVER})
     after = ClusterMap(nodes={"driver": replace(DRIVER, info={"notice": "a checkpoint failed"})})
@@ -388,12 +398,12 @@ def test_a_bundle_makes_a_line_for_each_change_of_its_members():
     prefix = "shards of ps-0 in store 'a':"
     assert [line for before, after in pairwise(maps) for line in map_lines(before, after)] == [
         f"{prefix} ps-1 is in sync (2 of 2 copies are)",
-        f"{prefix} ps-2 joins",
-        f"{prefix} ps-0 was struck out",
+        f"{prefix} ps-2 begins a copy",
+        f"{prefix} ps-0 was removed from the copies",
         f"{prefix} ps-2 is in sync (2 of 2 copies are)",
         f"{prefix} ps-1 is the primary now, not ps-0 (generation 2)",
         "ps-1 is lost",
-        f"{prefix} ps-1 was struck out",
+        f"{prefix} ps-1 was removed from the copies",
         f"{prefix} pushes wait: 1 in sync, 2 needed (min_in_sync): start a server",
         f"{prefix} ps-2 is the primary now, not ps-1 (generation 3)",
         "ps-2 is lost",

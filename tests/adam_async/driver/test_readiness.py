@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -56,6 +58,26 @@ async def test_missing_roles_are_shown_during_the_wait_for_workers(options, phas
         await until(lambda: progress.missing == missing)
         assert progress.phase == f"waiting for {phase}"
         waiting.cancel()
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("1 of 2 workers", "worker --join"),
+        ("a parameter server", "ps --controller"),
+        ("2 of 3 data servers", "data --controller"),
+    ],
+)
+def test_a_role_that_a_person_starts_is_shown_with_its_command(missing: str, words: str) -> None:
+    def how(address: str, **options: Any) -> str:
+        membership: Any = SimpleNamespace(controllers=(address, "tcp://10.0.0.2:7000"))
+        config = Config(waits=WAITS, **options)
+        readiness = Readiness(config=config, membership=membership, queries=None, progress=Progress())  # type: ignore[arg-type]
+        return readiness._how_to_start(missing)
+
+    both = "tcp://10.0.0.1:7000,tcp://10.0.0.2:7000"
+    assert how("tcp://10.0.0.1:7000") == f" (at most 60 s); start one with: adam-async {words} {both}"
+    assert how("tcp://10.0.0.1:7000", processes=True) == how("local://controller") == ""
 
 
 async def test_no_role_is_missing_after_the_wait() -> None:

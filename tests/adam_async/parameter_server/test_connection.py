@@ -204,9 +204,7 @@ async def test_pushes_go_on_at_the_new_primary_in_order_from_the_first_unacknowl
         counts = room.client.statistics()
         assert (counts.acknowledged, counts.duplicates, counts.resent) == (8, 1, 3)
         assert (counts.moves, counts.primaries) == (1, {"ps-0": "ps-2"})
-        assert [record.getMessage() for record in caplog.records] == [
-            "worker-0: primary of bundle ps-0 moved from ps-0 to ps-2"
-        ]
+        assert not caplog.records  # the driver or the controller has a line
 
 
 @pytest.mark.parametrize("network", NETWORKS)
