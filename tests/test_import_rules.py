@@ -145,7 +145,7 @@ PORTS = (
     ),
     port("adam_async/runtime/ordinary_files.py", "files system", "opens and reads files for the disk"),
     port("adam_async/runtime/standard_streams.py", "files system", "the standard streams of the process"),
-    port("adam_async/runtime/user_cache.py", "system", "the user's id, home and folder of caches"),
+    port("adam_async/runtime/user_cache.py", "files system", "the user's id, home and folder of caches"),
     port("adam_async/runtime/blocking_thread.py", "threads", "the thread of a disk, or of Ray"),
     port(
         "adam_async/data_server/sources/downloads.py",
