@@ -213,7 +213,8 @@ class Changes:
             StoreError: A parameter has such changes too often, which would cost too many gradients.
         """
         for name in names:
-            if name in self._replaced and pushes - self._replaced[name] < REPLACED_GAP:
+            # `load_state_dict` may set the number back.
+            if name in self._replaced and 0 <= pushes - self._replaced[name] < REPLACED_GAP:
                 raise StoreError(
                     f"parameter {name!r} was changed outside the optimizer twice within {REPLACED_GAP} "
                     "pushes, and each change replaces pushes that the module's values lack: use "

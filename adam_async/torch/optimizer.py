@@ -430,13 +430,11 @@ class RemoteOptimizer(torch.optim.Optimizer):
     def _repeat_local_step(self, exchange: Exchange) -> None:
         """Repeat the local step of a push in flight on pulled values, which lack the push."""
         assert exchange.staging is not None
-        names = [
-            name
-            for name in exchange.gradients
-            if name in self._plain and name in self._by_name and name not in self._kept
-        ]
+        names = [name for name in exchange.gradients if name in self._plain and name in self._by_name]
         rate = exchange.rate
         for name in names:
+            if name in self._kept:  # its value has the local step
+                continue
             parameter, gradient = self._by_name[name].parameter, exchange.gradients[name]
             if isinstance(gradient, Factors):
                 product = torch.from_numpy(gradient.errors.T @ gradient.activations)

@@ -4,6 +4,7 @@ import copy
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -577,6 +578,41 @@ def test_a_store_with_a_folder_is_a_checkpoint_of_values_and_momentum(tmp_path, 
     assert state["adam_async"]["steps"] == 8
     (warning,) = [each.message for each in caplog.records if "state_dict" in each.message]
     assert "momentum and means are those of store 'model'" in warning
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp:1"])
+@pytest.mark.parametrize("most", [0, 1])
+def test_clients_with_clocks_train_on_from_values_that_one_of_them_pushes(consistency, most) -> None:
+    together = Barrier(2, timeout=20.0)
+
+    def work(client: int) -> np.ndarray:
+        module = ones()
+        with sync.ParameterStore.open(
+            "local",
+            parameter_arrays(module),
+            rule=Sgd(rate=1.0),
+            name="clocks",
+            consistency=consistency,
+            replicas=2,
+        ) as store:
+            optimizer = RemoteOptimizer(module, store, max_staleness=most)
+            steps(module, optimizer, 2)
+            optimizer.flush()
+            together.wait()
+            if client == 0:
+                module.weight.data.fill_(50.0)
+                with pytest.raises(StoreError, match="store 'clocks' has 2 clients"):
+                    steps(module, optimizer)
+                optimizer.push_values()
+            together.wait()
+            steps(module, optimizer, 2)
+            optimizer.flush()
+            together.wait()
+            return store.pull()["weight"]
+
+    with ThreadPoolExecutor(2) as executor:
+        for weight in executor.map(work, range(2)):
+            np.testing.assert_array_equal(weight, np.full((4, 8), 48.0 if consistency == "bsp" else 46.0))
 
 
 SIZES = [0, 1, 7, COLUMNS * 2, COLUMNS * 6 + 5, COLUMNS * 40 + 3]
