@@ -32,6 +32,7 @@ from pathlib import Path
 from tests.ablations.bounds import BOUNDS
 from tests.ablations.copies import COPIES
 from tests.ablations.disks import DISKS
+from tests.ablations.learned import LEARNED
 from tests.ablations.members import MEMBERS
 from tests.ablations.plugin import name_of
 from tests.ablations.safeguards import ABLATIONS, Ablation
@@ -226,7 +227,7 @@ def main() -> None:
     options = parser.parse_args()
     chosen = [
         ablation
-        for ablation in (*ABLATIONS, *BOUNDS, *COPIES, *DISKS, *MEMBERS)
+        for ablation in (*ABLATIONS, *BOUNDS, *COPIES, *DISKS, *LEARNED, *MEMBERS)
         if options.only in ablation.name and options.scenario in ("", ablation.scenario)
     ]
     if options.guards:

@@ -21,6 +21,7 @@ by the rules in `state.py`. The leader then answers the request, and the watches
     log_file.py, contents.py      the synced log on disk; checks that commands, states and logs are readable
     stall_aware_clock.py          the core's clock, which leaves out stalls of the process
     peer_controllers.py           links to the other controllers, and the next change of the membership
+    learned_map.py                first map of a restarted single controller, from the servers of stores
     bootstrap.py                  first voters of a group; a controller with an empty disk joins a group
 
     client.py                     `Membership`: join a cluster, follow the map, change records of the map

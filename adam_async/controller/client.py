@@ -2,30 +2,32 @@
 
 A `Membership` watches the map, regardless of which controller leads, and keeps the record of its node in the
 map under one incarnation. The map advances version by version; a slow reader misses intermediate maps, but
-never the last. A new group of controllers counts versions anew: its members discard the old group's map and
-join again. A leader change within the group needs no action.
+never the last. A new group of controllers counts versions anew: its members discard the old group's map, and
+join again unless the new map has them (`learned_map`). A leader change within the group needs no action.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
 
 from adam_async.controller.bundle_rules import next_member, unready_copy
 from adam_async.controller.leader_connection import parse_controllers as parse_controllers  # for other roles
+from adam_async.controller.learned_map import StoresReport, stores_of
 from adam_async.controller.map_client import MapClient, MapUpdate
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed
-from adam_async.run.bundle_record import BundleRecord, Member, bundle_key
+from adam_async.messages import ReportStores, pack, text_tensor
+from adam_async.run.bundle_record import BundleRecord, Member, Standing, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Waits
 from adam_async.run.map_changes import changed
 from adam_async.run.store_record import ArrayRecord, StoreRecord, cut_arrays, store_key
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
-from transport import Identity, Network, RemoteError, RetrySchedule, TransportError
+from transport import Identity, Message, Network, RemoteError, RetrySchedule, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ class Membership:
         record: The member's record in the map; `run` keeps it set.
         traffic: Counts of the links to the controllers.
         seen: Called with each received version of the map, in order; its error ends the receiving method.
+        standings: Returns the logs of a server's bundles, by their keys, for a restarted controller.
 
     Run `run` as a task of the owner's group; the other methods need it.
 
@@ -87,13 +90,20 @@ class Membership:
         waits: Waits,
         traffic: Traffic,
         seen: Callable[[ClusterMap], None] = lambda _: None,
+        standings: Callable[[], Mapping[str, Standing]] = dict,
     ) -> None:
+        self._standings = standings
         self._identity = identity
         self._seen = seen
         self._record = record
         self._waits = waits
         self._client = MapClient(
-            network=network, controllers=controller, identity=identity, waits=waits, traffic=traffic
+            network=network,
+            controllers=controller,
+            identity=identity,
+            waits=waits,
+            traffic=traffic,
+            report=self._stores_report if identity.role == "ps" else None,
         )
         self._group = ""
         self._joined_group: str | None = None
@@ -140,7 +150,8 @@ class Membership:
 
         Raises:
             RoleUnreachable: No controller answered within `start_s`.
-            RoleDied: No controller has led for `patience_s`.
+            RoleDied: No controller has led for `patience_s`, or `controller_s` for a server or client of
+                stores.
             RunFailed: Another process stayed connected under this node id for `dial_s` and `call_s`, or the
                 controller refused this node's record.
             HandshakeRejected: A controller refused the handshake.
@@ -209,6 +220,11 @@ class Membership:
             await self._show(update.whole)
         elif update.change is not None and update.group == self._group and update.version > self.map.version:
             await self._show(changed(self.map, update.change))
+
+    def _stores_report(self) -> Message:
+        """Return the report of this server's stores to a controller that learns them."""
+        report = StoresReport(map=stores_of(self.map), standings=dict(self._standings()))
+        return pack(ReportStores(), [text_tensor(report)])
 
     async def _show(self, newest: ClusterMap) -> None:
         self.map = newest

@@ -13,7 +13,7 @@ time, `status_log` the log lines about the group.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -68,6 +68,7 @@ from adam_async.controller.status_log import StatusLog
 from adam_async.errors import ConfigError
 from adam_async.messages import Introduced
 from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_VALUE_BYTES
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.runtime import fault_points
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import Timer, system_entropy
@@ -146,6 +147,7 @@ class ConsensusNode:
         on_answer: Called with the tag of a request, and the answer.
         on_led: Called after each change of the known leader.
         on_applied: Called after commands were applied, or a whole state was restored.
+        first_map: Returns the map with which a group begins; None: an empty one.
 
     Run `run` as a task of the owner's group.
     """
@@ -159,7 +161,9 @@ class ConsensusNode:
         on_answer: Callable[[Hashable, Answer], None],
         on_led: Callable[[], None],
         on_applied: Callable[[], None],
+        first_map: Callable[[], Awaitable[ClusterMap]] | None = None,
     ) -> None:
+        self._first_map = first_map
         self._identity = endpoint.identity
         self._state = state
         self._entropy = setup.entropy
@@ -345,7 +349,8 @@ class ConsensusNode:
         if blank and not saved.term:
             voters = await self._peers.first_voters()
             if voters:
-                saved = bootstrapped(saved.me, voters, first_state(group_name(voters)))
+                first = await self._first_map() if self._first_map is not None else None
+                saved = bootstrapped(saved.me, voters, first_state(group_name(voters), first))
                 await self._write_down((Ballot(saved.term, saved.vote), saved.snapshot))
         if saved.snapshot.index:
             self._state.restore(saved.snapshot.state)

@@ -10,6 +10,10 @@ answer also names the controllers' group, so a client of another group stops bef
 
 After `WARN_S` without a leader a warning names the result of the last attempt at each address.
 
+Servers and clients of stores can work without a controller, so they search for `controller_s`; other roles
+search for `patience_s`. A restarted single controller asks a server for its stores before it leads
+(`learned_map`); the server reports them in the search.
+
 The connection gives up a link that breaks, a link to a controller that does not lead, and, if there are other
 controllers, a link that stays silent for `SILENT_S` beyond the request's own time: its controller is frozen
 or cut off. Silence does not count while this process's own loop stands still.
@@ -17,9 +21,11 @@ or cut off. Silence does not count while this process's own loop stands still.
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from adam_async.errors import ConfigError, Leaderless, RoleDied, RoleUnreachable, first_cause
-from adam_async.messages import NOT_LEADER, UNKNOWN, MapChanges, MapState, WatchMap, pack, unpack
+from adam_async.messages import LEARNING, NOT_LEADER, UNKNOWN, MapChanges, MapState, WatchMap, pack, unpack
+from adam_async.run.cluster_map import STORE_ROLES
 from adam_async.run.config import Waits
 from adam_async.runtime.channel import Channel, Endpoint
 from adam_async.runtime.traffic import Traffic
@@ -110,8 +116,11 @@ class LeaderConnection:
         controllers: Their addresses, with commas between them. One is enough while it runs: it names the
             leader, and the leader all others.
         identity: The dialling node.
-        waits: Deadlines. The search may take `start_s` before a first contact, later `patience_s`.
+        waits: Deadlines. The search may take `start_s` before a first contact, later `patience_s`, or
+            `controller_s` for a server or client of stores.
         traffic: Counts of the links.
+        report: Returns the report of a server's stores to a controller that asks for it; None if this node
+            is no server.
 
     Attributes:
         link: The link to the leader; None while there is none.
@@ -123,8 +132,18 @@ class LeaderConnection:
     """
 
     def __init__(
-        self, *, network: Network, controllers: str, identity: Identity, waits: Waits, traffic: Traffic
+        self,
+        *,
+        network: Network,
+        controllers: str,
+        identity: Identity,
+        waits: Waits,
+        traffic: Traffic,
+        report: Callable[[], Message] | None = None,
     ) -> None:
+        self._report = report
+        self._is_of_stores = identity.role in STORE_ROLES
+        self._patience_s = waits.controller_s if self._is_of_stores else waits.patience_s
         self._controllers = controllers
         self._addresses = parse_controllers(controllers)
         self._identity = identity
@@ -236,14 +255,15 @@ class LeaderConnection:
             if not self.several:
                 return  # only the answer was lost: a link to a dead controller ends by itself
             self._put_last(self._at)
-        # With several controllers a new leader is normal within seconds; a longer search warns by itself.
+        # With several controllers a new leader is normal within seconds, and a node of stores goes on without
+        # one; a longer search warns by itself.
         logger.log(
-            logging.INFO if self.several else logging.WARNING,
+            logging.INFO if self.several or self._is_of_stores else logging.WARNING,
             "%s: lost the controller at %s (%s); trying for %g s",
             self._identity.node,
             self._at,
             error,
-            self._waits.patience_s,
+            self._patience_s,
         )
         self._reason = str(error)
         self._give_up()
@@ -277,7 +297,8 @@ class LeaderConnection:
 
         Raises:
             RoleUnreachable: No controller was ever reached.
-            RoleDied: No controller has led for `patience_s`; `Leaderless` if there are several.
+            RoleDied: No controller has led for `patience_s`, or `controller_s` for a node of stores;
+                `Leaderless` if there are several.
             HandshakeRejected: A controller refused the handshake.
             LinkClosed: See `close`.
         """
@@ -315,7 +336,7 @@ class LeaderConnection:
                     why = f"{self._reason}; start it there, or check the address"
                     raise RoleUnreachable("the controller", self._controllers, why)
                 if self.several:
-                    raise Leaderless(sorted(self._order), self._waits.patience_s, self._reason)
+                    raise Leaderless(sorted(self._order), self._patience_s, self._reason)
                 raise RoleDied("the controller", self._reason)
             await asyncio.sleep(min(next(pauses), self._left_s()))
 
@@ -327,17 +348,18 @@ class LeaderConnection:
         results = [f"{each}: {self._results.get(each, 'no answer yet')}" for each in sorted(self._order)]
         one_of = f"one of {len(results)} controllers to lead, for which more than half must run"
         logger.warning(
-            "%s waits for %s, for %.0f s more; tried %s",
+            "%s waits for %s, for %.0f s more%s; tried %s",
             self._identity.node,
             one_of if self.several else "the controller",
             max(0.0, self._left_s()),
+            "; its stores go on meanwhile" if self._is_of_stores and self.group else "",
             "; ".join(results),
         )
 
     def _left_s(self) -> float:
         """Return the seconds left of the search."""
         assert self._search_since is not None
-        waits_s = self._waits.patience_s if self._reached else self._waits.start_s
+        waits_s = self._patience_s if self._reached else self._waits.start_s
         return self._search_since + waits_s - asyncio.get_running_loop().time()
 
     async def _round(self, task_group: asyncio.TaskGroup, after: int, group: str) -> None:
@@ -379,8 +401,8 @@ class LeaderConnection:
     async def _dial(self, channel: Channel) -> Link | None:
         left_s = self._left_s()
         # The search may have begun long ago and been cancelled: it always tries one round.
-        timeout_s = DIAL_S if self.several or left_s <= 0 else left_s
-        retry = ONCE if self.several else None
+        timeout_s = DIAL_S if self.several or left_s <= 0 else min(left_s, self._waits.dial_s)
+        retry = ONCE if self.several else PAUSES
         try:
             link = await channel.dial(timeout_s, retry=retry)
         except (TransportError, ValueError) as error:
@@ -405,7 +427,7 @@ class LeaderConnection:
             return
         try:
             first = WatchMap(after=after, group=group, wait_s=0.0)
-            answer = await self.call(link, pack(first), 0.0)
+            answer = await self._first_answer(link, pack(first))
             body = unpack_answer(answer)
             if not body.group:
                 self._note_result(address, "belongs to no group yet")
@@ -419,7 +441,8 @@ class LeaderConnection:
             if isinstance(error, RemoteError) and error.code in (NOT_LEADER, UNKNOWN, BUSY):
                 self._note_leader(error)
                 self._ahead.insert(0, self._hint)
-                self._note_result(address, "does not lead, nor does any other")
+                why = "does not lead, nor does any other" if self.several else "does not lead yet"
+                self._note_result(address, why)
             elif isinstance(error, LOST) or address not in self._addresses:
                 self._note_result(address, f"sent no answer: {error}")
                 self._put_last(address)
@@ -428,6 +451,15 @@ class LeaderConnection:
         finally:
             if link is not self.link:
                 channel.drop()
+
+    async def _first_answer(self, link: Link, first: Message) -> Message:
+        """Send a first request; in place of its answer, a learning controller gets a server's report."""
+        try:
+            return await self.call(link, first, 0.0)
+        except RemoteError as error:
+            if error.code != LEARNING or self._report is None:
+                raise
+        return await self.call(link, self._report(), 0.0)
 
     def _take(self, link: Link, address: str) -> None:
         """Keep the leader's link, and end all other attempts."""

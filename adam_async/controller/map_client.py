@@ -14,7 +14,7 @@ ends meanwhile, the map may still show that the request had no effect; otherwise
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -83,10 +83,22 @@ class MapClient:
     """
 
     def __init__(
-        self, *, network: Network, controllers: str, identity: Identity, waits: Waits, traffic: Traffic
+        self,
+        *,
+        network: Network,
+        controllers: str,
+        identity: Identity,
+        waits: Waits,
+        traffic: Traffic,
+        report: Callable[[], Message] | None = None,
     ) -> None:
         self._leader = LeaderConnection(
-            network=network, controllers=controllers, identity=identity, waits=waits, traffic=traffic
+            network=network,
+            controllers=controllers,
+            identity=identity,
+            waits=waits,
+            traffic=traffic,
+            report=report,
         )
         self._waits = waits
         self._session = 0

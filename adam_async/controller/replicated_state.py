@@ -140,9 +140,9 @@ def read_state(state: bytes) -> _State:
     return _STATES.decode(state)
 
 
-def first_state(group: str) -> bytes:
-    """Return the encoded state with which a group begins."""
-    return _ENCODER.encode(_State(group, ClusterMap(), []))
+def first_state(group: str, cluster: ClusterMap | None = None) -> bytes:
+    """Return the encoded state with which a group begins, with its first map, by default an empty one."""
+    return _ENCODER.encode(_State(group, cluster or ClusterMap(), []))
 
 
 class ReplicatedState:

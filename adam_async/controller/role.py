@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar
 
 from adam_async.controller.client import Membership
 from adam_async.messages import Body, GetProfile, GetStatistics, Statistics, pack, text_tensor, unpack_any
+from adam_async.run.bundle_record import Standing
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.callbacks import Callbacks
@@ -125,7 +126,12 @@ class Role:
             record=record,
             waits=self._waits,
             traffic=self._traffic,
+            standings=self._standings,
         )
+
+    def _standings(self) -> Mapping[str, Standing]:
+        """Return the logs of the role's bundles, by their keys; for parameter servers only."""
+        return {}
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Return the tasks of the block by name."""

@@ -13,7 +13,8 @@ Members keep a link to the leader. If the last link of an incarnation breaks, or
 a new leader, the leader suspects it (`failure_detector`), and proposes its loss at a deadline, like any other
 change.
 
-A single controller is a group of one, and runs the same code.
+A single controller is a group of one, and runs the same code. Without a folder it may learn its first map
+from servers of an earlier controller before it leads (`learned_map`).
 """
 
 import asyncio
@@ -24,7 +25,9 @@ from functools import partial
 from typing import Any
 
 from adam_async.controller.consensus_node import Answer, ConsensusNode, ConsensusSetup
+from adam_async.controller.contents import MAP_DEPTH
 from adam_async.controller.failure_detector import FailureDetector, Incarnation
+from adam_async.controller.learned_map import LearnedMap, StoresReport, most_version
 from adam_async.controller.peer_controllers import read_agree
 from adam_async.controller.permissions import FORBIDDEN, Attempt, PermissionTable, Permits, Refusal
 from adam_async.controller.program_rules import ProgramRules, Rules
@@ -40,8 +43,9 @@ from adam_async.controller.replicated_state import (
 )
 from adam_async.controller.role import Role, RoleSettings, reply_when_room
 from adam_async.controller.statistics import ControllerStatistics
-from adam_async.controller.status_log import report_changes
+from adam_async.controller.status_log import report_changes, report_learned
 from adam_async.messages import (
+    LEARNING,
     NOT_LEADER,
     SESSION_OVER,
     UNKNOWN,
@@ -52,6 +56,7 @@ from adam_async.messages import (
     MapChanges,
     MapState,
     OpenSession,
+    ReportStores,
     SessionOpened,
     WatchMap,
     pack,
@@ -59,10 +64,11 @@ from adam_async.messages import (
     text_tensor,
     unpack,
 )
-from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_VALUE_BYTES
+from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_MAP_TEXT_BYTES, MOST_VALUE_BYTES
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.runtime import fault_points
-from adam_async.runtime.clock import Timer
+from adam_async.runtime.channel import wait_set
+from adam_async.runtime.clock import Clock, Timer
 from transport import Identity, Link, Message, ProtocolError, Request, TransportError
 
 logger = logging.getLogger(__name__)
@@ -107,6 +113,8 @@ class Controller(Role):
         kinds: Rules of the programs that may run in the cluster, by kind; the same in all of a group.
         most_sessions: Maximum number of client sessions; the same in all of a group.
         permits: Permissions of the map's keys; by default a `PermissionTable` with the rows of `kinds`.
+        wall: Seconds since 1970, for a controller of one without a file that learns its first map from
+            servers; None: it begins with an empty map.
 
     Attributes:
         group: Its node of the consensus group.
@@ -125,9 +133,17 @@ class Controller(Role):
         kinds: Mapping[str, Rules],
         most_sessions: int = MAX_SESSIONS,
         permits: Permits | None = None,
+        wall: Clock | None = None,
     ) -> None:
         super().__init__(settings)
         setup = setup or ConsensusSetup()
+        # A majority of several controllers has the map, and so has a file.
+        is_alone = len(peers) <= 1 and alone and setup.file is None
+        self._wall = wall
+        self._kinds = kinds
+        self._learned: LearnedMap | None = None
+        """Reports of servers; None outside the wait for them."""
+        self._learned_more = asyncio.Event()
         self._rules = ProgramRules(kinds)
         self.replicated_state = ReplicatedState(kinds, most_sessions=most_sessions)
         self.group = ConsensusNode(
@@ -137,6 +153,7 @@ class Controller(Role):
             on_answer=self._on_answer,
             on_led=self._on_led,
             on_applied=self._on_applied,
+            first_map=self._learn if is_alone and wall is not None else None,
         )
         self._file = setup.file
         if peers or alone:
@@ -177,6 +194,55 @@ class Controller(Role):
     def map(self) -> ClusterMap:
         """This controller's copy of the map; on a follower it may be behind the leader's."""
         return self.replicated_state.map
+
+    # --- the first map -----------------------------------------------------------------------
+
+    async def _learn(self) -> ClusterMap:
+        """Wait for the reports of an earlier controller's servers, and return the first map."""
+        assert self._wall is not None
+        longest_s = self._waits.grace_s + FIND_S
+        learned = LearnedMap(self._loop.time(), longest_s, most_version(self._wall()))
+        self._learned = learned
+        while (left_s := learned.ends_at - self._loop.time()) > 0:
+            self._learned_more.clear()
+            await wait_set(self._learned_more, left_s)
+            if self._loop.time() > learned.ends_at + STOOD_STILL_S:
+                # The dials of servers during a stall of this process may still be queued.
+                learned.begun_at = self._loop.time()
+        self._learned = None
+        first = learned.first_map(self._kinds)
+        report_learned(self._identity.node, first, [node for node, _ in learned.missing()])
+        return first
+
+    def _refuse_early(self, request: Request, body: Body) -> None:
+        """Refuse a request while this controller does not lead; ask a server for its unreported stores."""
+        peer, learned = request.link.peer, self._learned
+        if learned is not None and isinstance(body, WatchMap) and body.group:
+            learned.is_restart = True
+            self._learned_more.set()
+            if peer.role == "ps" and (peer.node, peer.incarnation) not in learned.standings:
+                request.fail(LEARNING, f"{self._identity.node} learns the stores from their servers")
+                return
+        request.fail(NOT_LEADER, self.group.leader)
+
+    def _take_report(self, request: Request) -> None:
+        """Take the stores of a server into the first map of this controller."""
+        peer, learned = request.link.peer, self._learned
+        if learned is None:  # the wait is over, or a majority of controllers or a file has the map
+            request.fail(NOT_LEADER, self.group.leader)
+            return
+        text = request.message.tensors[0].tobytes() if request.message.tensors else b""
+        if len(text) > MOST_MAP_TEXT_BYTES or nests_too_deep(text, MAP_DEPTH):
+            fault = f"its text has {len(text)} bytes, or nests over {MAP_DEPTH} deep"
+        else:
+            report: StoresReport = read_text_tensor(request.message, StoresReport, MOST_MAP_TEXT_BYTES)
+            fault = learned.report((peer.node, peer.incarnation), report)
+        if fault:
+            logger.warning("%s refused the stores of %s: %s", self._identity.node, peer.node, fault)
+            request.fail("invalid", f"the report of {peer.node}: {fault}")
+            return
+        self._learned_more.set()
+        request.fail(NOT_LEADER, "")
 
     # --- links -------------------------------------------------------------------------------
 
@@ -230,8 +296,10 @@ class Controller(Role):
         match body:
             case Introduce():
                 self._introduce(request, body)
+            case ReportStores():
+                self._take_report(request)
             case GetMap() | OpenSession() | CompareAndSet() | WatchMap() if not self.group.leads:
-                request.fail(NOT_LEADER, self.group.leader)
+                self._refuse_early(request, body)
             case GetMap():
                 self.group.read(request)
             case OpenSession():

@@ -19,7 +19,7 @@ beside other roles reports changes of the cluster itself. The command `controlle
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from adam_async.controller.bootstrap import name_of
 from adam_async.controller.bundle_rules import bundle_lines
@@ -186,6 +186,17 @@ class StatusLog:
 
 
 # --- the cluster map -----------------------------------------------------------------------------
+
+
+def report_learned(node: str, first: ClusterMap, missing: Sequence[str]) -> None:
+    """Log in one line that a restarted controller has learned the stores of its first map."""
+    if not first.version:
+        return
+    lost = f"; these did not report, and are lost: {', '.join(missing)}" if missing else ""
+    logger.info(
+        "%s learned %d stores from %d servers of an earlier controller%s",
+        *(node, len(first.stores), len(first.live("ps")), lost),
+    )
 
 
 def report_changes(before: ClusterMap, after: ClusterMap, rules: ProgramRules) -> None:

@@ -17,6 +17,7 @@ are in brackets:
     controllers.py   any role - controller      GetMap, CompareAndSet [value], WatchMap
                                                 -> MapState [map], MapChanges [same]
                                                 OpenSession -> SessionOpened
+                     p. server - controller     ReportStores [report]
                      controller - controller    Introduce -> Introduced, Agree [consensus message]
     leases.py        worker - data server       LeaseGroups -> Groups [images, labels]
                                                 ReportGroups -> Reported
@@ -46,6 +47,7 @@ are in brackets:
 
 from adam_async.messages.body import ROLES, Body, pack, unpack
 from adam_async.messages.controllers import (
+    LEARNING,
     NOT_LEADER,
     SESSION_OVER,
     UNKNOWN,
@@ -57,6 +59,7 @@ from adam_async.messages.controllers import (
     MapChanges,
     MapState,
     OpenSession,
+    ReportStores,
     SessionOpened,
     WatchMap,
 )

@@ -19,6 +19,9 @@ SESSION_OVER = "session-over"
 """Code of a refusal of an unknown session; the client must open another session. The last request of the
 unknown session may have taken effect."""
 
+LEARNING = "learning"
+"""Code of a refusal by a restarted single controller, to a server that has not reported its stores."""
+
 UNKNOWN = "unknown"
 """Code of a refusal after a lost leadership: the request may have taken effect, or take effect later. The
 client repeats the request with the same number."""
@@ -65,6 +68,14 @@ class WatchMap(Body, frozen=True, kw_only=True):
     group: Name
     """Group of controllers with version `after`; the controllers of another group send their whole map."""
     wait_s: Seconds
+
+
+class ReportStores(Body, frozen=True, kw_only=True):
+    """Report of a server to a restarted single controller, which asks for it by `LEARNING`.
+
+    The controller belongs to no group yet, so its answer is the refusal `NOT_LEADER`.
+    Tensor: the report (`controller.learned_map.StoresReport`) as JSON text.
+    """
 
 
 class MapState(Body, frozen=True, kw_only=True):
@@ -129,6 +140,7 @@ ROWS: Rows = {
     GetMap: frozenset((role, "controller") for role in ROLES),
     CompareAndSet: frozenset((role, "controller") for role in ROLES),
     WatchMap: frozenset((role, "controller") for role in ROLES),
+    ReportStores: frozenset({("ps", "controller")}),
     OpenSession: frozenset((role, "controller") for role in ROLES),
     SessionOpened: frozenset(("controller", role) for role in ROLES),
     MapState: frozenset(("controller", role) for role in ROLES),

@@ -67,7 +67,7 @@ from adam_async.parameter_server.shard_pieces import (
     with_arrays,
 )
 from adam_async.persistence.keys import Order
-from adam_async.run.bundle_record import BundleRecord, Member
+from adam_async.run.bundle_record import BundleRecord, Member, Standing
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError
@@ -199,6 +199,14 @@ class BundleCopy:
     def is_primary(self) -> bool:
         """Whether this server is the primary, as far as it knows."""
         return self._core.is_primary
+
+    @property
+    def standing(self) -> Standing:
+        """Generation and positions of the log, for a restarted controller."""
+        log = self._core.log
+        return Standing(
+            generation=self.record.generation, last=log.last, start=log.start, committed=log.committed
+        )
 
     @property
     def log(self) -> Log:
@@ -387,18 +395,20 @@ class BundleCopy:
 
     def _run(self) -> None:
         """Carry out the effects of the core in their order, and the effects that follow from them."""
-        self._propose_all()  # a handover may have ended without an effect
         self._effects += self._core.take_effects()
         if self._is_running:
             return
         self._is_running = True
         try:
-            while self._effects or self._advance():
+            is_going_on = True
+            while is_going_on:
                 while self._effects:
                     self._perform(self._effects.popleft())
                     self._effects += self._core.take_effects()
+                # Only now, because a `Stopped` drops the entries that wait: it refuses their requests.
                 self._propose_all()
                 self._effects += self._core.take_effects()
+                is_going_on = bool(self._effects) or self._advance()
         finally:
             self._is_running = False
         self._host.links.yield_pieces()

@@ -47,7 +47,7 @@ from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import ServerStatistics, count_server, count_store
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.parameter_server.store_host import StoreHost
-from adam_async.run.bundle_record import BundleRecord, Member
+from adam_async.run.bundle_record import BundleRecord, Member, Standing, bundle_key
 from adam_async.run.cluster_map import COPIES, DISK, MOST_REASON, NOTICE, NUMERICS, ClusterMap
 from adam_async.run.store_record import StoreRecord, joined_arrays, served_word
 from adam_async.runtime.channel import Endpoint
@@ -189,6 +189,14 @@ class ParameterServer(Role):
         """Return the states of the bundles of the newest run's store whose primary is this server."""
         of_runs = [each for each in self.served.values() if each.store.program and each.complete]
         return [each.state for each in of_runs if each.store.id == of_runs[-1].store.id]
+
+    def _standings(self) -> Mapping[str, Standing]:
+        names = {store.id: name for name, store in self._membership.map.stores.items()}
+        return {
+            bundle_key(names[id], home): served.copy.standing
+            for (id, home), served in self.served.items()
+            if served.copy is not None and id in names
+        }
 
     # --- stores --------------------------------------------------------------------------------
 
@@ -395,6 +403,8 @@ class ParameterServer(Role):
                 await self._membership.set_node(serves=serves)
             except RunFailed as error:
                 logger.error("%s cannot report its %d stores: %s", self._identity.node, len(serves), error)
+            except DeadlineExceeded:
+                self._loaded.set()  # no controller led; the values are here, so the report is repeated
 
     # --- questions -----------------------------------------------------------------------------
 

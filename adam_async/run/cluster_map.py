@@ -32,6 +32,9 @@ NUMERICS = "numerics"
 COPIES = "copies"
 """Key of a server's `NodeRecord.info`: its address for other servers, if that is not `address`."""
 
+STORE_ROLES = ("ps", "client", "reader")
+"""Roles that use stores. They wait for a controller for `Waits.controller_s`, and stay in a learned map."""
+
 MOST_REASON = 2048
 """Maximum length of `NodeRecord.failed`, and of a notice, in characters."""
 

@@ -41,6 +41,9 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Deadline of one push or pull, after which the worker reconnects and sends its open requests again."""
     patience_s: float = 30.0
     """Deadline of all attempts of a worker to reach the primary of a shard."""
+    controller_s: float = 3600.0
+    """Deadline of servers and clients of stores for the return of a controller; pushes and pulls go on
+    meanwhile. Other roles wait for `patience_s`."""
     copies_s: float = 3600.0
     """Deadline of all attempts of a worker to reach the primary of a shard of a run, while fewer than
     `min_in_sync` copies are in sync and pushes wait for a server."""

@@ -4,8 +4,9 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,11 +128,57 @@ async def test_pushes_and_pulls_go_on_without_the_only_controller_until_it_retur
             assert (await store.pull())["w"].tolist() == [-102, -102, -102]
 
 
+@pytest.mark.parametrize(("servers", "copies", "consistency"), [(1, 1, "asp"), (3, 2, "asp"), (3, 2, "bsp")])
+async def test_a_killed_controller_without_a_folder_is_started_again_and_no_push_is_lost_or_doubled(
+    servers: int, copies: int, consistency: Any, unused_tcp_port: int
+) -> None:
+    where = f"tcp://127.0.0.1:{unused_tcp_port}"
+    words, pushed = ("controller", "--bind", where), 0
+    with ExitStack() as stack:
+        address_of(controller := stack.enter_context(Command(*words)))
+        for number in range(servers):
+            address_of(stack.enter_context(Command("ps", "--id", f"ps-{number}", "--controller", where)))
+        opening = ParameterStore.open(
+            where,
+            ZEROS,
+            name="model",
+            rule=Sgd(rate=1.0),
+            copies=copies,
+            consistency=consistency,
+            replicas=1,
+        )
+        async with opening as store:
+
+            async def push(enough: Callable[[], bool]) -> None:
+                nonlocal pushed
+                while not enough():
+                    await store.push(ONES)
+                    await store.tick()
+                    pushed += 1
+
+            await push(lambda: pushed >= 1)  # waits for the copies, which join through the map
+            controller.signal(signal.SIGKILL)
+            controller.process.wait()
+            await push(lambda: pushed >= 100)  # without a controller
+            address_of(stack.enter_context(Command(*words)))
+            late = asyncio.ensure_future(
+                ParameterStore.open(where, name="model", reader=True, waits=Waits(dial_s=30.0))
+            )
+            await push(late.done)  # while the controller learns the store
+            await push(lambda count=pushed: pushed >= count + 100)  # type: ignore[misc]
+            assert (await store.pull())["w"].tolist() == [-pushed] * 3
+            reader = late.result()
+            try:
+                assert (await reader.pull())["w"].tolist() == [-pushed] * 3
+            finally:
+                await reader.close()
+
+
 async def test_a_client_ends_by_name_if_the_only_controller_does_not_return() -> None:
     with ExitStack() as stack:
         where = address_of(controller := stack.enter_context(Command("controller", "--bind", LOOPBACK)))
         address_of(stack.enter_context(Command("ps", "--controller", where)))
-        store = await ParameterStore.open(where, ZEROS, name="model", waits=Waits(patience_s=1.0))
+        store = await ParameterStore.open(where, ZEROS, name="model", waits=Waits(controller_s=1.0))
         controller.signal(signal.SIGKILL)
         with pytest.raises(RoleDied, match="controller"):
             while True:

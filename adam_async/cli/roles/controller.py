@@ -44,6 +44,7 @@ async def serve_controller(options: ControllerOptions, environment: Mapping[str,
             bind,
             environment,
             health,
-            lambda place: controller(place, peers=peers, file=file),
+            # A supervised controller is the first of its run, which ends with it.
+            lambda place: controller(place, peers=peers, file=file, learns=not options.supervised),
             is_cut_off=lambda running: running.group.is_cut_off,
         )

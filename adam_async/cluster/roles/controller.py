@@ -9,10 +9,16 @@ from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.service import Controller
 from adam_async.driver.training_rules import PROGRAM_KINDS
+from adam_async.runtime.clock import wall_clock
 
 
 def controller(
-    place: Place, *, peers: Mapping[str, str] = {}, alone: bool = True, file: LogFile | None = None
+    place: Place,
+    *,
+    peers: Mapping[str, str] = {},
+    alone: bool = True,
+    file: LogFile | None = None,
+    learns: bool = False,
 ) -> AbstractAsyncContextManager[Controller]:
     """Run a controller.
 
@@ -22,6 +28,8 @@ def controller(
         alone: Whether the controller is a group of one; a larger group without `peers` gets them from
             `Controller.group.set_addresses` when all controllers listen.
         file: Log file with the controller's state, read after a restart; None: in memory only.
+        learns: Whether a controller of one without a file learns its first map from the servers of an earlier
+            controller, for which it waits before it leads.
 
     Raises:
         BindFailed: The address is not available.
@@ -33,5 +41,6 @@ def controller(
         peers=peers,
         alone=alone,
         kinds=PROGRAM_KINDS,
+        wall=wall_clock if learns else None,
     )
     return listening(role, place)

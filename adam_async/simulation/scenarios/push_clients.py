@@ -21,7 +21,7 @@ from adam_async.simulation.plan import Setting
 from adam_async.simulation.scenario import Ledger, Violation, settle
 from adam_async.simulation.scenarios.pending_pushes import PendingPushes
 from adam_async.simulation.scenarios.push_cluster import WAITS, PushCluster
-from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, network_of
+from adam_async.simulation.scenarios.training_cluster import network_of
 from adam_async.store.arrays import Gradient, InitialArrays, records_of
 from adam_async.store.link import StoreLink
 from adam_async.store.local_servers import ServerAccess
@@ -105,6 +105,7 @@ class PushClients:
         self, world: World, cluster: PushCluster, ledger: Ledger, settings: Mapping[str, Setting]
     ) -> None:
         self._world = world
+        self._controllers = ",".join(cluster.addresses.values())
         self._ledger = ledger
         self._slack = slack_of(str(settings["consistency"]))
         self._copies = int(settings["copies"])
@@ -138,9 +139,7 @@ class PushClients:
 
     async def _use(self, node: Node, dice: RandomStream) -> None:
         """Open the store, work on it, and leave it."""
-        access = ServerAccess(
-            network=network_of(node), controllers=",".join(CONTROLLERS.values()), entropy=node.entropy
-        )
+        access = ServerAccess(network=network_of(node), controllers=self._controllers, entropy=node.entropy)
         async with asyncio.TaskGroup() as group:
             link = StoreLink(self._wish(), access, group)
             await link.start()
@@ -285,9 +284,7 @@ class PushClients:
         Raises:
             Violation: An acknowledged push is missing, or counts twice.
         """
-        access = ServerAccess(
-            network=network_of(node), controllers=",".join(CONTROLLERS.values()), entropy=node.entropy
-        )
+        access = ServerAccess(network=network_of(node), controllers=self._controllers, entropy=node.entropy)
         async with asyncio.TaskGroup() as group:
             link = StoreLink(self._wish(), access, group)
             await link.start()

@@ -1,14 +1,16 @@
 """Simulated servers of stores whose shards have several copies, and observations of these servers.
 
-The cluster has three controllers with a disk each and four parameter servers; `bundle_watch` observes their
-bundles.
+The cluster has four parameter servers, and three controllers with a disk each or a single one without a disk;
+`bundle_watch` observes their bundles.
 """
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, nullcontext
 
+from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import table_among
 from adam_async.parameter_server.server_disk import ServerDisk
 from adam_async.parameter_server.server_links import CopiesPath
@@ -33,6 +35,9 @@ APART = "paths of their own"
 """Name of the count of runs in which the servers have a second listener for each other, and separate links
 for pieces."""
 
+BEGUN_S = 1.8e9
+"""Time of the wall clock at the beginning of a run, in seconds since 1970."""
+
 CHECK_S = 0.1
 """Interval between two comparisons of all copies, in seconds."""
 
@@ -46,19 +51,24 @@ def copies_path_of(node: Node) -> CopiesPath:
 class PushCluster:
     """Controllers and servers of a run, over all their incarnations.
 
+    Args:
+        single: Whether one controller without a disk runs, in place of three.
+
     Attributes:
+        addresses: Addresses of all controllers, by name.
         controllers: Running controllers, by name.
         bundles: Observations of servers and bundles.
     """
 
-    def __init__(self, world: World, ledger: Ledger) -> None:
+    def __init__(self, world: World, ledger: Ledger, *, single: bool = False) -> None:
+        self.addresses = dict(list(CONTROLLERS.items())[:1]) if single else CONTROLLERS
         self.controllers: dict[str, Controller] = {}
         self.bundles = BundleWatch(world, ledger)
         self._ledger = ledger
         self._is_apart = world.loop.dice("paths").chance(0.5)
         ledger.counts[APART] += self._is_apart
         self._term = 0
-        for name in CONTROLLERS:
+        for name in self.addresses:
             world.node(name).start(self._run_controller)
         for name in SERVERS:
             world.node(name).start(self._run_server)
@@ -72,7 +82,16 @@ class PushCluster:
             identity=Identity(role="controller", node=node.name, incarnation=node.incarnation),
             waits=WAITS,
         )
-        await run_controller(node, settings, self.bundles, self.controllers)
+        if len(self.addresses) > 1:
+            await run_controller(node, settings, self.bundles, self.controllers)
+            return
+        setup = ConsensusSetup(entropy=node.entropy, observe=self.bundles.saw_state)
+        loop = asyncio.get_running_loop()
+        async with Controller(
+            settings, setup, kinds=PROGRAM_KINDS, wall=lambda: BEGUN_S + loop.time()
+        ) as controller:
+            self.controllers[node.name] = controller
+            await asyncio.Event().wait()
 
     async def _run_server(self, node: Node) -> None:
         incarnation = int.from_bytes(node.entropy(7), "little")
@@ -81,7 +100,7 @@ class PushCluster:
             address=f"tcp://{node.name}:1",
             identity=Identity(role="ps", node=node.name, incarnation=incarnation),
             waits=WAITS,
-            controller=",".join(CONTROLLERS.values()),
+            controller=",".join(self.addresses.values()),
             process_memory=process_memory,
         )
         self.bundles.ended(node.name)

@@ -9,7 +9,6 @@ from adam_async.simulation.scenario import Ledger
 from adam_async.simulation.scenarios.push_clients import PUSHERS, PushClients
 from adam_async.simulation.scenarios.push_cluster import SERVERS, PushCluster
 from adam_async.simulation.scenarios.server_faults import LINK_KINDS, LOSS_KINDS, STALL_KINDS, ServerFaults
-from adam_async.simulation.scenarios.training_cluster import CONTROLLERS
 
 LEADER_KILL, PUSHER_KILL, POWER = "leader-kill", "pusher-kill", "power"
 
@@ -41,8 +40,8 @@ class PushFaults:
         self._cluster = cluster
 
     async def _kill_leader(self, world: World, fault: Fault) -> None:
-        """Kill the leading controller, and start it again."""
-        name = self._cluster.leader or min(CONTROLLERS)
+        """Kill the leading controller, and start it again; a single one then has an empty memory."""
+        name = self._cluster.leader or min(self._cluster.addresses)
         node = world.node(name)
         check_noticed(is_running(node))
         self._cluster.controllers.pop(name, None)

@@ -1,13 +1,14 @@
 """Clients push to a store with two or three copies of each shard while its servers are lost and return.
 
-Three controllers, four parameter servers and three pushers each have a machine of their own. The faults of
-servers strike one after the other: a server is killed, crashes, freezes, becomes slow, has a wrong clock or
-is cut off, or a link is cut, narrow or reset. The leading controller or a client is killed, too. At least one
-member in sync of each bundle stays well. The invariants: each acknowledged push is applied once, each other
-one once or never (I1, I2); the copies of a bundle have one log, one primary in each generation and equal
-values (`checkers.bundles`); after the last fault all pending pushes end, all bundles have all copies again,
-and these are equal. In a few seeds all servers lose their power at once: then the store fails, the map has
-the reason, and the clients go on with a new store.
+Controllers, four parameter servers and three pushers each have a machine of their own. The faults of servers
+strike one after the other: a server is killed, crashes, freezes, becomes slow, has a wrong clock or is cut
+off, or a link is cut, narrow or reset. The leading controller or a client is killed, too. At least one member
+in sync of each bundle stays well. In some seeds the only controller has no disk; it is killed and started
+again with an empty memory, and learns the store from the servers. The invariants: each acknowledged push is
+applied once, each other one once or never (I1, I2); the copies of a bundle have one log, one primary in each
+generation and equal values (`checkers.bundles`); after the last fault all pending pushes end, all bundles
+have all copies again, and these are equal. In a few seeds all servers lose their power at once: then the
+store fails, the map has the reason, and the clients go on with a new store.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from adam_async.simulation.scenario import Ledger, Scenario, settle
 from adam_async.simulation.scenarios.bundle_watch import EVENTS, ROUND_OTHERWISE
 from adam_async.simulation.scenarios.push_clients import PUSHERS, PushClients, draw_store
 from adam_async.simulation.scenarios.push_cluster import APART, SERVERS, PushCluster
-from adam_async.simulation.scenarios.push_faults import OWN_KINDS, POWER, PUSHER_KILL, PushFaults
+from adam_async.simulation.scenarios.push_faults import LEADER_KILL, OWN_KINDS, POWER, PUSHER_KILL, PushFaults
 from adam_async.simulation.scenarios.server_faults import LINK_KINDS, LOSS_KINDS, STALL_KINDS
 
 BEGUN_S, STRIKE_S = 1.5, 12.0
@@ -35,6 +36,9 @@ CLOCK_RATES = (0.3, 0.8, 1.25, 3.0)
 WHOLE_S = 30.0
 """Time limit until all bundles have all copies in sync under load, after the last fault, in seconds."""
 
+SINGLE_SHARE = 0.2
+"""Share of the seeds with a single controller without a disk."""
+
 POWER_SHARE = 0.05
 """Share of the seeds in which all servers lose their power at once."""
 
@@ -42,10 +46,14 @@ POWER_SHARE = 0.05
 def draw_plan(dice: RandomStream) -> Plan:
     """Draw two losses of servers, and further faults."""
     kinds = ["kill", dice.choose(LOSS_KINDS), *(dice.choose(OWN_KINDS) for _ in range(2 + dice.below(5)))]
-    if dice.chance(POWER_SHARE):
-        kinds.append(POWER)
+    settings = draw_store(dice)
+    if dice.chance(SINGLE_SHARE):
+        settings["controllers"] = 1
+        kinds += [LEADER_KILL, LEADER_KILL]
+    elif dice.chance(POWER_SHARE):
+        kinds.append(POWER)  # with the last server goes what a controller with an empty memory could learn
     faults = [_draw_fault(dice, kind) for kind in kinds]
-    return Plan(options=draw_options(dice, draw_store(dice)), faults=in_order(faults))
+    return Plan(options=draw_options(dice, settings), faults=in_order(faults))
 
 
 def _draw_fault(dice: RandomStream, kind: str) -> Fault:
@@ -73,7 +81,7 @@ def _draw_fault(dice: RandomStream, kind: str) -> Fault:
 async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     """Carry out a plan."""
     settings = plan.options.settings
-    cluster = PushCluster(world, ledger)
+    cluster = PushCluster(world, ledger, single=settings.get("controllers") == 1)
     clients = PushClients(world, cluster, ledger, settings)
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(cluster.watch(), name="watch")

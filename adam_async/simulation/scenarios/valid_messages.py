@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from adam_async import messages as m
 from adam_async.controller.consensus import messages as consensus
 from adam_async.controller.consensus.membership import Members
+from adam_async.controller.learned_map import StoresReport
 from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.ledger import Entry as LedgerEntry
 from adam_async.data_server.ledger_replication import Part as LedgerPart
@@ -204,6 +205,7 @@ def _with_a_controller(facts: Facts) -> list[Example]:
         _text(keyed(ask, key="lending"), LedgerRecord, ledger_record, "lending"),
         _text(keyed(ask, key="stores/hostile/0"), ArraysPiece, piece, "piece"),
         _text(keyed(ask, key="stores/hostile"), StoreRecord, store, "store"),
+        _text(m.ReportStores(), StoresReport, StoresReport(map=ClusterMap(version=facts.version))),
         Example(body=m.WatchMap(after=facts.version, group=facts.group, wait_s=0.1)),
         _text(
             m.MapState(version=facts.version, group=facts.group, controllers=("tcp://controller-1:7000",)),

@@ -216,3 +216,23 @@ async def test_pushes_go_on_at_once_after_a_handover_that_was_cancelled(monkeypa
             primary.work_done()
             assert not primary._unproposed
             await pushing
+
+
+async def test_a_push_that_waits_while_its_primary_gets_another_generation_is_applied_once(monkeypatch):
+    async with fleet(monkeypatch, *NODES) as servers:
+        async with servers.open(ARRAYS, copies=3, servers=1, rule=Sgd(rate=1.0)) as store:
+            await store.push(ONES)
+            await servers.until(lambda: len(servers.in_sync("ps-0")) == 3, "not in sync")
+            copies = [served.copy for served in servers.copies().values()]
+            (primary,) = [copy for copy in copies if copy.is_primary]
+            primary._core.hand_over(next(copy.me for copy in copies if not copy.is_primary))
+            primary._core.report()
+            pushing = asyncio.create_task(store.push(ONES))
+            await until(lambda: bool(primary._unproposed))
+            later = primary.record.changed + 1000
+            record = msgspec.structs.replace(primary.record, generation=later, changed=later)
+            for copy in copies:
+                copy.record_changed(record)
+            await pushing
+            values = await store.pull()
+            assert {name: values[name].max() for name in ONES} == dict.fromkeys(ONES, 2.0)
