@@ -99,7 +99,9 @@ def check_node(record: NodeRecord) -> str:
     if record.role in ("worker", *USERS):
         most = SMALL_INFO_BYTES
     if size > most:
-        return f"info has {size} bytes as JSON text; {most} are the most for a {record.role}"
+        return (
+            f"info has {size} bytes as JSON text; {most} are the most for a {record.role}: put less into it"
+        )
     return _server_problem(record) if record.role == "ps" else ""
 
 

@@ -252,6 +252,25 @@ async def test_a_node_with_the_id_of_a_connected_one_gets_a_warning_at_once_and_
     assert took_s[0] < 1.0
 
 
+@pytest.mark.parametrize("role", ["driver", "worker"])
+@pytest.mark.parametrize("squatter", ["reader", "client"])
+async def test_a_role_joins_under_its_name_and_a_program_that_stays_under_it_ends(role, squatter):
+    joined = []
+
+    async def join():
+        async with table_of(NETWORKS["local"]()) as table:
+            stays = await table.joined(f"{role}-1", role=squatter, incarnation=5)
+            joined.append(await table.joined(f"{role}-1", role=role, incarnation=5))
+            await stays.wait_for(lambda m: m.nodes[f"{role}-1"].role == role, "the map", 20.0)
+            assert not stays.joined  # though the incarnation is the same
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as failure:
+        await join()
+    assert joined[0].map.nodes[f"{role}-1"].role == role
+    assert f"{role}-1 is the name of a {role}: choose another one" in str(first_cause(failure.value))
+
+
 async def test_a_value_that_the_controller_refuses_is_an_error_with_its_reason():
     async with table_of(NETWORKS["local"]()) as table:
         member = await table.joined("worker-0")

@@ -112,14 +112,14 @@ class Worker:
 
 
 @asynccontextmanager
-async def two_workers(network, *, replica_generations=(7, 7), waits=WAITS):
-    """Both workers, as soon as they know each other's addresses."""
+async def two_workers(network, *, replica_generations=(7, 7), waits=WAITS, listens=identity):
+    """Both workers, as soon as they know each other's addresses; `listens` may give another identity."""
     workers = [Worker(part, network, waits, replica_generations[part]) for part in (0, 1)]
     try:
         async with AsyncExitStack() as stack:
             listeners = [
                 await stack.enter_async_context(
-                    network.listen(address_of(network), identity(worker.part), worker.on_link)
+                    network.listen(address_of(network), listens(worker.part), worker.on_link)
                 )
                 for worker in workers
             ]
@@ -233,6 +233,18 @@ async def test_a_link_that_takes_the_place_of_another_ends_that_one():
         await until(lambda: linked(one, two))
         one.put()
         await until(lambda: two.numbers == [0])
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_worker_whose_address_is_that_of_another_role_is_an_unreachable_one(network):
+    waits = msgspec.structs.replace(WAITS, patience_s=0.2)
+
+    def listens(part):
+        return Identity(role="data", node=f"worker-{part}", incarnation=part + 1)
+
+    with pytest.raises(RoleDied, match=r"worker-1.*it did not answer for 0.2 s|cannot reach"):
+        async with two_workers(NETWORKS[network](), waits=waits, listens=listens):
+            await asyncio.get_running_loop().create_future()
 
 
 @pytest.mark.parametrize("network", NETWORKS)
