@@ -142,10 +142,13 @@ class SavedStores:
         if cluster.version <= before.version or cluster.placements < before.placements:
             return []
         ids = {store.id for store in cluster.stores.values()}
+        # Between distant versions a client may have replaced a failed store, to read its states, and left.
+        is_next = cluster.version == before.version + 1
         return [
             found
-            for store in before.stores.values()
-            if not store.program and store.id not in ids and store.phase == "open"
+            for name, store in before.stores.items()
+            if not store.program and store.id not in ids
+            if store.phase == "open" or (store.phase == "failed" and is_next and name not in cluster.stores)
             if (found := self._disk.find(store.id)) is not None
         ]
 

@@ -400,6 +400,8 @@ class StoreDisk:
         Args:
             for_good: Whether the server ends, too. If so, later calls of `append` are cancelled.
         """
+        if for_good:
+            await self._wait_opening()
         async with self._changing:
             self._has_ended = self._has_ended or for_good
             serving = self._serving
@@ -419,6 +421,16 @@ class StoreDisk:
             self._savers = {home: each for home, each in self._savers.items() if each not in self._left}
             self._left.clear()
             return True
+
+    async def _wait_opening(self) -> None:
+        """Wait for a folder that is being opened, for `FLUSH_END_S` at most; then stop the opening."""
+        try:
+            async with asyncio.timeout(FLUSH_END_S), self._changing:
+                return
+        except TimeoutError:
+            self._ports.notice(f"{self.folder} is not open after {FLUSH_END_S:g} s; {self.id} is not written")
+        if self._serving is not None:
+            self._serving.cancel()
 
     def statistics(self) -> SegmentStatistics:
         """Return the counts of the disk."""

@@ -8,9 +8,11 @@ import shutil
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from adam_async.errors import ConfigError, DataError, first_cause
 from adam_async.model.rules import Sgd
+from adam_async.parameter_server import store_disk
 from adam_async.parameter_server.piece_states import CATALOGUE, Catalogue, catalogue_state, read_catalogue
 from adam_async.parameter_server.saved_stores import SavedStores
 from adam_async.parameter_server.server_disk import SAVED, is_saved, opened_disk
@@ -198,6 +200,54 @@ async def test_a_store_is_written_once_its_full_disk_has_room(tmp_path, monkeypa
         f"{store.folder} cannot be made: the disk is full; store-1 is not written",
         f"{store.folder} is made, and store-1 is written",
     ]
+
+
+async def test_a_server_that_ends_waits_for_a_disk_that_hangs_up_to_its_deadline(tmp_path, monkeypatch):
+    notices, opening = [], asyncio.Event()
+    monkeypatch.setattr(store_disk, "FLUSH_END_S", 0.05)
+
+    async def make_never(folder):
+        opening.set()
+        await asyncio.get_running_loop().create_future()
+
+    async with asyncio.timeout(10), opened_disk(tmp_path / "disk", flush_s=0.01) as disk:
+        disk.ports.notice = notices.append
+        async with asyncio.TaskGroup() as group:
+            monkeypatch.setattr(disk.ports.states, "make_folder", make_never)
+            store = disk.of("store-1")
+            store.begin(catalogue_of(), lambda name, work: group.create_task(work, name=name))
+            await opening.wait()
+            await disk.end()
+    assert notices == [f"{store.folder} is not open after 0.05 s; store-1 is not written"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "names", "versions", "goes"),
+    [
+        ("open", {}, 1, True),
+        ("open", {}, 5, True),
+        ("failed", {}, 1, True),
+        # A client has replaced the failed store, whose states may be read.
+        ("failed", {"a-name": "store-2"}, 1, False),
+        # Another client may have replaced it in between, and left before its own store was open.
+        ("failed", {}, 2, False),
+        ("placing", {}, 1, False),
+    ],
+)
+async def test_the_disk_forgets_stores_that_were_deleted_and_no_others(
+    tmp_path, phase, names, versions, goes
+):
+    record = replace(catalogue_of().record, phase=phase)
+    before = replace(bundle_map({"ps-0": ["ps-0"]}), stores={"a-name": record})
+    after = replace(
+        before,
+        version=before.version + versions,
+        stores={name: replace(record, id=id, phase="placing") for name, id in names.items()},
+    )
+    async with opened_disk(tmp_path, flush_s=1.0) as disk:
+        saved = SavedStores(disk, node="ps-0", membership=None, spawn=None, notice=print)
+        found = disk.of("store-1")
+        assert saved._deleted(before, after) == ([found] if goes else [])
 
 
 async def test_a_full_disk_under_files_that_are_there_ends_the_server(tmp_path, monkeypatch):
