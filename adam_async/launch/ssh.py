@@ -335,13 +335,17 @@ def has_peers(spec: RoleSpec) -> bool:
 
 
 def require_asyncssh() -> Any:
-    """Import asyncssh. Raises ConfigError: asyncssh is not installed."""
+    """Import asyncssh. Raises ConfigError: asyncssh is not installed, or this user has no home folder."""
     try:
         import asyncssh
     except ModuleNotFoundError:
         raise ConfigError(
             "launch ssh needs asyncssh, of the extra `ssh`: pip install 'adam-async[ssh]'"
         ) from None
+    try:
+        Path.home()
+    except RuntimeError:
+        raise ConfigError("launch ssh reads ~/.ssh, and this user has no home folder: set HOME") from None
     return asyncssh
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.cli.files import check_target, read_file
+from adam_async.cli.files import check_regular, check_target, read_file
 from adam_async.errors import ConfigError
 from adam_async.model.toml_text import MOST_TEXT_BYTES
 from adam_async.runtime.disk import Disk
@@ -18,21 +18,20 @@ async def test_a_result_replaces_no_device_and_no_pipe(kind: str, tmp_path: Path
     if kind == "pipe":
         os.mkfifo(file)
     else:
-        os.mknod(file, stat.S_IFSOCK)
+        os.mknod(file, stat.S_IFSOCK | 0o600)
     async with Disk() as disk:
         with pytest.raises(ConfigError, match=f"{file} is no regular file, and a result would replace it"):
             await check_target(file, disk)
 
 
 @pytest.mark.parametrize("target", ["/dev/null", "file", "absent", "/proc/self/fd/1"])
-async def test_a_result_replaces_no_link(target: str, tmp_path: Path) -> None:
+def test_a_result_replaces_no_link(target: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"of another program")
     link = tmp_path / "link"
     link.symlink_to(target)
-    async with Disk() as disk:
-        for name in (link, Path("/dev/stdout"), Path("/dev/fd/1")):
-            with pytest.raises(ConfigError, match=f"{name} is a link, and a result would replace it"):
-                await check_target(name, disk)
+    for name in (link, Path("/dev/stdout"), Path("/dev/fd/1")):
+        with pytest.raises(ConfigError, match=f"{name} is a link, and a result would replace it"):
+            check_regular(name)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to a pipe", "folder"])
@@ -47,7 +46,7 @@ async def test_a_file_of_an_option_that_is_no_ordinary_file_is_an_error_and_no_w
             os.mkfifo(tmp_path / "pipe")
             file.symlink_to("pipe")
         case "socket":
-            os.mknod(file, stat.S_IFSOCK)
+            os.mknod(file, stat.S_IFSOCK | 0o600)
         case "device":
             file = Path("/dev/zero")
         case _:

@@ -27,6 +27,12 @@ HOSTS = Hosts(hosts=(Host(name="10.0.0.1"), Host(name="10.0.0.2")), command=("ec
 DRIVER = Identity(role="driver", node="driver", incarnation=1)
 
 
+@pytest.fixture(autouse=True)
+def with_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the user a home folder, which tests of a user without one lack."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
 def launcher() -> SshLauncher:
     numbers = count()
     return SshLauncher(
@@ -84,6 +90,13 @@ def test_a_controller_of_several_is_known_by_its_peers(arguments: tuple[str, ...
     spec = RoleSpec(role="controller", node="c", arguments=arguments, orders=b"", environment={})
 
     assert has_peers(spec) is expected
+
+
+def test_a_user_without_a_home_is_told_what_ssh_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("asyncssh")
+    monkeypatch.setenv("HOME", "~")
+    with pytest.raises(ConfigError, match=r"launch ssh reads ~/\.ssh, .* no home folder: set HOME"):
+        require_asyncssh()
 
 
 def test_a_missing_asyncssh_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -378,7 +378,7 @@ async def test_no_call_reads_or_writes_what_is_no_ordinary_file_or_waits_for_it(
         case "pipe":
             os.mkfifo(path)
         case "socket":
-            os.mknod(path, stat.S_IFSOCK)
+            os.mknod(path, stat.S_IFSOCK | 0o600)
         case _:
             path.symlink_to("/dev/zero")
 

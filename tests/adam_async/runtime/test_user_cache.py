@@ -65,8 +65,9 @@ def test_code_from_a_folder_that_another_user_can_change_is_not_taken(
             folder.mkdir()
             folder.chmod(0o777)
         case "of another user":
-            monkeypatch.setattr(os, "getuid", lambda: 12345)
-            (tmp_path / "adam-async-12345").mkdir()
+            other = os.getuid() + 1
+            monkeypatch.setattr(os, "getuid", lambda: other)
+            (tmp_path / f"adam-async-{other}").mkdir()
         case _:
             environment = {"TMPDIR": "/no/such/folder"}
     assert user_cache(environment) == NOWHERE
