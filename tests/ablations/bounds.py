@@ -82,6 +82,20 @@ BOUNDS = (
         scenario="hostile",
     ),
     Ablation(
+        name="a session that the map does not name splits no tables",
+        patch=patches.split_tables_for_anyone,
+        guard=TEST_SERVER + "test_split_tables.py::test_a_client_that_the_map_does_not_name_splits_no_tables",
+        breaks="tables stay shared",
+        scenario="hostile",
+    ),
+    Ablation(
+        name="a peer has few sessions that the map does not name",
+        patch=patches.take_any_number_of_sessions,
+        guard=CHECKS + "test_sessions_of_a_peer_and_of_all_are_bounded",
+        breaks="sessions are bounded",
+        scenario="hostile",
+    ),
+    Ablation(
         name="each role sets its own keys of the map",
         patch=patches.set_keys_of_other_roles,
         guard=TEST_CONTROLLER + "test_permissions.py::test_each_role_sets_what_the_table_gives_it",

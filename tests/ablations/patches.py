@@ -36,7 +36,7 @@ from adam_async.data_server.ledger_service import LedgerService
 from adam_async.data_server.state import DataState
 from adam_async.errors import ConfigError
 from adam_async.messages import GetMap, body, tensors
-from adam_async.parameter_server import question_checks, waiting_requests
+from adam_async.parameter_server import question_checks, sender_checks, waiting_requests
 from adam_async.parameter_server.events import QueuedPull, SendValues
 from adam_async.parameter_server.question_checks import QuestionChecks
 from adam_async.parameter_server.sender_checks import SenderChecks
@@ -418,6 +418,17 @@ def take_large_answers(*_: Any) -> None:
 def take_sessions_of_others(*_: Any) -> str:
     """Take questions of a push session from any peer."""
     return ""
+
+
+@replaces(ServerState, "_is_unnamed")
+def split_tables_for_anyone(*_: Any) -> bool:
+    """Let sessions that the map does not name split the tables of shards."""
+    return False
+
+
+def take_any_number_of_sessions(change: Change = setattr) -> None:
+    """Take any number of sessions of a peer that the map does not name."""
+    change(sender_checks, "MOST_SESSIONS", 1 << 20)
 
 
 @replaces(LedgerService, "_is_live_data_server")

@@ -36,6 +36,7 @@ several scenarios.
 `hostile`: the cluster of `training`, with peers that send messages with bad fields
     hostile_training.py, hostile_peers.py     the scenario; the hostile peers, with the keys of a role
     hostile_members.py                       attacks on names, addresses and shares of the cluster map
+    hostile_splits.py                         pushes in invented sessions that split the tables of shards
     hostile_facts.py, valid_messages.py       ids and clocks of the cluster; valid messages made from them
     bad_fields.py, bad_answers.py             one bad field at a time; messages that no receiver may accept
 """

@@ -48,6 +48,7 @@ from adam_async.simulation.scenarios.bad_fields import BadMessage, bad_messages
 from adam_async.simulation.scenarios.hostile import request_frame
 from adam_async.simulation.scenarios.hostile_facts import facts_of, next_clock, next_push
 from adam_async.simulation.scenarios.hostile_members import ATTACKS, HostileMembers
+from adam_async.simulation.scenarios.hostile_splits import split_tables
 from adam_async.simulation.scenarios.raw_wire import dial_authenticated, dial_raw
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
@@ -114,6 +115,9 @@ LEADER_SHARE = 0.8
 
 STOLEN = 6
 """Number of records that one hostile peer tries to set."""
+
+SPLIT_ROUNDS = 5
+"""Number of times that a hostile peer looks for shards that share tables, and pushes to them apart."""
 
 MOST_PUSHES = 20
 """Maximum number of pushes that a hostile peer makes in the sessions of workers or clients."""
@@ -487,6 +491,18 @@ class _Peer:
         """Abuse names, addresses or shares of the cluster map; see `hostile_members`."""
         return await ATTACKS[self._kind](HostileMembers(self._peers, self._node, self._dice))
 
+    async def split_tables(self) -> bool:
+        """Invent sessions, and push to some of the shards of a message apart."""
+        self._as = self._dice.choose(["worker", "client"])
+        self._network = network_of(self._node, token=_keys_of(self._as))
+        for _ in range(SPLIT_ROUNDS):
+            served = self._peers.server(self._target).served.values()
+            states = [each.state for each in served if bool(each.store.program) == (self._as == "worker")]
+            first = 1 + self._dice.below(1 << 50)
+            self._sent += 1 + await split_tables(self._dial, states, first, ANSWER_S)
+            await asyncio.sleep(HELD_S)
+        return self._sent > 0
+
     # --- sockets -----------------------------------------------------------------------------
 
     async def hold_sockets(self) -> bool:
@@ -572,6 +588,7 @@ KINDS: Mapping[str, Callable[[_Peer], Awaitable[bool]]] = {
     "steal": _Peer.set_records_of_others,
     "claim": _Peer.claim_other_roles,
     "speak": _Peer.push_for_others,
+    "split": _Peer.split_tables,
     "sockets": _Peer.hold_sockets,
     "deaf": _Peer.read_nothing,
     **dict.fromkeys(ATTACKS, _Peer.attack_map),

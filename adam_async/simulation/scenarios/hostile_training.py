@@ -65,7 +65,7 @@ def draw_plan(dice: RandomStream) -> Plan:
 
 def _draw_fault(dice: RandomStream, kind: str) -> Fault:
     role = kind.removeprefix("bad-") if kind.startswith("bad-") else dice.choose([*TARGETS])
-    role = {**dict.fromkeys(("steal", *ATTACKS), "controller"), "speak": "ps"}.get(kind, role)
+    role = {**dict.fromkeys(("steal", *ATTACKS), "controller"), "speak": "ps", "split": "ps"}.get(kind, role)
     amount = 40 + dice.below(200)
     if kind == "deaf":
         amount = 100 + dice.below(400)

@@ -2,7 +2,9 @@
 
 import pytest
 
+from adam_async.parameter_server import sender_checks
 from adam_async.parameter_server.question_checks import QuestionChecks
+from adam_async.parameter_server.state import ServerState
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.plan import Case, Fault, Options, Plan
 from adam_async.simulation.runner import run_case, run_seed
@@ -53,6 +55,22 @@ def test_a_question_that_contradicts_the_run_and_is_answered_is_reported(
     result = run_case(HOSTILE, struck_by("bad-ps", "ps-0", amount=2000))
 
     assert not result.ok
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("owner", "name", "removed", "invariant"),
+    [
+        (ServerState, "_is_unnamed", lambda *_: False, "tables stay shared"),
+        (sender_checks, "MOST_SESSIONS", 1 << 20, "sessions are bounded"),
+    ],
+)
+def test_tables_that_an_invented_session_splits_are_reported(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, removed: object, invariant: str
+) -> None:
+    assert run_case(HOSTILE, struck_by("split", "ps-0")).ok
+    monkeypatch.setattr(owner, name, removed)
+    assert run_case(HOSTILE, struck_by("split", "ps-0")).invariant == invariant
 
 
 @pytest.mark.thorough
