@@ -176,7 +176,7 @@ class ControllerState:
         if problem:
             return problem
         if old is not None and old.role != new.role:
-            if not _gives_way(name, old, new):
+            if not _gives_way(name, old, new, in_use=name in self._in_use()):
                 return f"{name} is the name of a {old.role}: choose another one, such as {new.role}-1 (--id)"
             # The incarnations of another role say nothing about those of this one.
             cluster, old = self._lost(cluster, name, old), None
@@ -203,13 +203,17 @@ class ControllerState:
         cluster = _without_node(cluster, NodeLost(name, node.incarnation))
         return self._rules.lost(store_rules.fail_stores(bundle_rules.strike_out_lost(cluster)))
 
+    def _in_use(self) -> set[str]:
+        """Return the nodes that the map needs after their departure."""
+        homes = {name for store in self.map.stores.values() for name in store.buckets}
+        return homes | self._rules.in_use(self.map)
+
     def _forget_departed(self) -> None:
         """Remove nodes that left long ago from the map, except those in use.
 
         A removed node can join again as a new one; the map also drops its ended incarnations.
         """
-        kept = {name for store in self.map.stores.values() for name in store.buckets}
-        kept |= self._rules.in_use(self.map)
+        kept = self._in_use()
         departed: dict[str, list[tuple[int, str]]] = {}
         for name, node in self.map.nodes.items():
             if not node.live and name not in kept:
@@ -242,7 +246,7 @@ class ControllerState:
         self._rules.check_invariants(self.map)
 
 
-def _gives_way(name: str, old: NodeRecord, new: NodeRecord) -> bool:
+def _gives_way(name: str, old: NodeRecord, new: NodeRecord, *, in_use: bool) -> bool:
     """Return whether a node leaves its name to a node of another role.
 
     A name that begins with a role, such as worker-1, is that role's. Any other name is free after its node
@@ -254,7 +258,7 @@ def _gives_way(name: str, old: NodeRecord, new: NodeRecord) -> bool:
     if old.role in USERS and new.role not in USERS:
         return True
     # Other records name a departed node by its incarnation.
-    return not old.live and old.incarnation != new.incarnation
+    return not old.live and not in_use and old.incarnation != new.incarnation
 
 
 def _without_node(cluster: ClusterMap, lost: NodeLost) -> ClusterMap:

@@ -20,7 +20,7 @@ SHARES = "the map has shares"
 
 
 @replaces(controller_state, "_gives_way")
-def keep_names(*_: Any) -> bool:
+def keep_names(*_: Any, in_use: bool) -> bool:
     """Let a node keep its name from nodes of other roles, also after it has departed."""
     return False
 

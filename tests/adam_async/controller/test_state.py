@@ -154,6 +154,15 @@ def test_any_other_name_is_free_after_its_node_has_departed():
     assert takes(cluster, "gpu7", "worker", 5)  # the reader has used up no incarnation of it
 
 
+def test_the_home_of_a_store_keeps_its_name_after_its_departure():
+    cluster = with_servers("gpu7")
+    cluster.create("a", store_record())
+    cluster.lose("gpu7")
+    assert not takes(cluster, "gpu7", "worker")
+    cluster.set("stores/a", replace(cluster.map.stores["a"], phase="deleted"))
+    assert takes(cluster, "gpu7", "worker")
+
+
 def test_a_server_whose_name_its_own_role_takes_is_lost():
     cluster = with_servers("ps-0")
     cluster.set("nodes/worker-1", node("ps"))
