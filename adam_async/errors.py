@@ -26,7 +26,12 @@ The command line adds 6 (a peer refused the handshake), 130 and 143 (ended by a 
 docs/reference/exit-codes.md lists them all.
 """
 
+import json
+import shlex
+import sys
 from collections.abc import Sequence
+from importlib import metadata
+from urllib.parse import unquote, urlsplit
 
 RESUME = "--resume DIR picks the run up at its last checkpoint, if --checkpoint DIR kept one"
 """Text on the continuation of a failed run."""
@@ -40,6 +45,18 @@ _RECREATE = "open the store again with arrays to create it anew"
 
 LOST_STORE = f"{_ONLY_COPY}; {_RECREATE}"
 """Text on the consequence of a lost parameter server for a store of clients."""
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra into this Python; an editable install keeps its checkout."""
+    wanted = [f"adam-async[{extra}]"]
+    try:
+        origin = json.loads(metadata.distribution("adam-async").read_text("direct_url.json") or "{}")
+    except metadata.PackageNotFoundError:  # the package lies on the path, and is not installed
+        origin = {}
+    if origin.get("dir_info", {}).get("editable"):
+        wanted = ["-e", f"{unquote(urlsplit(origin['url']).path)}[{extra}]"]
+    return shlex.join([sys.executable, "-m", "pip", "install", *wanted])
 
 
 def lost_copies_text(homes: Sequence[str], store: str, *, is_of_run: bool) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.transforms.recipe import Recipe
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, install_command
 from adam_async.model.keyed_random import Dice
 
 TILE = 32
@@ -49,7 +49,7 @@ def check_png(file: Path) -> None:
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
-        raise ConfigError("--png needs Pillow, of the extra `data`: pip install 'adam-async[data]'") from None
+        raise ConfigError(f"--png needs Pillow, of the extra `data`: {install_command('data')}") from None
 
 
 def sheet_rows(

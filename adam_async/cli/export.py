@@ -13,7 +13,7 @@ from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.files import check_target, write_file
 from adam_async.cli.options import ExportOptions
 from adam_async.cli.terminal import Terminal
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, install_command
 from adam_async.runtime.disk import Disk
 from dataflow import ComputePool
 
@@ -72,7 +72,7 @@ def _onnx(model: Model) -> tuple[bytes, list[str]]:
     outputs = model.network.layers[-1].input_shapes[0]
     images, scores = (", ".join(map(str, ("N", *shape))) for shape in (model.input_shape, outputs))
     if difference is None:
-        checked = "not checked, because onnxruntime is not installed: pip install 'adam-async[onnx]'"
+        checked = f"not checked, because onnxruntime is not installed: {install_command('onnx')}"
     else:
         checked = f"checked by onnxruntime: scores differ from the network's by at most {difference:.1e}"
     return data, [
@@ -100,8 +100,8 @@ def _needs_torch() -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(
-            "export needs PyTorch: pip install 'adam-async[onnx]' for --onnx, 'adam-async[torch]' for "
-            f"--torch ({error.__cause__ or error})"
+            f"export needs PyTorch: for --onnx {install_command('onnx')}, for --torch "
+            f"{install_command('torch')} ({error.__cause__ or error})"
         ) from None
 
 

@@ -10,14 +10,12 @@ import sys
 from collections.abc import MutableMapping, Sequence
 
 from adam_async.cli.signals import EARLY
+from adam_async.errors import install_command
 from adam_async.runtime.kernel_cache import use_kernel_cache
 from adam_async.runtime.standard_streams import hold_streams
 
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables for the number of BLAS threads, which would compete with the compute threads."""
-
-NO_EXTRA = "adam-async: the command line needs {name}; install it with: pip install 'adam-async[cli]'"
-"""Error text for a missing package of the extra `cli`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("cyclopts", "rich"):
             raise
-        print(NO_EXTRA.format(name=error.name), file=sys.stderr)
+        how = install_command("cli")
+        print(f"adam-async: the command line needs {error.name}, of the extra `cli`: {how}", file=sys.stderr)
         return 2
     return run_command(list(sys.argv[1:] if arguments is None else arguments))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from adam_async.checkpoint.trained_model import Model, Predictions
+from adam_async.checkpoint.trained_model import SOFTMAX, Model, Predictions
 from adam_async.cli.contact_sheet import Image, check_png, contact_sheet
 from adam_async.cli.files import check_target, write_file
 from adam_async.cli.options import PredictOptions
@@ -105,11 +105,16 @@ async def _check(images: Sequence[Path], options: PredictOptions) -> None:
 
 
 def _image_shape(model: Model) -> tuple[int, int, int]:
-    shape = model.input_shape
+    """Return the shape of a model's images. Raises ConfigError: the model takes none, or names no classes."""
+    spec, shape = model.network.spec, model.input_shape
+    cure = "adam-async export MODEL --onnx FILE writes it for programs that compute its outputs"
     if len(shape) != 3:
         raise ConfigError(
-            f"model {model.network.spec.name!r} takes inputs of {list(shape)}, not images (channels, "
-            "rows, columns); use adam_async.Model in a program"
+            f"model {spec.name!r} takes inputs of {list(shape)}, not images (channels, rows, columns): {cure}"
+        )
+    if spec.layers[-1].kind != SOFTMAX:
+        raise ConfigError(
+            f"model {spec.name!r} ends in {spec.layers[-1].kind}, not {SOFTMAX}, and names no classes: {cure}"
         )
     return shape[0], shape[1], shape[2]
 

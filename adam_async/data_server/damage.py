@@ -34,7 +34,8 @@ class Damage:
         """Note damage that is left out. Raises DataError: the policy is ``error``."""
         if self._policy == "error":
             raise DataError(
-                f"{sentence}; repair it, move it elsewhere, or load with damaged='skip' (--damaged skip)"
+                f"{sentence}; repair it, move it elsewhere, or leave it out with --damaged skip "
+                "(damaged='skip' in Python)"
             )
         self.count += 1
         if len(self._sentences) < MAX_SENTENCES:

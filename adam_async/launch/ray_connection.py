@@ -10,7 +10,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, Self
 
-from adam_async.errors import ConfigError, DeadlineExceeded, RoleUnreachable
+from adam_async.errors import ConfigError, DeadlineExceeded, RoleUnreachable, install_command
 from adam_async.runtime.blocking_thread import BlockingThread
 from adam_async.runtime.child_process import child_environment
 
@@ -164,7 +164,7 @@ def require_ray() -> Any:
     try:
         import ray
     except ModuleNotFoundError:
-        raise ConfigError("launch ray needs Ray, of the extra `ray`: pip install 'adam-async[ray]'") from None
+        raise ConfigError(f"launch ray needs Ray, of the extra `ray`: {install_command('ray')}") from None
     check_ray(version("ray"))
     return ray
 
@@ -179,7 +179,7 @@ def check_ray(found: str) -> None:
     if numbers < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise ConfigError(
-            f"this Python has Ray {found[:40]}, older than {oldest}: pip install -U 'adam-async[ray]' "
+            f"this Python has Ray {found[:40]}, older than {oldest}: {install_command('ray')} --upgrade "
             "on all nodes"
         )
 

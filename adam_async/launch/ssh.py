@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from adam_async.cluster.launcher import RoleSpec
-from adam_async.errors import AdamError, ConfigError, RoleUnreachable, first_cause
+from adam_async.errors import AdamError, ConfigError, RoleUnreachable, first_cause, install_command
 from adam_async.launch.hosts import Host, Hosts, Placement
 from adam_async.launch.node_memory import roles_by_host
 from adam_async.launch.state_records import StateRecords
@@ -340,7 +340,7 @@ def require_asyncssh() -> Any:
         import asyncssh
     except ModuleNotFoundError:
         raise ConfigError(
-            "launch ssh needs asyncssh, of the extra `ssh`: pip install 'adam-async[ssh]'"
+            f"launch ssh needs asyncssh, of the extra `ssh`: {install_command('ssh')}"
         ) from None
     try:
         Path.home()

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from adam_async.errors import SpecError
+from adam_async.errors import SpecError, install_command
 from adam_async.model.rule_batches import Batches, NumpyBatches
 from adam_async.model.rules import RULES, Rule
 
@@ -28,7 +28,7 @@ def available_kernels(kernels: str) -> str:
     if kernels == "numba":
         raise SpecError(
             "kernels 'numba' need the package numba, which is not installed; install the extra `fast`: "
-            "pip install 'adam-async[fast]', or choose kernels 'numpy'"
+            f"{install_command('fast')}, or choose kernels 'numpy'"
         )
     return "numpy"
 

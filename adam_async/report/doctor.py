@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.sources.datasets import load
-from adam_async.errors import DataError
+from adam_async.errors import DataError, install_command
 from adam_async.messages import GetMap, MapState, pack, role_table, text_tensor
 from adam_async.model import ModelSpec, Sgd, named_model
 from adam_async.model import Network as NeuralNetwork
@@ -148,7 +148,7 @@ def check_extra(package: str, extra: str, purpose: str) -> Finding:
     version = installed_version(package)
     if version is not None:
         return Finding("ok", package, f"{version} (extra {extra})")
-    return Finding("ok", package, f"not installed: {purpose}; pip install 'adam-async[{extra}]'")
+    return Finding("ok", package, f"not installed: {purpose}; {install_command(extra)}")
 
 
 def check_hardware(machine: Machine) -> list[Finding]:
@@ -192,7 +192,7 @@ async def check_kernels(spec: ModelSpec, images_per_group: int, *, installed: bo
             "slow",
             "kernels",
             f"numpy: {plain:,.0f} images/s of {trains}; compiled kernels are faster: "
-            "pip install 'adam-async[fast]'",
+            f"{install_command('fast')}",
         )
     network = NeuralNetwork(spec, kernels="auto")
     network.use_ready()

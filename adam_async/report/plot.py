@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, install_command
 from adam_async.report.report import Report
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def new_figure(inches: tuple[float, float]) -> "Figure":
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError(
-            "drawing needs matplotlib, of the extra `plot`: pip install 'adam-async[plot]'"
+            f"drawing needs matplotlib, of the extra `plot`: {install_command('plot')}"
         ) from None
     return Figure(figsize=inches, dpi=DOTS_PER_INCH, layout="constrained")
 

@@ -39,11 +39,13 @@ Conversion:
     onnx.py                  networks as ONNX files, checked in onnxruntime; needs the extra ``onnx``
 """
 
+from adam_async.errors import install_command
+
 try:
     import torch  # noqa: F401 - a missing package gets an error with its remedy
 except ImportError as error:
     raise ImportError(
-        'adam_async.torch needs PyTorch, which the extra installs: pip install "adam-async[torch]"'
+        f"adam_async.torch needs PyTorch, of the extra `torch`: {install_command('torch')}"
     ) from error
 
 from adam_async.torch.buffers import arrays_with_buffers

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.trained_model import Model
-from adam_async.errors import ConfigError, ModelError
+from adam_async.errors import ConfigError, ModelError, install_command
 from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network
 from adam_async.torch.convert import to_module
@@ -130,7 +130,7 @@ def _load(package: str) -> Any:
         return import_module(package)
     except ImportError:
         raise ConfigError(
-            f"an ONNX file needs {package}, of the extra `onnx`: pip install 'adam-async[onnx]'"
+            f"an ONNX file needs {package}, of the extra `onnx`: {install_command('onnx')}"
         ) from None
 
 

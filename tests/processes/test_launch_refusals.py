@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from adam_async.errors import install_command
 from tests.processes.commands import ROOT, Command, children_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -36,14 +37,14 @@ def test_a_python_without_ray_names_the_extra(tmp_path: Path) -> None:
     module(tmp_path, "ray", "raise ModuleNotFoundError(\"No module named 'ray'\", name='ray')\n")
 
     output = refused(tmp_path, "ray", "--address", "local")
-    assert "launch ray needs Ray, of the extra `ray`: pip install 'adam-async[ray]'" in output
+    assert f"launch ray needs Ray, of the extra `ray`: {install_command('ray')}" in output
 
 
 def test_an_old_ray_is_named_with_the_oldest_that_suits(tmp_path: Path) -> None:
     module(tmp_path, "ray", "", version="2.9.3")
 
     output = refused(tmp_path, "ray", "--address", "local")
-    assert "this Python has Ray 2.9.3, older than 2.60: pip install -U 'adam-async[ray]'" in output
+    assert f"this Python has Ray 2.9.3, older than 2.60: {install_command('ray')} --upgrade" in output
 
 
 def test_a_python_without_asyncssh_names_the_extra(tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def test_a_python_without_asyncssh_names_the_extra(tmp_path: Path) -> None:
     hosts.write_text(HOSTS)
 
     output = refused(tmp_path, "ssh", str(hosts))
-    assert "launch ssh needs asyncssh, of the extra `ssh`: pip install 'adam-async[ssh]'" in output
+    assert f"launch ssh needs asyncssh, of the extra `ssh`: {install_command('ssh')}" in output
 
 
 def test_a_host_with_less_memory_than_its_roles_ask_for_is_named(tmp_path: Path) -> None:

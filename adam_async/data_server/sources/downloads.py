@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from adam_async.errors import DataError
+from adam_async.errors import DataError, install_command
 
 CHUNK_BYTES = 1 << 14
 """Size of one read from a connection, in bytes."""
@@ -197,4 +197,4 @@ def require_pooch() -> None:
     try:
         import pooch  # noqa: F401
     except ImportError:
-        raise DataError("downloading needs pooch: pip install 'adam-async[data]'") from None
+        raise DataError(f"downloading needs pooch, of the extra `data`: {install_command('data')}") from None

@@ -21,7 +21,7 @@ from adam_async.data_server.sources.files import read_file
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, assemble
 from adam_async.data_server.sources.splits import Split, rank_of_image
-from adam_async.errors import DataError
+from adam_async.errors import DataError, install_command
 
 ROWS_AT_A_TIME = 1024
 
@@ -57,7 +57,7 @@ def add_rows(
         import pyarrow.parquet
     except ImportError:
         raise DataError(
-            f"reading {origin} needs pyarrow, of the extra `parquet`: pip install 'adam-async[parquet]'"
+            f"reading {origin} needs pyarrow, of the extra `parquet`: {install_command('parquet')}"
         ) from None
     room_bytes = samples.request.room_bytes
     try:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.sources import limits
-from adam_async.errors import DataError
+from adam_async.errors import DataError, install_command
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -125,7 +125,7 @@ def require_pillow() -> None:
         import PIL.Image  # noqa: F401
     except ImportError:
         raise DataError(
-            "decoding images needs Pillow, of the extra `data`: pip install 'adam-async[data]'"
+            f"decoding images needs Pillow, of the extra `data`: {install_command('data')}"
         ) from None
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from adam_async.data_server.transforms.resample import ONE, Spline
 from adam_async.data_server.transforms.resample import resample as numpy_resample
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, install_command
 from adam_async.model.keyed_random import philox_words
 
 Shape = tuple[int, int, int]
@@ -133,7 +133,7 @@ def kernels_of(kernels: str) -> Kernels:
     if find_spec("numba") is None:
         raise ConfigError(
             "kernels 'numba' need the package numba, which is not installed; install the extra `fast`: "
-            "pip install 'adam-async[fast]', or choose kernels 'numpy'"
+            f"{install_command('fast')}, or choose kernels 'numpy'"
         )
     from adam_async.model.fast.memory import compile_kept  # importing numba is slow
 

@@ -111,7 +111,7 @@ async def test_a_missing_pytorch_is_an_error_with_the_extras(
     monkeypatch.setenv(NO_TELEMETRY, "1")
     file = tmp_path / "x"
 
-    with pytest.raises(ConfigError, match=r"needs PyTorch: pip install 'adam-async\[onnx\]' for --onnx, "):
+    with pytest.raises(ConfigError, match=r"needs PyTorch: for --onnx .*\[onnx\]"):
         await run_export(model, ExportOptions(**{target: file}), QUIET)
 
     assert not file.exists()

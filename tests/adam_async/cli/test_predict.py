@@ -2,6 +2,7 @@
 
 import json
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -190,6 +191,15 @@ async def test_an_array_that_does_not_fit_is_named(
 
     with pytest.raises((ConfigError, DataError), match=claim):
         await run_prediction(model, [tmp_path / name], PredictOptions(), QUIET)
+
+
+async def test_a_model_that_names_no_classes_is_refused_with_a_command(tmp_path: Path) -> None:
+    layers = [*SPEC.layers[:-1], replace(SPEC.layers[-1], kind="squared_error")]
+    spec = replace(SPEC, layers=tuple(layers))
+    path = tmp_path / FILE_NAME
+    path.write_bytes(dump_model(Network(spec), WEIGHTS, NAMES))
+    with pytest.raises(ConfigError, match="names no classes: adam-async export MODEL --onnx FILE"):
+        await run_prediction(path, (save(tmp_path / "a.png", 0),), PredictOptions(), QUIET)
 
 
 async def test_wrong_options_are_refused_before_the_model_is_read(tmp_path: Path) -> None:

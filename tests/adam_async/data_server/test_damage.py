@@ -10,7 +10,7 @@ from adam_async.errors import DataError
 
 def test_the_first_damage_is_an_error_unless_it_is_to_be_skipped() -> None:
     with pytest.raises(
-        DataError, match="a is bad; repair it, move it elsewhere, or load with damaged='skip'"
+        DataError, match="a is bad; repair it, move it elsewhere, or leave it out with --damaged skip"
     ):
         Damage("error").note("a is bad")
     with pytest.raises(ValueError, match="damaged is 'ignore', expected 'skip' or 'error'"):

@@ -19,21 +19,21 @@ from adam_async.run.result import EpochResult
 def test_a_missing_ray_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
 
-    with pytest.raises(ConfigError, match=r"of the extra `ray`: pip install 'adam-async\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"of the extra `ray`: .*pip install .*\[ray\]"):
         require_ray()
 
 
 async def test_a_cluster_without_ray_is_refused_as_it_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
 
-    with pytest.raises(ConfigError, match=r"of the extra `ray`: pip install 'adam-async\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"of the extra `ray`: .*pip install .*\[ray\]"):
         async with RayCluster(Config()):
             raise AssertionError("the cluster opened")
 
 
 @pytest.mark.parametrize("version", ["2.9.3", "2.59.1", "1.13.0", "0", "x.y"])
 def test_an_old_ray_is_refused_with_the_oldest_version_that_will_do(version: str) -> None:
-    with pytest.raises(ConfigError, match=rf"Ray {version}, older than 2\.60: pip install -U"):
+    with pytest.raises(ConfigError, match=rf"Ray {version}, older than 2\.60: .*pip install .*--upgrade"):
         check_ray(version)
 
 

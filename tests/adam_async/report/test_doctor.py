@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from adam_async.errors import install_command
 from adam_async.messages import role_table
 from adam_async.model import LayerSpec, ModelSpec, Network, named_model
 from adam_async.report import doctor
@@ -100,7 +101,7 @@ async def test_without_numba_the_finding_names_the_package() -> None:
 
     assert finding.state == "slow"
     assert re.match(r"numpy: [\d,]+ images/s of digits at 4 images per group", finding.detail)
-    assert finding.detail.endswith("pip install 'adam-async[fast]'")
+    assert finding.detail.endswith(install_command("fast"))
 
 
 async def test_kernels_that_are_not_compiled_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +169,7 @@ def test_working_sets_name_the_cache_that_holds_them() -> None:
 def test_the_finding_of_a_missing_extra_has_its_command() -> None:
     finding = check_extra("no-such-package-here", "fast", "it would help")
 
-    assert finding.detail == "not installed: it would help; pip install 'adam-async[fast]'"
+    assert finding.detail == f"not installed: it would help; {install_command('fast')}"
 
 
 def test_something_broken_gives_code_one() -> None:

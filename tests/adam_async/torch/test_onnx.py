@@ -107,7 +107,7 @@ def test_without_the_runtime_a_file_is_not_checked(monkeypatch):
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, package):
     pytest.importorskip("onnx", reason="the extra onnx is not installed")
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=rf"needs {package}, .*pip install 'adam-async\[onnx\]'"):
+    with pytest.raises(ConfigError, match=rf"needs {package}, .*.*pip install .*\[onnx\]"):
         make_onnx(model_of(SMALL))
 
 

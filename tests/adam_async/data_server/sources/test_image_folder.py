@@ -88,7 +88,7 @@ async def test_a_damaged_image_is_an_error_or_is_left_out_and_listed(
 ) -> None:
     pair(tmp_path, train__cat__bad=data)
     with pytest.raises(
-        DataError, match=rf"cat/bad.img is .*{claim}.*; repair it, move it elsewhere, or load with"
+        DataError, match=rf"cat/bad.img is .*{claim}.*; repair it, move it elsewhere, or leave it out with"
     ):
         await read(tmp_path)
     dataset = await read(tmp_path, "skip")

@@ -202,5 +202,5 @@ async def test_a_small_file_that_says_it_holds_much_is_refused_in_little_memory(
 async def test_without_pyarrow_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(DataError, match=r"needs pyarrow.*pip install 'adam-async\[parquet\]'"):
+    with pytest.raises(DataError, match=r"needs pyarrow.*.*pip install .*\[parquet\]"):
         await read(path)
