@@ -194,7 +194,7 @@ async def test_an_array_that_does_not_fit_is_named(
 
 
 async def test_a_model_that_names_no_classes_is_refused_with_a_command(tmp_path: Path) -> None:
-    layers = [*SPEC.layers[:-1], replace(SPEC.layers[-1], kind="squared_error")]
+    layers = [*SPEC.layers[:-1], replace(SPEC.layers[-1], kind="mean_squared_error")]
     spec = replace(SPEC, layers=tuple(layers))
     path = tmp_path / FILE_NAME
     path.write_bytes(dump_model(Network(spec), WEIGHTS, NAMES))
