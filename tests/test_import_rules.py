@@ -154,6 +154,9 @@ PORTS = (
     ),
     port("adam_async/runtime/clock.py", "clock dice system", "the monotonic clock, entropy of the system"),
     port("adam_async/model/keyed_random.py", "numpy.random", "the keyed dice, made of Philox"),
+    port(
+        "adam_async/errors.py", "files", "the origin of this installation, for the command that adds an extra"
+    ),
     port("adam_async/cli/*.py", "clock loops system", "loop, environment, signals, cores, times in logs"),
     port("adam_async/runtime/user_thread.py", "threads", "code of the user runs beside the loop"),
     port(
