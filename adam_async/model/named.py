@@ -102,6 +102,26 @@ def cifar_conv() -> ModelSpec:
     return ModelSpec(name="cifar-conv", input_shape=(3, 32, 32), layers=tuple(layers))
 
 
+def photo_conv(input_shape: Shape, classes: int) -> ModelSpec:
+    """Return a small convolutional network for images of 8x8 or more pixels.
+
+    The network has three convolutions that keep the size, with ReLU, each followed by maxima over 2x2 pixels.
+    """
+    layers: list[LayerSpec] = []
+    for number, (filters, kernel) in enumerate(((16, 5), (32, 3), (64, 3)), start=1):
+        layers += [
+            _layer(f"conv{number}", "conv2d", filters=filters, kernel=kernel, padding=kernel // 2),
+            _layer(f"relu{number}", "relu"),
+            _layer(f"pool{number}", "max_pool", kernel=2),
+        ]
+    layers += [
+        _layer("flat", "flatten"),
+        _layer("fc1", "dense", outputs=classes, init="lecun"),
+        _layer("loss", "softmax_cross_entropy"),
+    ]
+    return ModelSpec(name="photo-conv", input_shape=input_shape, layers=tuple(layers))
+
+
 NAMED_MODELS: Mapping[str, Callable[[], ModelSpec]] = MappingProxyType(
     {"mnist-adam": mnist_adam, "mlp": mlp, "digits": digits, "cifar-conv": cifar_conv}
 )

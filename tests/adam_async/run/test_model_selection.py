@@ -39,6 +39,15 @@ def test_auto_makes_one_for_data_that_no_named_model_fits(data):
     assert dict(spec.layers[-2].options)["outputs"] == data["classes"]
 
 
+@pytest.mark.parametrize("shape", [[3, 16, 16], [3, 51, 64], [3, 17, 200]], ids=str)
+def test_auto_makes_convolutions_for_photographs(shape):
+    data = {"name": "photos", "shape": shape, "classes": 4}
+    spec = choose_model("auto", data)
+    check_fits(spec, data)
+    assert [layer.kind for layer in spec.layers].count("conv2d") == 3
+    assert dict(spec.layers[-2].options)["outputs"] == 4
+
+
 def test_a_named_model_is_taken_when_it_fits():
     assert choose_model("digits", DIGITS) == digits()
 
