@@ -36,7 +36,7 @@ Only one thread may use an optimizer. The store's thread sends, waits and receiv
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -427,10 +427,13 @@ class RemoteOptimizer(torch.optim.Optimizer):
             slot.parameter.sub_(dense, alpha=rates[slot.group])
         self._changes.note(names)
 
-    def _repeat_local_step(self, exchange: Exchange) -> None:
-        """Repeat the local step of a push in flight on pulled values, which lack the push."""
+    def _repeat_local_step(self, exchange: Exchange, pulled: Container[str]) -> None:
+        """Repeat the local step of a push in flight on pulled values, which lack the push.
+
+        Other parameters, such as those that were frozen at the pull, still have their local step.
+        """
         assert exchange.staging is not None
-        names = [name for name in exchange.gradients if name in self._plain and name in self._by_name]
+        names = [name for name in exchange.gradients if name in self._plain and name in pulled]
         rate = exchange.rate
         for name in names:
             if name in self._kept:  # its value has the local step
@@ -455,7 +458,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """Copy the values of an ended exchange into the parameters that the store did not fill directly."""
         values = exchange.values
         if values is not None:
-            self._read = values.read
+            self._note_read(values.read)
             pulled = {
                 name: self._by_name[name].parameter
                 for name in exchange.names or ()
@@ -473,15 +476,24 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 torch.autograd.graph.increment_version(list(pulled.values()))
             if exchange.buffers:
                 self._buffers.install(values, exchange.buffers, [later.buffers for later in self._exchanges])
-            self._own.clear()
+            names = self._by_name.keys() & (exchange.names or ())
+            for name in names:
+                self._own.pop(name, None)
             self._behind.difference_update(pulled)
             for later in self._exchanges:
                 self._behind.update(name for name in later.gradients if name not in self._exact)
                 if self._takes_local_steps:
-                    self._repeat_local_step(later)
+                    self._repeat_local_step(later, names)
             self._changes.note(pulled)
         if exchange.staging is not None:
             self._free.append(exchange.staging)
+
+    def _note_read(self, read: ReadVersions) -> None:
+        """Note the versions of pulled values; parameters that were not pulled keep theirs."""
+        if self._read is not None:
+            known = np.where(read.of_shards < 0, self._read.of_shards, read.of_shards)
+            read = replace(read, of_shards=known)
+        self._read = read
 
     def _failed(self, exchange: Exchange) -> None:
         """Give parameters and gradients new memory if the store may still use theirs for a failed exchange.

@@ -1,5 +1,6 @@
 """A loop with `RemoteOptimizer` is the loop with PyTorch's own optimizer, in float64, over three servers."""
 
+import asyncio
 import copy
 from collections.abc import Callable, Iterator
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from adam_async import Adagrad, Adam, AdamW, Sgd, sync
 from adam_async.store.rules import Rule
 from adam_async.torch import RemoteOptimizer, overlap, parameter_arrays
+from adam_async.torch.exchanges import Exchange
 from tests.adam_async.store.servers import StoreServers
 from tests.adam_async.torch.clusters import cluster
 
@@ -134,6 +136,52 @@ def test_one_client_with_plain_sgd_equals_pytorch_in_every_mode_that_takes_local
     expected = train(reference, torch.optim.SGD(reference.parameters(), lr=0.1), batches())
     assert_same(found, expected)
     assert_same([dict(final)], expected[-1:])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pull_every": 2},
+        {"pull_every": 3, "max_staleness": 3},
+        {"push_every": 2, "pull_every": 2},
+        {"pull_every": 2, "factors": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("begins_frozen", [True, False], ids=["unfrozen", "frozen"])
+def test_a_layer_frozen_or_unfrozen_during_a_pull_takes_each_local_step_once(
+    options, begins_frozen, monkeypatch
+):
+    run, next_push = Exchange.run, asyncio.Event()
+
+    async def until_the_next_push(exchange, store):
+        await run(exchange, store)
+        if exchange.names is None:
+            next_push.set()
+        else:
+            async with asyncio.timeout(20):
+                await next_push.wait()
+
+    monkeypatch.setattr(Exchange, "run", until_the_next_push)
+    module = network()
+    module[0].requires_grad_(not begins_frozen)
+    reference = copy.deepcopy(module)
+    before = options["pull_every"] * options.get("push_every", 1)
+    with sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=0.1)) as store:
+        optimizer = RemoteOptimizer(module, store, **options)
+        found = train(module, optimizer, batches(before))
+        module[0].requires_grad_(begins_frozen)
+        optimizer.zero_grad()
+        found += train(module, optimizer, batches(4))
+        next_push.set()
+        optimizer.flush()
+        found.append(parameter_arrays(module))
+    theirs = torch.optim.SGD(reference.parameters(), lr=0.1)
+    expected = train(reference, theirs, batches(before))
+    reference[0].requires_grad_(begins_frozen)
+    theirs.zero_grad()
+    expected += train(reference, theirs, batches(4))
+    assert_same(found, [*expected, expected[-1]])
 
 
 @pytest.mark.parametrize("rule", [Adam(rate=0.01), Sgd(rate=0.1, momentum=0.9)], ids=str)
