@@ -8,7 +8,9 @@ Theory of operation. Hooks around each layer's forward pass make its weight a co
 arithmetic, so autograd never computes the weight's gradient there. An identity function (`_Tap`) follows the
 layer: its forward pass stores the inputs, and its backward pass the errors. All other uses of the weight,
 such as a penalty in the loss, still make a gradient in `weight.grad`, which `take` returns as
-`LinearGradient.rest`.
+`LinearGradient.rest`. A capture without one puts zeros into `weight.grad`, and marks one of them with `MARK`.
+So each way to remove gradients, such as `model.zero_grad()`, shows in `weight.grad`, and the capture forgets
+its factors.
 
 Subclasses of `nn.Linear`, parametrised weights and weights that two layers share keep dense gradients.
 
@@ -26,6 +28,10 @@ from torch.utils.hooks import RemovableHandle
 from adam_async.errors import ConfigError
 from adam_async.run.arrays import Factors
 from adam_async.torch.devices import to_host
+
+MARK = 1e-30
+"""Value of the first element of `weight.grad` while a layer has factors, in place of zero. `zero_` removes
+the mark, and clipping does not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +92,7 @@ def linear_weights(module: nn.Module) -> dict[str, nn.Linear]:
         if type(part) is nn.Linear
         and isinstance(weight := part._parameters.get("weight"), nn.Parameter)
         and weight.requires_grad
+        and weight.numel()
         and owners[id(weight)] == 1
         and "forward" not in vars(part)  # a forward pass of its own may do anything with the weight
     }
@@ -174,6 +181,15 @@ class _Capture:
         """Whether passes are captured."""
         self._on_captured = on_captured
         self._paused = False
+        self._zeros: Tensor | None = None
+        """Marked zeros for `weight.grad`, used again while nothing changes them in place."""
+        self._zeros_version = 0
+        self._marked: Tensor | None = None
+        """`weight.grad` at the first capture since the last take."""
+        self._version = 0
+        """PyTorch's version counter of `_marked`, which counts changes in place."""
+        self._has_rest = False
+        """Whether `_marked` had a gradient before its mark."""
         self._handles: list[RemovableHandle] = [
             layer.register_forward_pre_hook(self._before),
             layer.register_forward_hook(self._after, always_call=True),
@@ -205,18 +221,45 @@ class _Capture:
     def captured(self, activations: Tensor, errors: Tensor) -> None:
         """Store the factors of one call, whose tensors may have any number of leading axes."""
         weight = self.layer.weight
+        self._forget_removed()
+        if not self.pairs:
+            self._mark()
         rows = activations.reshape(-1, weight.shape[1]).to(weight.dtype)
         self.pairs.append((rows, errors.detach().reshape(-1, weight.shape[0]).to(weight.dtype)))
         if self._on_captured is not None:
             self._on_captured(self.name)
 
+    def _mark(self) -> None:
+        """Mark `weight.grad`, with zeros in place of None."""
+        weight, zeros = self.layer.weight, self._zeros
+        self._has_rest = weight.grad is not None
+        if weight.grad is None:
+            if zeros is None or zeros._version != self._zeros_version or zeros.device != weight.device:
+                zeros = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+                zeros[0, 0] = MARK
+                self._zeros, self._zeros_version = zeros, zeros._version
+            weight.grad = zeros
+        else:
+            first = weight.grad[0, 0]
+            first.copy_(torch.where(first == 0, MARK, first))
+        self._marked, self._version = weight.grad, weight.grad._version
+
+    def _forget_removed(self) -> None:
+        """Forget the factors if the program has removed `weight.grad` or set it to zero since the capture."""
+        marked = self._marked
+        is_kept = marked is not None and self.layer.weight.grad is marked
+        if not is_kept or (marked._version != self._version and not marked[0, 0]):
+            self.pairs.clear()
+
     def take(self) -> LinearGradient | None:
         """Return the gradient of all calls since the last take, and forget them; None without a call."""
+        self._forget_removed()
         if not self.pairs:
             return None
         pairs, self.pairs = self.pairs, []
-        weight = self.layer.weight
-        rest, weight.grad = weight.grad, None
+        rest, self.layer.weight.grad = self.layer.weight.grad, None
+        if not self._has_rest and (rest._version == self._version or rest.abs().max() <= MARK):
+            rest = None
         if len(pairs) == 1:
             return LinearGradient(*pairs[0], rest)
         activations, errors = (torch.cat(parts) for parts in zip(*pairs, strict=True))

@@ -94,8 +94,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         overlap: Whether gradients are pushed during the backward pass; the program must not change gradients.
         buffers: ``local``, ``averaged``, ``push`` or ``pull``; see `adam_async.torch.buffers`.
         factors: Whether the gradient of an `nn.Linear` weight is pushed as two factors if these have fewer
-            values (see `adam_async.torch.factors`). Such a weight has no `grad`, so gradient clipping does
-            not see it.
+            values (see `adam_async.torch.factors`). The `grad` of such a weight is zero, so gradient clipping
+            does not see it.
         allow_unused: Whether a push may lack parameters without a gradient; otherwise they are errors.
 
     Raises:

@@ -200,7 +200,7 @@ def test_a_push_that_outlives_its_interrupted_step_has_the_gradient_of_that_step
     with sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=1.0)) as store:
         optimizer = RemoteOptimizer(module, store, factors=factors)
         module(batch).sum().backward()
-        assert (module.weight.grad is None) == factors
+        assert (module.weight.grad.abs().max() < 1e-20) == factors
         with monkeypatch.context() as patch:
             patch.setattr(Exchange, "run", unanswered)
             patch.setattr(Call, "result", interrupt)

@@ -169,6 +169,73 @@ def test_clear_forgets_factors() -> None:
         assert not factors.take()
 
 
+def remove_by_optimizer(module: nn.Module) -> None:
+    torch.optim.SGD(module.parameters()).zero_grad(set_to_none=False)
+
+
+def remove_one_by_one(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.grad = None
+
+
+def remove_in_place(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+
+
+def clip(module: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(module.parameters(), 1e-3)
+
+
+REMOVALS: dict[str, Callable[[nn.Module], object]] = {
+    "module": nn.Module.zero_grad,
+    "zeros": lambda module: module.zero_grad(set_to_none=False),
+    "wrapper": lambda module: nn.Sequential(module).zero_grad(),
+    "optimizer": remove_by_optimizer,
+    "one by one": remove_one_by_one,
+    "in place": remove_in_place,
+}
+
+
+@pytest.mark.parametrize("with_penalty", [False, True], ids=["plain", "penalty"])
+@pytest.mark.parametrize("remove", REMOVALS.values(), ids=REMOVALS)
+def test_gradients_that_the_program_removes_take_their_factors_along(remove, with_penalty) -> None:
+    module, x = nn.Linear(6, 5, bias=False), torch.randn(2, 6)
+
+    def backward(rows: torch.Tensor) -> None:
+        penalty = module.weight.square().sum() if with_penalty else 0.0
+        (module(rows).square().sum() + penalty).backward()
+
+    backward(x)
+    expected, module.weight.grad = module.weight.grad.clone(), None
+    with LinearFactors(module) as factors:
+        for _ in range(3):
+            backward(100 * x)
+            remove(module)
+            backward(x)
+            torch.testing.assert_close(factors.take()["weight"].dense(), expected)
+            assert module.weight.grad is None
+        backward(100 * x)
+        remove(module)
+        assert not factors.take()
+
+
+def test_gradients_that_are_summed_clipped_or_unscaled_keep_their_factors() -> None:
+    module, x = nn.Linear(6, 5, bias=False), torch.randn(2, 6)
+    module(x).square().sum().backward()
+    expected, module.weight.grad = 2 * module.weight.grad, None
+    with LinearFactors(module) as factors:
+        for _ in range(2):
+            for _ in range(2):
+                module(x).square().sum().backward()
+                clip(module)
+                module.weight.grad.mul_(1 / 65536)
+            found = factors.take()["weight"]
+            assert found.rest is None
+            torch.testing.assert_close(found.dense(), expected)
+
+
 def test_a_callback_has_the_names_in_the_order_of_the_backward_pass() -> None:
     module = sequence()
     captured: list[str] = []
