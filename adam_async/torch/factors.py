@@ -247,8 +247,8 @@ class _Capture:
     def _forget_removed(self) -> None:
         """Forget the factors if the program has removed `weight.grad` or set it to zero since the capture."""
         marked = self._marked
-        is_kept = marked is not None and self.layer.weight.grad is marked
-        if not is_kept or (marked._version != self._version and not marked[0, 0]):
+        is_kept = self.layer.weight.grad is marked
+        if marked is None or not is_kept or (marked._version != self._version and not marked[0, 0]):
             self.pairs.clear()
 
     def take(self) -> LinearGradient | None:
