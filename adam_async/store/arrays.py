@@ -56,9 +56,10 @@ def records_of(
 
 
 def _spec_of(name: str, array: Any) -> ArraySpec:
-    if not isinstance(array, np.ndarray) and not np.isscalar(array):
+    if isinstance(array, np.ma.MaskedArray) or not (isinstance(array, np.ndarray) or np.isscalar(array)):
         raise ConfigError(
-            f"array {name[:80]!r} is {type(array).__name__}; give a numpy array or an ArraySpec"
+            f"array {name[:80]!r} is {type(array).__name__}; give a plain numpy array, such as "
+            "tensor.detach().cpu().numpy() or masked.filled(0), or an ArraySpec"
         )
     values = np.asarray(array)
     if values.dtype.name not in DTYPES or not values.dtype.isnative:
@@ -86,10 +87,7 @@ def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
         StoreError: Shape or type differ, or a value is not finite; the function converts no type.
     """
     name = repr(record.name[:80])
-    try:
-        values = np.asarray(array)
-    except ValueError as error:
-        raise StoreError(f"{what} of {name} is no array: {error}") from None
+    values = _as_array(array, f"{what} of {name}")
     if values.dtype.name != record.dtype or not values.dtype.isnative:
         is_numpy = isinstance(array, np.ndarray | np.generic)
         remedy = f".astype({record.dtype!r})" if is_numpy else f"np.asarray(x, {record.dtype!r})"
@@ -104,6 +102,19 @@ def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
     flat = np.ascontiguousarray(values).reshape(-1)
     _check_finite(flat, f"{what} of {name}")
     return flat
+
+
+def _as_array(array: Any, what: str) -> NDArray[Any]:
+    """Return what a caller gives as an array; NumPy and the types of other packages decide what they take."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise StoreError(f"{what} is a masked array, whose mask a store would ignore: use array.filled(0)")
+    try:
+        return np.asarray(array)
+    except Exception as error:  # of any type: another package converts its own objects
+        raise StoreError(
+            f"{what} is no array: {error}. For a tensor use tensor.detach().cpu().float().numpy(), in front "
+            "of it .to_dense() if the tensor is sparse"
+        ) from error
 
 
 def flat_factors(record: ArrayRecord, factors: Factors) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -121,7 +132,7 @@ def flat_factors(record: ArrayRecord, factors: Factors) -> tuple[NDArray[Any], N
         ("activations", factors.activations, inputs),
         ("errors", factors.errors, rows),
     ):
-        values = np.asarray(array)
+        values = _as_array(array, f"{what} of {name}")
         if values.dtype.name != record.dtype or not values.dtype.isnative:
             raise StoreError(
                 f"{what} of {name} have type {values.dtype}, the array {record.dtype}: convert them with "

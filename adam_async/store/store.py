@@ -48,6 +48,12 @@ from adam_async.store.values import PushOutcome, ReadVersions, Values
 from adam_async.store.wish import Create, StoreWish, slack_of
 from transport import BufferPool
 
+NO_COPY = (
+    "store {name!r} cannot be copied or pickled, because it is one client with links of its own: pass its "
+    "address and name on, and open it there again; a store at 'local' is for one process"
+)
+"""Text of the refusal of a copy."""
+
 RESERVED = "__metadata__"
 """Name that the safetensors format reserves."""
 
@@ -313,6 +319,9 @@ class ParameterStore:
         """Whether this client has ended: it was closed, or has failed."""
         return self._link.closed
 
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(NO_COPY.format(name=self.name))
+
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"clock {self.clock}"
         return f"<ParameterStore {self.name!r} {counted(len(self._link.layout.arrays), 'array')}, {state}>"
@@ -380,6 +389,9 @@ class Opening:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(NO_COPY.format(name=self._wish.name))
 
     def __repr__(self) -> str:
         return f"<Opening of store {self._wish.name!r}: {HOW_TO_OPEN}>"

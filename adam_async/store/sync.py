@@ -25,7 +25,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import uvloop
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ from adam_async.store import store as face
 from adam_async.store.arrays import Gradient, InitialArrays
 from adam_async.store.pushing import Rate
 from adam_async.store.rules import Rule, Sgd
+from adam_async.store.store import NO_COPY
 from adam_async.store.values import PushOutcome, ReadVersions, Values
 from adam_async.store.wish import Create
 
@@ -398,6 +399,9 @@ class ParameterStore:
             work.close()
             raise StoreError(f"store {self.name!r} {refusal}: open it again")
         return self._thread.begin(work)
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(NO_COPY.format(name=self.name))
 
     def __repr__(self) -> str:
         return f"<sync {self._store!r}>"

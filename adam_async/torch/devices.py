@@ -37,7 +37,9 @@ class StagingBuffer:
         for tensor in tensors.values():
             starts.append(size)
             size += -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
-        self._host_memory = torch.empty(size, dtype=first.dtype, pin_memory=self._device.type == "cuda")
+        # The program may have set another default device.
+        pins = self._device.type == "cuda"
+        self._host_memory = torch.empty(size, dtype=first.dtype, device="cpu", pin_memory=pins)
         self._device_memory = self._host_memory
         if self._device.type != "cpu":
             self._device_memory = torch.empty(size, dtype=first.dtype, device=self._device)
@@ -187,7 +189,7 @@ def to_host(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
     found = []
     for tensor in tensors:
         if tensor.is_cuda:
-            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
             found.append(pinned.copy_(tensor, non_blocking=True))
         else:
             found.append(tensor.cpu())

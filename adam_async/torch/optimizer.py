@@ -38,10 +38,9 @@ Only one thread may use an optimizer. The store's thread sends, waits and receiv
 import logging
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from numbers import Real
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -52,7 +51,6 @@ from adam_async.errors import AdamError, ConfigError
 from adam_async.run.arrays import Factors
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import Gradient
-from adam_async.store.pushing import MOST_RATE
 from adam_async.store.rules import Sgd
 from adam_async.store.sync import ParameterStore
 from adam_async.store.values import ReadVersions
@@ -62,6 +60,7 @@ from adam_async.torch.devices import Staging, copy_streams, to_host
 from adam_async.torch.exchanges import Exchange, Exchanges, check_cadence
 from adam_async.torch.factors import LinearFactors, LinearGradient
 from adam_async.torch.gradients import Found, Slot, Sums, collect, copied
+from adam_async.torch.groups import check_group, check_keys
 from adam_async.torch.overlap import Overlap
 from adam_async.torch.parameters import ModuleParameters, check_values
 
@@ -203,8 +202,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """Add a group, such as one of parameters that were frozen; see `torch.optim.Optimizer`.
 
         Raises:
-            ConfigError: `params` is missing, a parameter is not of the module, `lr` is no rate or is missing
-                for parameters with several rates, or the group has a constant of the store's rule.
+            ConfigError: `params` is missing, a parameter is not of the module or came to it later, `lr` is no
+                rate or is missing for parameters with several rates, or the group has an unknown key or a
+                constant of the store's rule.
         """
         group = dict(param_group)
         if "params" not in group:
@@ -212,12 +212,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         members = group["params"]
         group["params"] = self._resolved([members] if isinstance(members, Tensor | str) else list(members))
         names = [self._names[id(parameter)] for parameter in group["params"]]
-        for word in ("momentum", "nesterov", "weight_decay", "betas", "eps", "dampening", "lr_decay"):
-            if word in group:
-                raise ConfigError(
-                    f"a parameter group has {word}={group[word]!r}, a constant of the servers' rule: leave "
-                    "it out, and open the store with rule={name: Sgd(...), ...}, a rule for each array"
-                )
+        check_keys(group)
         if "lr" not in group:
             rates = {self._store.rules[name].rate for name in names} if self._lr is None else {self._lr}
             if len(rates) > 1:
@@ -226,7 +221,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                     f"{', '.join(map(str, sorted(rates)))}: give it an lr, or make a group for each rate"
                 )
             group["lr"] = rates.pop() if rates else 0.0
-        _check_rate(group["lr"])
+        check_group(group)
         with torch.no_grad():
             self._take_changes(self._by_name)
         super().add_param_group(group)
@@ -250,6 +245,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 member = member[1]
             parameter = self._named.get(member) if isinstance(member, str) else member
             if not isinstance(parameter, Tensor) or id(parameter) not in self._names:
+                self._check_is_no_newcomer(member)
                 shown = f"of shape {tuple(member.shape)}" if isinstance(member, Tensor) else repr(member)
                 some = ", ".join(map(repr, list(self._named)[:5]))
                 raise ConfigError(
@@ -258,6 +254,32 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 )
             found[id(parameter)] = parameter
         return list(found.values())
+
+    def _check_is_no_newcomer(self, member: Any) -> None:
+        """Refuse a parameter that the module got after this optimizer was made, with its cure."""
+        for name, parameter in self._module.named_parameters():
+            if parameter is member or name == member:
+                has = "that of an earlier one" if name in self._store.arrays else "no array for it"
+                raise ConfigError(
+                    f"parameter {name!r} came to the module after its optimizer was made, and store "
+                    f"{self._store.name!r}, opened before, has {has}. The arrays of a store stay the same: "
+                    "open another store with parameter_arrays(module), and make its RemoteOptimizer"
+                )
+
+    def _rates(self) -> list[float]:
+        """Return the rate of each group, which the program may have changed.
+
+        Raises:
+            ConfigError: A rate is invalid, a group has a key that it must not have, or other parameters.
+        """
+        for group in self.param_groups:
+            check_group(group)
+        if sum(len(group["params"]) for group in self.param_groups) != len(self._slots):
+            raise ConfigError(
+                "param_groups has other parameters than those that add_param_group has added: add parameters "
+                "by add_param_group, and freeze others with requires_grad_(False)"
+            )
+        return [float(group["lr"]) for group in self.param_groups]
 
     # --- steps ---------------------------------------------------------------------------------
 
@@ -294,12 +316,12 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._exchanges.raise_failure()
         trained = self._trained()
         self._changes.check_parts(trained)
+        rates = self._rates()
         if self._takes_local_steps or self._sums.steps == self._push_every - 1:
             self._take_changes(trained)
         captured = {} if self._factors is None else self._factors.take()
         gradients = collect(self._slots, captured, allow_unused=self._allow_unused)
         self._steps += 1
-        rates = [float(group["lr"]) for group in self.param_groups]
         due = gradients
         if self._push_every > 1:
             self._sums.add(gradients)
@@ -408,7 +430,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 assert self._overlap is not None
                 self._overlap.abandon()
                 raise
-        rates = [float(group["lr"]) for group in self.param_groups]
+        rates = self._rates()
         gradients = to_host([slot.parameter.grad.detach() for slot in bucket])
         arrays = {slot.name: array for slot, array in zip(bucket, gradients, strict=True)}
         self._begin(
@@ -559,7 +581,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             self._changes.check_parts()
             self._take_changes(self._named)
             if self._sums.steps:
-                rates = [float(group["lr"]) for group in self.param_groups]
+                rates = self._rates()
                 self._push(self._sums.take(mean=self._is_summed), rates)
             if self._buffers.names and self._pull_every > 1:
                 self._push_buffers()
@@ -671,8 +693,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         store, and a rule has a state.
 
         Raises:
-            ConfigError: The `state_dict` is of another optimizer, or has another `push_every` or
-                `pull_every`.
+            ConfigError: The `state_dict` is of another optimizer, has another `push_every` or `pull_every`,
+                or has a group that `add_param_group` refuses.
         """
         own = state_dict.get(STATE)
         if own is None:
@@ -689,6 +711,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
                     f"the state_dict has {name}={own[name]}, and this optimizer {name}={mine}: make the "
                     f"optimizer with {name}={own[name]}"
                 )
+        for group in state_dict["param_groups"]:
+            check_group(group)
         super().load_state_dict({name: part for name, part in state_dict.items() if name != STATE})
         self._steps, self._pushes = own["steps"], own["pushes"]
         is_other = self._read is None or own.get("store") != self._read.store
@@ -700,6 +724,12 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 "are new unless the store goes on from its folder (dir=, or --dir of its servers)",
                 self._store.name,
             )
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            "a RemoteOptimizer cannot be copied or pickled, because it is one client of a store: make "
+            "another over a copy of the module, pickle its state_dict(), or write the values by save(path)"
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write the module's `state_dict` with the store's values, in the safetensors format.
@@ -756,8 +786,3 @@ class RemoteOptimizer(torch.optim.Optimizer):
             self.close()
         else:
             self._remove_hooks()
-
-
-def _check_rate(rate: Any) -> None:
-    if not isinstance(rate, Real | Tensor) or not 0 <= float(rate) <= MOST_RATE:
-        raise ConfigError(f"lr is a number from 0 to {MOST_RATE:g}, not {rate!r:.80}")

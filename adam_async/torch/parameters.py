@@ -64,7 +64,10 @@ class ModuleParameters:
         Raises:
             StoreError: A parameter is absent, or has another shape or type; the error has the remedy.
         """
-        remedy = "build the same module as the creator of the store, or give the store another name"
+        remedy = (
+            "build the same module as the creator of the store; if the module has changed since, open "
+            "another store, under another name, with parameter_arrays(module)"
+        )
         for name, spec in self.specs.items():
             found = arrays.get(name)
             if found is None:

@@ -52,7 +52,7 @@ def seeded(seed: int) -> Iterator[Callable[[], frozenset[str]]]:
     with _SEEDED, torch.random.fork_rng(devices=[]):
         python, numpy = random.getstate(), np.random.get_state()
         try:
-            seed_streams(ALL, seed)
+            _seed(ALL, seed)
             begin = {name: state() for name, state in _STATES.items()}
             yield lambda: frozenset(name for name, state in _STATES.items() if state() != begin[name])
         finally:
@@ -60,7 +60,20 @@ def seeded(seed: int) -> Iterator[Callable[[], frozenset[str]]]:
             np.random.set_state(numpy)
 
 
-def seed_streams(names: Collection[str], seed: int) -> None:
-    """Seed some of the streams, without restoring them."""
+@contextmanager
+def drawing(names: Collection[str], seed: int) -> Iterator[None]:
+    """Seed some of the streams for a block, without restoring them.
+
+    All threads share the streams, so other such blocks wait; a block without names waits for none.
+    """
+    if not names:
+        yield
+        return
+    with _SEEDED:
+        _seed(names, seed)
+        yield
+
+
+def _seed(names: Collection[str], seed: int) -> None:
     for name in names:
         _SEEDS[name](seed)

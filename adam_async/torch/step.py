@@ -245,13 +245,13 @@ class TorchStep(TrainStep):
 
     def step(self, values: Mapping[str, NDArray[Any]], batch: Batch, out: Gradients) -> StepOutcome:
         """See `TrainStep.step`. If the module draws from a random stream of PyTorch, Python or NumPy, the
-        call seeds this stream of the process with the epoch and the number of the group."""
+        call seeds this stream of the process with the epoch and the number of the group; such calls of
+        several threads follow one another."""
         with self._acquired(self._training, self.factors) as copy:
             copy.linear.select(out.factored)
             copy.load(values)
-            if self._drawn:
-                random_streams.seed_streams(self._drawn, _random_key(batch))
-            loss = self._backward(copy, batch)
+            with random_streams.drawing(self._drawn, _random_key(batch)):
+                loss = self._backward(copy, batch)
             self._fill(copy, out, len(batch))
             # The loss is read last, so the copies of the gradients do not wait for it.
             return StepOutcome(loss.item(), weight=len(batch))

@@ -1,8 +1,10 @@
 """Bad calls: each is one error that names array, value and cure, and it harms no other client."""
 
 import asyncio
+import copy
 import math
-from typing import Any
+import pickle
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -19,6 +21,7 @@ from adam_async import (
     ParameterStore,
     Sgd,
     StoreError,
+    sync,
 )
 from adam_async.controller import records
 from adam_async.errors import RoleUnreachable
@@ -33,6 +36,14 @@ from tests.adam_async.runs import until
 from tests.adam_async.store.servers import SHORT, servers, store_servers
 from transport import HandshakeRejected
 
+
+class Refusing:
+    """An object that NumPy cannot take, as a tensor of another device is one."""
+
+    def __array__(self, *args: object, **options: object) -> NoReturn:
+        raise RuntimeError("it is elsewhere")
+
+
 TOKEN = "a token that nobody guesses"
 W = np.ones((2, 3), np.float32)
 
@@ -45,6 +56,10 @@ BAD_PUSHES: list[tuple[dict[Any, Any], str]] = [
     ({"w": W.astype(object)}, "values of type object"),
     ({"w": W.astype(">f4")}, "values of type >f4"),
     ({"w": [[1.0], [1.0, 2.0]]}, "gradient of 'w' is no array"),
+    ({"w": np.ma.masked_array(W, W > 0)}, r"gradient of 'w' is a masked array.*: use array\.filled\(0\)"),
+    ({"w": Refusing()}, r"gradient of 'w' is no array: it is elsewhere\. For a tensor use"),
+    ({"w": Factors(Refusing(), W[:, :2])}, "activations of 'w' is no array: it is elsewhere"),
+    ({"w": np.zeros((2, 3), [("x", "f4")])}, "values of type"),
     ({"w": [[1.0] * 3] * 2}, r"type float64, the array float32: convert it with np\.asarray\(x, 'float32'\)"),
     ({"w": W * np.float32(math.nan)}, "gradient of 'w' has the value nan at index 0"),
     ({"w": W * np.float32(math.inf)}, "gradient of 'w' has the value inf at index 0"),
@@ -100,8 +115,9 @@ BAD_ARRAYS: list[tuple[Any, str]] = [
     ({"w": W.astype(object)}, "type object"),
     ({"w": W.astype(">f8")}, "type >f8"),
     ({"w": W.astype(np.float16)}, "type float16"),
-    ({"w": [1.0]}, "array 'w' is list; give a numpy array or an ArraySpec"),
+    ({"w": [1.0]}, r"array 'w' is list; give a plain numpy array, .* or an ArraySpec"),
     ({"w": "text"}, "type <U4"),
+    ({"w": np.ma.masked_array([1.0, 2.0])}, r"array 'w' is MaskedArray; .* masked\.filled\(0\)"),
     ({"w": np.array([0.0, math.nan])}, "array 'w' has the value nan at index 1"),
     ({"w": np.array([-math.inf])}, "array 'w' has the value -inf at index 0"),
     ({"w": ArraySpec((-1,))}, "the negative length -1"),
@@ -425,3 +441,20 @@ def test_a_store_with_kernels_that_a_server_lacks_is_served_without_them(
     assert "NumPy applies the rules of store s: kernels 'numba' need the package numba" in caplog.text
     with pytest.raises(ConfigError, match="need the package numba"):
         kernels_of(msgspec.structs.replace(store, program="run"))
+
+
+async def test_no_copy_or_pickle_of_a_client_is_made() -> None:
+    opening = ParameterStore.open("local", {"w": np.ones(3)}, rule=Sgd(rate=1.0))
+    with sync.ParameterStore.open("local", {"w": np.ones(3)}) as plain:
+        async with opening as store:
+            for client in (opening, store, plain):
+                for make in (copy.copy, copy.deepcopy, pickle.dumps):
+                    with pytest.raises(
+                        TypeError, match=r"cannot be copied or pickled.*: pass its address and"
+                    ):
+                        make(client)
+            values, pushed = await store.pull(), await store.push({"w": np.ones(3)})
+    for make in (copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))):
+        np.testing.assert_array_equal(make(values)["w"], np.ones(3))
+        np.testing.assert_array_equal(make(values).read.of_shards, values.read.of_shards)
+        assert make(pushed) == pushed

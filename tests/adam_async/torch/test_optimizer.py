@@ -492,3 +492,61 @@ def test_a_schedule_of_one_cycle_sets_the_rate_of_each_push():
                 schedule.step()
             found.append(values)
     assert_same(*found)
+
+
+class Edges(nn.Module):
+    """A module with scalar parameters and parameters without values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.hollow = nn.Linear(100, 10), nn.Linear(100, 0)
+        self.behind = nn.Linear(0, 10, bias=False)
+        self.scale, self.empty = nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.zeros(0, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale + self.behind(self.hollow(x)) + self.empty.sum()
+
+
+MODES = [
+    {},
+    {"max_staleness": 2},
+    {"pull_every": 2},
+    {"push_every": 2, "pull_every": 2},
+    {"overlap": True},
+    {"factors": True, "pull_every": 2},
+]
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("rule", [Sgd(rate=0.1), AdamW(rate=0.1)], ids=["Sgd", "AdamW"])
+@pytest.mark.parametrize("options", MODES, ids=str)
+def test_scalars_and_parameters_without_values_are_trained_in_every_mode(options, rule):
+    torch.manual_seed(1)
+    module = Edges().double()
+    before = parameter_arrays(module)
+    with sync.ParameterStore.open("local", before, rule=rule) as store:
+        with RemoteOptimizer(module, store, **options) as optimizer:
+            train(module, optimizer, batches(4))
+        values = store.pull()
+    for name, array in parameter_arrays(module).items():
+        np.testing.assert_array_equal(values[name], array)
+        assert not array.size or (array != before[name]).any(), name
+
+
+@pytest.mark.parametrize("options", [each for each in MODES if "max_staleness" not in each], ids=str)
+def test_the_default_device_and_type_of_the_program_change_no_step(options):
+    module = network()
+    reference = copy.deepcopy(module)
+    found = []
+    for each, device, dtype in ((reference, "cpu", torch.float32), (module, "meta", torch.bfloat16)):
+        data = batches(6)
+        with sync.ParameterStore.open("local", parameter_arrays(each), rule=Sgd(rate=0.1)) as store:
+            torch.set_default_dtype(dtype)
+            try:
+                with torch.device(device), RemoteOptimizer(each, store, **options) as optimizer:
+                    train(each, optimizer, data)
+            finally:
+                torch.set_default_dtype(torch.float32)
+        found.append(parameter_arrays(each))
+    for name in found[0]:
+        np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-9, err_msg=name)

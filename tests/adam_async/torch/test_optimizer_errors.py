@@ -1,6 +1,9 @@
 """Errors of `RemoteOptimizer` name the parameter and the remedy, and push nothing."""
 
+import copy
+import pickle
 import re
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra tor
 from torch import nn
 
 from adam_async import ConfigError, ParameterStore, Sgd, StoreError, sync
+from adam_async.run.arrays import Factors
 from adam_async.store.sync import Call
 from adam_async.torch import RemoteOptimizer, overlap, parameter_arrays
 
@@ -271,3 +275,134 @@ def test_a_closed_store_and_a_deadline_in_the_background_are_raised_by_the_next_
         optimizer.step()
     with pytest.raises(StoreError, match="is closed: open it again"):
         optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("maximize", True),
+        ("amsgrad", True),
+        ("momentum", 0.9),
+        ("betas", (0.9, 0.95)),
+        ("learning_rate", 9.0),
+        ("differentiable", True),
+        ("Lr", 0.1),
+        (3, 0.1),
+    ],
+)
+def test_a_key_of_a_group_that_would_have_no_effect_is_refused_wherever_it_comes(module, store, key, value):
+    group = {"params": list(module.first.parameters()), key: value}
+    with pytest.raises(ConfigError, match=f"a parameter group has {key}="):
+        RemoteOptimizer(module, store, [group])
+    optimizer = RemoteOptimizer(module, store, list(module.second.parameters()))
+    with pytest.raises(ConfigError, match=f"a parameter group has {key}="):
+        optimizer.add_param_group(group)
+    saved = optimizer.state_dict()
+    saved["param_groups"][0][key] = value
+    with pytest.raises(ConfigError, match=f"a parameter group has {key}="):
+        optimizer.load_state_dict(saved)
+    assert key not in optimizer.param_groups[0]
+    module(X).sum().backward()
+    optimizer.step()
+    pushed = versions(store)
+    optimizer.param_groups[0][key] = value
+    with pytest.raises(ConfigError, match=f"a parameter group has {key}="):
+        optimizer.step()
+    assert versions(store) == pushed
+
+
+def test_keys_of_schedulers_and_of_equal_computations_are_accepted(module, store):
+    group = {"params": list(module.parameters()), "name": "all", "foreach": True, "fused": False}
+    optimizer = RemoteOptimizer(module, store, [group])
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10, cycle_momentum=False)
+    module(X).sum().backward()
+    optimizer.step()
+    schedule.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+
+
+def test_groups_changed_past_add_param_group_are_refused(module, store):
+    optimizer = RemoteOptimizer(module, store, list(module.first.parameters()))
+    module(X).sum().backward()
+    optimizer.param_groups[0]["lr"] = float("nan")
+    with pytest.raises(ConfigError, match=r"lr is a number .* not nan"):
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.param_groups[0]["params"].append(module.second.weight)
+    with pytest.raises(
+        ConfigError, match=r"param_groups has other parameters .*: add parameters by add_param_g"
+    ):
+        optimizer.step()
+    assert not any(versions(store))
+
+
+def test_no_copy_or_pickle_of_an_optimizer_is_made(module, store, tmp_path):
+    optimizer = RemoteOptimizer(module, store)
+    for make in (
+        copy.copy,
+        copy.deepcopy,
+        pickle.dumps,
+        lambda each: torch.save(each, tmp_path / "optimizer"),
+        ForkingPickler.dumps,  # for processes that are spawned
+    ):
+        with pytest.raises(
+            TypeError, match=r"cannot be copied or pickled, .*: make another over a copy of the"
+        ):
+            make(optimizer)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_layer_added_later_is_refused_with_the_way_to_train_it(module, store, by_name):
+    optimizer = RemoteOptimizer(module, store)
+    module.third = nn.Linear(2, 2)
+    added = ["third.weight"] if by_name else module.third.parameters()
+    claim = (
+        "'third.weight' came to the module after .* no array for it.*open another store with parameter_arr"
+    )
+    with pytest.raises(ConfigError, match=claim):
+        optimizer.add_param_group({"params": added})
+    with pytest.raises(StoreError, match=r"no array for parameter 'third.weight'.*open another store"):
+        RemoteOptimizer(module, store)
+    module.first = nn.Linear(3, 2)
+    with pytest.raises(ConfigError, match=r"'first.weight' came .* has that of an earlier one"):
+        optimizer.add_param_group({"params": module.first.parameters()})
+    arrays = parameter_arrays(module)
+    with sync.ParameterStore.open("local", arrays, rule=Sgd(rate=0.1)) as grown:
+        optimizer = RemoteOptimizer(module, grown)
+        module.third(module(X)).sum().backward()
+        optimizer.step()
+        assert not np.array_equal(grown.pull()["third.weight"], arrays["third.weight"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.bfloat16(),
+        lambda x: x.half(),
+        lambda x: x.to_sparse(),
+        lambda x: x.to_sparse_csr(),
+        lambda x: torch.complex(x, x).conj(),
+        lambda x: torch.complex(x, x).conj().imag,
+        lambda x: x.clone().requires_grad_(),
+        lambda x: x.to("meta"),
+        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+        lambda x: torch.nested.nested_tensor([x[0], x[1]]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_tensor_that_numpy_cannot_take_is_refused_by_the_name_of_its_array(module, store, make):
+    tensor = make(torch.ones(2, 3))
+    for call in (store.push, store.push_pull, store.assign):
+        with pytest.raises(StoreError, match=r"'first\.weight'"):
+            call({"first.weight": tensor})
+    factors = Factors(np.ones((1, 3), np.float32), tensor)
+    with pytest.raises(StoreError, match=r"'first\.weight'"):
+        store.push({"first.weight": factors})
+    with pytest.raises(StoreError, match=r"'first\.weight'"):
+        store.pull(["first.weight"], out={"first.weight": tensor})
+    with pytest.raises(
+        ConfigError, match=r"array 'w' is .*Tensor; give a plain numpy array, such as tensor.det"
+    ):
+        sync.ParameterStore.open("local", {"w": tensor})
+    assert not any(versions(store))

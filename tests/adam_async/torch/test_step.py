@@ -2,7 +2,9 @@
 
 import random
 from collections.abc import Callable
-from threading import Lock
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError, Lock
 
 import numpy as np
 import pytest
@@ -283,6 +285,30 @@ def noise_of(stream: str, images: torch.Tensor) -> torch.Tensor:
     if stream == "Python":
         return torch.full_like(images, random.random())
     return torch.from_numpy(np.random.random(images.shape)).to(images.dtype)
+
+
+def test_draws_of_threads_at_the_same_time_are_those_of_one_thread_after_another() -> None:
+    met = Barrier(2)
+
+    def forward(module: nn.Module, batch: TorchBatch) -> Tensor:
+        if batch.epoch:
+            with suppress(BrokenBarrierError):
+                met.wait(0.1)  # the other thread, if it also draws now
+        return module(batch.scaled() + torch.rand(batch.images.shape).double())
+
+    step = TorchStep(mlp, functional.cross_entropy, forward=forward)
+    model, (images, labels) = model_of(step), images_of(4)
+    values = model.initial(0)
+
+    def loss_of(number: int) -> float:
+        context = model.context(len(labels))
+        context.load(images, labels, keys=(1, number))
+        return model.forward(values, context)
+
+    expected = [loss_of(0), loss_of(1)]
+    met.reset()
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(loss_of, range(2))) == expected
 
 
 @pytest.mark.parametrize("stream", ["PyTorch", "Python", "NumPy"])
