@@ -175,7 +175,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
             self.run is not None
             and driver is not None
             and driver.live
-            and (driver.role, driver.incarnation) == ("driver", self.run.incarnation)
+            and driver.incarnation == self.run.incarnation
         )
 
     def is_of_program(self, text: str) -> bool:

@@ -172,13 +172,18 @@ def test_a_server_whose_name_its_own_role_takes_is_lost():
     assert cluster.map.stores["a"].phase == "failed"
 
 
-def test_a_driver_is_driving_under_its_own_role_alone():
+@pytest.mark.parametrize("name", ["driver", "me"])
+def test_no_other_role_drives_a_run_under_the_name_and_incarnation_of_its_lost_driver(name):
     cluster = Cluster()
-    cluster.set("nodes/me", node("driver", 1))
-    cluster.submit(run_record(driver="me"))
+    cluster.set(f"nodes/{name}", node("driver", 5))
+    cluster.submit(run_record(driver=name, incarnation=5))
     assert cluster.map.driven
-    others = replace(cluster.map.nodes["me"], role="reader")
-    assert not replace(cluster.map, nodes={"me": others}).driven
+    cluster.lose(name)
+    for role in ("reader", "client", "worker", "ps", "data"):
+        assert not takes(cluster, name, role, 5)
+        assert not takes(cluster, name, role, 6)
+    assert not cluster.map.driven
+    assert takes(cluster, name, "driver", 6)
 
 
 # --- stores ------------------------------------------------------------------------------------
