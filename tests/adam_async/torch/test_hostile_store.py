@@ -154,9 +154,7 @@ def module_of(seed: int = 1) -> nn.Module:
 
 
 def opened(servers, arrays=None, **options) -> sync.ParameterStore:
-    return sync.ParameterStore.open(
-        servers.address, arrays, name="model", token=TOKEN, waits=WAITS, **options
-    )
+    return sync.ParameterStore.open(servers.address, arrays, token=TOKEN, waits=WAITS, **options)
 
 
 def state_of(module: nn.Module) -> dict[str, np.ndarray]:
