@@ -19,8 +19,8 @@ from adam_async.controller.leader_connection import parse_controllers as parse_c
 from adam_async.controller.learned_map import StoresReport, stores_of
 from adam_async.controller.map_client import MapClient, MapUpdate
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed
-from adam_async.messages import ReportStores, pack, text_tensor
-from adam_async.run.bundle_record import BundleRecord, Member, Standing, bundle_key
+from adam_async.messages import ReportStores, Standing, pack, text_tensor
+from adam_async.run.bundle_record import BundleRecord, Member, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Waits
 from adam_async.run.map_changes import changed

@@ -19,8 +19,16 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from adam_async.controller.client import Membership
-from adam_async.messages import Body, GetProfile, GetStatistics, Statistics, pack, text_tensor, unpack_any
-from adam_async.run.bundle_record import Standing
+from adam_async.messages import (
+    Body,
+    GetProfile,
+    GetStatistics,
+    Standing,
+    Statistics,
+    pack,
+    text_tensor,
+    unpack_any,
+)
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.callbacks import Callbacks

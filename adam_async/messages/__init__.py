@@ -61,6 +61,7 @@ from adam_async.messages.controllers import (
     OpenSession,
     ReportStores,
     SessionOpened,
+    Standing,
     WatchMap,
 )
 from adam_async.messages.data_service import ReadTest, Serve, Serving, TestImages

@@ -70,6 +70,19 @@ class WatchMap(Body, frozen=True, kw_only=True):
     wait_s: Seconds
 
 
+class Standing(msgspec.Struct, frozen=True, array_like=True):
+    """How far a member's log of a bundle reaches; all zeros for a bundle without a log."""
+
+    generation: Version = 0
+    """Generation of the bundle's record that the member follows."""
+    last: Version = 0
+    """Position of the last entry."""
+    start: Version = 0
+    """Position of the last entry that the log has dropped."""
+    committed: Version = 0
+    """Position of the last committed entry."""
+
+
 class ReportStores(Body, frozen=True, kw_only=True):
     """Report of a server to a restarted single controller, which asks for it by `LEARNING`.
 

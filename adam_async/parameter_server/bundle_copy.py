@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.messages import Body
+from adam_async.messages import Body, Standing
 from adam_async.messages.replication import Begin, Committed, Copy, PieceCopy
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_saver import BundleSaver
@@ -67,7 +67,7 @@ from adam_async.parameter_server.shard_pieces import (
     with_arrays,
 )
 from adam_async.persistence.keys import Order
-from adam_async.run.bundle_record import BundleRecord, Member, Standing
+from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError

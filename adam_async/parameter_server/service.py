@@ -32,6 +32,7 @@ from adam_async.messages import (
     ReadSaved,
     ReadShards,
     ReportSteps,
+    Standing,
     Tick,
 )
 from adam_async.messages.replication import Begin
@@ -47,7 +48,7 @@ from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import ServerStatistics, count_server, count_store
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.parameter_server.store_host import StoreHost
-from adam_async.run.bundle_record import BundleRecord, Member, Standing, bundle_key
+from adam_async.run.bundle_record import BundleRecord, Member, bundle_key
 from adam_async.run.cluster_map import COPIES, DISK, MOST_REASON, NOTICE, NUMERICS, ClusterMap
 from adam_async.run.store_record import StoreRecord, joined_arrays, served_word
 from adam_async.runtime.channel import Endpoint

@@ -7,8 +7,6 @@ is ``bundles/<store>/<home>``.
 
 import msgspec
 
-from adam_async.messages.bounds import Version
-
 Member = tuple[str, int]
 """A copy of a bundle: node and incarnation of its server."""
 
@@ -48,19 +46,6 @@ class BundleRecord(msgspec.Struct, frozen=True, kw_only=True):
     def members(self) -> tuple[Member, ...]:
         """All members; the members in sync come first."""
         return self.in_sync + self.joining
-
-
-class Standing(msgspec.Struct, frozen=True, array_like=True):
-    """How far a member's log of a bundle reaches; all zeros for a bundle without a log."""
-
-    generation: Version = 0
-    """Generation of the bundle's record that the member follows."""
-    last: Version = 0
-    """Position of the last entry."""
-    start: Version = 0
-    """Position of the last entry that the log has dropped."""
-    committed: Version = 0
-    """Position of the last committed entry."""
 
 
 def bundle_key(store: str, home: str) -> str:

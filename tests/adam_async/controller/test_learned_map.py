@@ -15,7 +15,8 @@ from adam_async.controller.learned_map import (
     stores_of,
 )
 from adam_async.driver.training_rules import PROGRAM_KINDS
-from adam_async.run.bundle_record import BundleRecord, Standing
+from adam_async.messages import Standing
+from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.store_record import ArrayRecord
 from tests.adam_async.cluster_maps import Cluster, store_record
 
