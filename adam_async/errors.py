@@ -30,7 +30,6 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from urllib.parse import unquote, urlsplit
 
 RESUME = "--resume DIR picks the run up at its last checkpoint, if --checkpoint DIR kept one"
@@ -49,6 +48,8 @@ LOST_STORE = f"{_ONLY_COPY}; {_RECREATE}"
 
 def install_command(extra: str) -> str:
     """Return the command that installs an extra into this Python; an editable install keeps its checkout."""
+    from importlib import metadata  # takes longer to import than all other modules of this file
+
     wanted = [f"adam-async[{extra}]"]
     try:
         origin = json.loads(metadata.distribution("adam-async").read_text("direct_url.json") or "{}")

@@ -10,6 +10,7 @@ Files, in reading order:
     main.py, commands.py         entry point; the commands with their help, and the exit code of a call
     launch_commands.py           the commands below `launch`
     checkpoint_commands.py       the commands below `checkpoint`
+    help_text.py                 help, filled to the width of the terminal
     options.py                   options of `train`, of roles and of some commands; others have own files
     running.py, signals.py       one event loop per command; Ctrl-C and SIGTERM: ordered end, then at once
 

@@ -6,14 +6,15 @@ This file imports only the modules that `--help` needs; each command imports its
 import difflib
 import os
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
+import adam_async
 from adam_async.cli.checkpoint_commands import checkpoint_commands
 from adam_async.cli.drill_options import DrillOptions
+from adam_async.cli.help_text import FilledHelp
 from adam_async.cli.launch_commands import launch_commands
 from adam_async.cli.operation_options import OperatorOptions, StatusOptions
 from adam_async.cli.options import (
@@ -48,7 +49,9 @@ app = App(
     name="adam-async",
     help="Train neural networks on ordinary machines: Microsoft's Project Adam (OSDI 2014) in Python.",
     help_epilogue="Exit codes: docs/reference/exit-codes.md. Variables set options: ADAM_EPOCHS=5.",
-    version=lambda: version("adam-async"),
+    help_format="plaintext",
+    help_formatter=FilledHelp(),
+    version=lambda: adam_async.__version__,
     default_parameter=Parameter(show_default=shown_default, converter=value_of),
     result_action="return_value",
 )
@@ -69,6 +72,11 @@ def run_command(arguments: list[str]) -> int:
     arguments = with_waiting(arguments)
     try:
         check_words(arguments)
+        if not {*app.help_flags}.isdisjoint(arguments[: (*arguments, "--").index("--")]):
+            # The parser would also show help, after it has resolved all options for their values.
+            flags = {*app.help_flags, *app.version_flags}
+            app.help_print([word for word in arguments if word not in flags])
+            return 0
         command, bound, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
         return command(*bound.args, **bound.kwargs) or 0
     except UnusedCliTokensError as error:

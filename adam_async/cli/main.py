@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import MutableMapping, Sequence
 
+import adam_async
 from adam_async.cli.signals import EARLY
 from adam_async.errors import install_command
 from adam_async.runtime.kernel_cache import use_kernel_cache
@@ -21,6 +22,10 @@ BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code (docs/reference/exit-codes.md)."""
     hold_streams()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
+        print(adam_async.__version__)
+        return 0
     EARLY.install()
     one_blas_thread(os.environ)
     use_kernel_cache(os.environ)
@@ -32,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         how = install_command("cli")
         print(f"adam-async: the command line needs {error.name}, of the extra `cli`: {how}", file=sys.stderr)
         return 2
-    return run_command(list(sys.argv[1:] if arguments is None else arguments))
+    return run_command(words)
 
 
 def one_blas_thread(environment: MutableMapping[str, str]) -> None:

@@ -335,7 +335,9 @@ def test_a_broken_pipe_that_is_not_our_output_is_an_error(
     monkeypatch.delenv("ADAM_TRACEBACK", raising=False)
     bound = SimpleNamespace(args=(), kwargs={})
     app = SimpleNamespace(
-        parse_args=lambda *_, **__: (broken, bound, {}), parse_commands=lambda _: ((), (), [])
+        parse_args=lambda *_, **__: (broken, bound, {}),
+        parse_commands=lambda _: ((), (), []),
+        help_flags=("--help",),
     )
     monkeypatch.setattr(commands, "app", app)
     assert commands.run_command([]) == 1

@@ -1,0 +1,34 @@
+"""Help as plain text: docstrings filled to the width of the terminal, without a parser of Markdown."""
+
+from typing import Any
+
+from attrs import evolve
+from cyclopts.help import HelpPanel, InlineText
+from cyclopts.help.formatters import DefaultFormatter
+from rich.console import Console, ConsoleOptions
+from rich.text import Text
+
+
+class FilledHelp(DefaultFormatter):
+    """Formats help as cyclopts does, and fills each paragraph: the lines of a docstring end anywhere.
+
+    cyclopts fills only Markdown, whose modules take as long to import as all others of the help.
+    """
+
+    def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
+        """Print a panel of commands or options."""
+        entries = [evolve(entry, description=filled(entry.description)) for entry in panel.entries]
+        super().__call__(console, options, panel.copy(entries=entries))
+
+    def render_description(self, console: Console, options: ConsoleOptions, description: Any) -> None:
+        """Print the description of a command."""
+        super().render_description(console, options, filled(description))
+
+
+def filled(text: Any) -> Any:
+    """Return an inline text of cyclopts with each paragraph on one line, and without backquotes."""
+    if not isinstance(text, InlineText) or not isinstance(text.primary_renderable, Text):
+        return text
+    paragraphs = text.primary_renderable.plain.replace("`", "").split("\n\n")
+    line = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    return InlineText(Text(line), force_empty_end=text.force_empty_end)
