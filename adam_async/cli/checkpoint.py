@@ -12,7 +12,7 @@ from adam_async.checkpoint.model_file import check_finite, dump_arrays, dump_mod
 from adam_async.checkpoint.summary import checkpoints_in, summary_of
 from adam_async.checkpoint.verification import Verification, verify_checkpoint
 from adam_async.cli.checkpoint_options import CheckpointExportOptions, CheckpointOptions
-from adam_async.cli.files import check_target, write_file
+from adam_async.cli.files import announce_existing, check_target, write_file
 from adam_async.cli.printable import printable
 from adam_async.cli.tables import new_table, print_json
 from adam_async.cli.terminal import Terminal
@@ -110,6 +110,7 @@ async def export_checkpoint(
         for problem in problems:
             terminal.notice(f"an older checkpoint is exported: {problem}")
         data = await disk.run(_model_file, manifest, weights, layers)
+        await announce_existing(file, disk, terminal)
         await write_file(file, "the model", [data], disk)
     terminal.print(f"{file}: {len(weights)} arrays of {manifest.name}, {len(data):,} bytes")
     return 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from adam_async.checkpoint.model_file import FILE_NAME
 from adam_async.checkpoint.trained_model import Model
-from adam_async.cli.files import check_target, write_file
+from adam_async.cli.files import announce_existing, check_target, write_file
 from adam_async.cli.options import ExportOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError, install_command
@@ -39,10 +39,12 @@ async def run_export(path: Path, options: ExportOptions, terminal: Terminal) -> 
         model = await disk.run(Model.load, path)
         if options.onnx is not None:
             data, lines = await pool.run(_onnx, model)
+            await announce_existing(options.onnx, disk, terminal)
             await write_file(options.onnx, "--onnx", [data], disk)
             _print(options.onnx, lines, terminal)
         if options.torch is not None:
             data, lines = await pool.run(_state, model, options.torch)
+            await announce_existing(options.torch, disk, terminal)
             await write_file(options.torch, "--torch", [data], disk)
             _print(options.torch, lines, terminal)
     return 0

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError
 from adam_async.model.toml_text import MOST_TEXT_BYTES
 from adam_async.runtime.disk import Disk, Part
@@ -33,10 +34,18 @@ async def check_target(file: Path, disk: Disk) -> None:
     await disk.run(check_regular, file)
 
 
+async def announce_existing(file: Path, disk: Disk, terminal: Terminal) -> None:
+    """Print a notice if a file exists, because the result replaces it."""
+    if await disk.run(file.exists):
+        terminal.notice(f"{file} exists, and is replaced")
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder for results. Raises ConfigError: the folder cannot be made or written to."""
     try:
         os.makedirs(folder, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"{folder} cannot be made: it exists and is no folder; name another") from None
     except OSError as error:
         raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from None
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -189,7 +189,7 @@ def introduction(data: Mapping[str, Any], model: RunModel) -> list[str]:
     shape = "x".join(str(size) for size in data["shape"])
     images = (
         f"{_count(data['train_images'])} training and {_count(data['test_images'])} test images of {shape}, "
-        f"{data['classes']} classes"
+        + (f"{data['classes']} classes" if data["classes"] > 1 else "one class, so every answer is right")
     )
     if isinstance(model, StepModel):
         arrays = f"{_count(model.num_parameters)} values in {len(model.arrays)} arrays"

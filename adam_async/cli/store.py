@@ -4,7 +4,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from adam_async.cli.files import check_target
+from adam_async.cli.files import announce_existing, check_target
 from adam_async.cli.operation import print_copies
 from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.store_options import StoreOptions
@@ -168,6 +168,7 @@ async def _save(
 ) -> None:
     async with Disk() as disk:
         await check_target(file, disk)
+        await announce_existing(file, disk, terminal)
     token = await read_token(options.token_file, environment, role="reader")
     async with ParameterStore.open(
         check_addresses(options.controller, "--controller"),

@@ -170,7 +170,7 @@ def _fitting(shape: tuple[int, ...], classes: int) -> ModelSpec:
     for name in ("mnist-adam", "digits", "cifar-conv"):
         spec = named_model(name)
         if tuple(spec.input_shape) == shape and classes <= 10:
-            return spec
+            return with_outputs(spec, classes)
     channels, *sides = shape
     if channels == 3 and min(sides) >= PHOTO_SIDE:
         return photo_conv(shape, classes)

@@ -41,7 +41,10 @@ def check_types(options: msgspec.Struct, prefix: str = "") -> None:
                 f"{prefix}{field.name} must be {described_type(field.type)}, not {value!r}"
             ) from None
         if isinstance(checked, str) and not _is_unicode(checked):
-            raise ConfigError(f"{prefix}{field.name} must be text in UTF-8, not {value!r}")
+            raise ConfigError(
+                f"{prefix}{field.name} must be text in UTF-8, not {value!r}; rename the file or folder, or "
+                "name a link to it"
+            )
         if isinstance(checked, int) and not -(1 << 63) <= checked < 1 << 64:  # no message can have it
             raise ConfigError(
                 f"{prefix}{field.name} must be a whole number of at most 64 bits, not one of "

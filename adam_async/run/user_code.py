@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, install_command
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.run.train_step import MOST_STEP_ARGS, MOST_STEP_NAME, StepSpec, TrainStep
@@ -187,10 +187,10 @@ def import_named(kind: str, where: str) -> Callable[..., Any]:
         found: Any = import_module(name)
     except ModuleNotFoundError as error:
         within = "" if error.name and f"{name}.".startswith(f"{error.name}.") else f" that {name} imports"
-        raise ConfigError(
-            f"{where} ({kind}): there is no module {error.name!r}{within}; install it, or name the folder it "
-            "is in with --step-path or PYTHONPATH"
-        ) from error
+        cure = "install it, or name the folder it is in with --step-path or PYTHONPATH"
+        if error.name == "torch":
+            cure = f"install it with {install_command('torch')}"
+        raise ConfigError(f"{where} ({kind}): there is no module {error.name!r}{within}; {cure}") from error
     except (Exception, SystemExit) as error:  # user code may raise anything
         raise ConfigError(f"{where} ({kind}): importing {name} failed: {error!r}") from error
     there = [each for each, value in vars(found).items() if callable(value) and not each.startswith("_")]

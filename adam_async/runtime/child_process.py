@@ -1,6 +1,7 @@
 """A child process of this process that runs a role."""
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -78,7 +79,8 @@ class ChildProcess(RoleHandle):
                 start_new_session=True,
             )
         except OSError as error:  # such as the limit of the user's processes: the other roles go on
-            self.note_line(f"adam-async: the process cannot start: {error.strerror or error}")
+            cure = "; raise the limit: ulimit -n 1024" if error.errno == errno.EMFILE else ""
+            self.note_line(f"adam-async: the process cannot start: {error.strerror or error}{cure}")
             self._finish(RoleDied.exit_code)
             return RoleDied.exit_code
         assert process.stdin is not None

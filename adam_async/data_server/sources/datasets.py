@@ -251,6 +251,10 @@ async def _from_folder(request: LoadRequest) -> Dataset:
             f"by class; found {', '.join(names[:5]) or 'nothing'}{await _around(folder, names, disk)}"
         )
     (kind,) = present
+    if folders:
+        # Class folders may be beside a table that names some of their images only.
+        source = f"{request.source}; labels from {found[kind][0]}, not from the names of folders"
+        request = replace(request, source=source)
     if kind == ".npy":
         return await load_npy(request, names)
     if kind != ".npz":

@@ -127,7 +127,7 @@ class Unlabelled:
             pixels = decode(data, origin, size=(columns, rows), channels=channels)
             for change in changes(header, (columns, rows), channels):
                 count, first = self._changes.get(change, (0, ""))
-                first = first or f"{origin} ({header.size[0]}x{header.size[1]})"
+                first = first or f"{origin} ({header.size[1]}x{header.size[0]})"
                 self._changes[change] = count + 1, first
             return pixels
 
@@ -161,7 +161,7 @@ class Unlabelled:
 def changes(header: Header, size: tuple[int, int], channels: int) -> Iterator[str]:
     """Yield the changes of an image that gets the size (columns and rows) and the channels of a model."""
     (columns, rows), (wide, high) = header.size, size
-    model = f"{wide}x{high} pixels of the model"
+    model = f"{high}x{wide} pixels of the model"  # rows first, as in --size
     if min(columns / wide, rows / high) < 1:
         yield f"enlarged to the {model}"
     elif header.size != size:
@@ -169,7 +169,7 @@ def changes(header: Header, size: tuple[int, int], channels: int) -> Iterator[st
     # One pixel more or less comes from rounding.
     lost = max(columns / wide, rows / high) / min(columns / wide, rows / high)
     if lost > 1 + 1 / min(columns, rows, wide, high):
-        yield f"cropped around the centre to the shape of {wide}x{high}"
+        yield f"cropped around the centre to the shape of {high}x{wide}"
     if channels == 1 and not header.is_grey:
         yield "with colours made grey, as the model takes them"
     if channels > 1 and header.is_grey:

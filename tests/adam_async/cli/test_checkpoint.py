@@ -119,9 +119,11 @@ async def test_an_export_is_the_file_that_a_run_writes_with_out(
     await write(kept, trained(3, **{"fc1.bias": np.zeros(3, np.float32)}), trained(4))
     assert await export_checkpoint(kept, file, EXPORT, Terminal()) == 0
     assert file.read_bytes() == dump_model(Network(SPEC), WEIGHTS, ("north", "east", "south"))
-    assert f"{file}: 2 arrays of {NAMES[0]}" in capsys.readouterr().out
+    assert f"{file}: 2 arrays of {NAMES[0]}" in (printed := capsys.readouterr()).out
+    assert not printed.err
 
     await export_checkpoint(kept / NAMES[1], file, EXPORT, Terminal())
+    assert capsys.readouterr().err == f"{file} exists, and is replaced\n"
     assert not load_file(file)["fc1.bias"].any()
 
     (kept / NAMES[0] / "model-00001-of-00001.safetensors").unlink()

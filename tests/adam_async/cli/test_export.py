@@ -55,6 +55,9 @@ async def test_weights_for_pytorch_have_the_values_of_the_model_and_a_text_of_th
     assert module[0] == "Sequential("
     assert "  (fc1): Linear(in_features=4, out_features=3, bias=True)" in module
 
+    await run_export(model, ExportOptions(torch=file), QUIET)
+    assert capsys.readouterr().err == f"{file} exists, and is replaced\n"
+
 
 @pytest.mark.slow
 def test_an_onnx_file_is_written_and_checked_by_the_runtime(model: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.cli.files import check_regular, check_target, read_file
+from adam_async.cli.files import check_regular, check_target, make_folder, read_file
 from adam_async.errors import ConfigError
 from adam_async.model.toml_text import MOST_TEXT_BYTES
 from adam_async.runtime.disk import Disk
@@ -72,3 +72,16 @@ async def test_a_result_may_replace_a_file_or_be_the_first_in_a_new_folder(tmp_p
         await check_target(tmp_path / "there", disk)
         await check_target(tmp_path / "new" / "absent", disk)
     assert (tmp_path / "new").is_dir()
+
+
+@pytest.mark.parametrize("taken", ["file", "device", "link to nothing"])
+def test_a_folder_of_results_whose_name_is_taken_is_an_error_with_the_reason(
+    taken: str, tmp_path: Path
+) -> None:
+    folder = Path("/dev/null") if taken == "device" else tmp_path / "out"
+    if taken == "file":
+        folder.write_bytes(b"")
+    elif taken == "link to nothing":
+        folder.symlink_to("nowhere")
+    with pytest.raises(ConfigError, match=f"^{folder} cannot be made: it exists and is no folder; name"):
+        make_folder(folder)

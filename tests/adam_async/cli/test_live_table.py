@@ -114,6 +114,12 @@ def test_the_introduction_says_which_data_and_how_large_the_model_is() -> None:
     assert "298,090 parameters, 756,000 multiply-adds forward per image (our definition" in model
 
 
+def test_the_introduction_says_that_data_of_one_class_teach_nothing() -> None:
+    assert introduction({**DATA, "classes": 1}, MODEL)[0].endswith(
+        "of 1x28x28, one class, so every answer is right"
+    )
+
+
 def test_a_role_that_does_not_answer_is_shown_in_the_table() -> None:
     progress = Progress(phase="training", silent=("ps-0 for 4 s",))
     assert consistency_line(progress).endswith("; no answer: ps-0 for 4 s")

@@ -95,15 +95,15 @@ async def test_images_unlike_the_model_are_said_to_be_changed(
     folder = tmp_path / "some"
     save(folder / "a.png", 1)
     save(folder / "b.png", 1, size=40)
-    Image.new("RGB", (40, 20), (9, 9, 9)).save(folder / "c.png")
+    Image.new("RGB", (40, 20), (9, 9, 9)).save(folder / "c.png")  # 20 rows, and 40 columns
     Image.new("RGB", (1, 1)).save(folder / "d.png")
 
     await run_prediction(model, [folder], PredictOptions(), QUIET)
 
     assert capsys.readouterr().err.splitlines() == [
         f"2 images scaled down to the 2x2 pixels of the model, the first: {folder}/b.png (40x40)",
-        f"1 image cropped around the centre to the shape of 2x2, the first: {folder}/c.png (40x20)",
-        f"2 images with colours made grey, as the model takes them, the first: {folder}/c.png (40x20)",
+        f"1 image cropped around the centre to the shape of 2x2, the first: {folder}/c.png (20x40)",
+        f"2 images with colours made grey, as the model takes them, the first: {folder}/c.png (20x40)",
         f"1 image enlarged to the 2x2 pixels of the model, the first: {folder}/d.png (1x1)",
     ]
 
@@ -133,6 +133,15 @@ def test_a_change_is_named_if_there_is_one(
     assert [each.startswith(start) for each, start in zip(found, expected, strict=True)] == [True] * len(
         found
     )
+
+
+def test_sizes_have_rows_first_as_the_option_size_has_them() -> None:
+    tall = Header((30, 90), is_grey=False, is_deep=False)  # columns first, as Pillow
+
+    assert list(changes(tall, (16, 12), 3)) == [
+        "scaled down to the 12x16 pixels of the model",
+        "cropped around the centre to the shape of 12x16",
+    ]
 
 
 async def test_the_table_has_the_likeliest_classes_with_their_probabilities(

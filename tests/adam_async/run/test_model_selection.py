@@ -29,6 +29,14 @@ def test_auto_takes_the_named_model_that_fits(data, name):
     assert choose_model("auto", data) == NAMED_MODELS[name]()
 
 
+@pytest.mark.parametrize("data", [DIGITS, MNIST, CIFAR], ids=lambda data: data["name"])
+@pytest.mark.parametrize("classes", [1, 2, 9])
+def test_auto_gives_a_named_model_no_output_that_is_no_class(data, classes):
+    spec = choose_model("auto", {**data, "classes": classes})
+
+    assert Network(spec).layers[-1].input_shapes[0] == (classes,)
+
+
 @pytest.mark.parametrize(
     "data", [LETTERS, {"name": "colour", "shape": [3, 5, 7], "classes": 4}], ids=lambda data: data["name"]
 )

@@ -22,7 +22,10 @@ from adam_async.run.option_sources import make_config
         ({"processes": 1}, "processes must be true or false, not 1"),
         ({"rate": "0.1"}, "rate must be a number, not '0.1'"),
         ({"model": None}, "model must be text, not None"),
-        ({"data": "caf\udce9"}, "data must be text in UTF-8, not 'caf\\udce9'"),
+        (
+            {"data": "caf\udce9"},
+            "data must be text in UTF-8, not 'caf\\udce9'; rename the file or folder, or name a link to it",
+        ),
         ({"slow": "worker-1:0.2"}, "slow must be a list of texts, not 'worker-1:0.2'"),
         ({"waits": 3}, "waits must be a table of seconds, not 3"),
         ({"waits": {"call_s": 0}}, "waits.call_s must be a positive number of seconds, not 0.0"),

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from adam_async.data_server.transforms.recipe import Recipe, read_steps
-from adam_async.errors import ConfigError, TransformFailed
+from adam_async.errors import ConfigError, TransformFailed, install_command
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.run import user_code
 from adam_async.run.train_step import StepSpec
 from adam_async.run.user_code import (
     StepSource,
@@ -23,6 +24,7 @@ from adam_async.run.user_code import (
     check_allowed,
     functions_for,
     import_layers,
+    import_named,
     import_words,
     imported_functions,
     named_step,
@@ -133,6 +135,19 @@ def test_a_failed_import_is_named_with_its_step(kind: str, said: str) -> None:
         recipe_of(kind)
 
     assert str(failure.value).startswith("step 1 ")
+
+
+def test_a_step_without_pytorch_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_name: str) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(user_code, "import_module", missing)
+    with pytest.raises(ConfigError) as failure:
+        import_named("torch_step:cnn", "step")
+
+    assert str(failure.value).endswith(
+        f"there is no module 'torch' that torch_step imports; install it with {install_command('torch')}"
+    )
 
 
 def test_a_function_that_fails_is_named() -> None:

@@ -1,10 +1,12 @@
 """A parent starts children, reads their address or their error, and ends them."""
 
 import asyncio
+import errno
 import os
 import signal
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,6 +119,23 @@ async def test_a_child_that_the_system_refuses_to_start_ends_its_role_only(tmp_p
     assert printed == ["ps-0 | adam-async: the process cannot start: No such file or directory"]
     with pytest.raises(RoleDied, match="the process cannot start: No such file"):
         await child.address
+
+
+async def test_a_child_without_a_free_descriptor_names_the_limit_to_raise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(*_arguments: Any, **_options: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    printed: list[str] = []
+    child = ChildProcess("ps-0", (), orders=b"{}\n", environment={}, on_line=printed.append)
+
+    assert await child.run() == RoleDied.exit_code
+
+    assert printed == [
+        "ps-0 | adam-async: the process cannot start: Too many open files; raise the limit: ulimit -n 1024"
+    ]
 
 
 async def test_a_child_ends_although_a_process_that_it_started_keeps_its_output_open(

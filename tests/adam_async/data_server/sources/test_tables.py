@@ -187,3 +187,16 @@ async def test_labels_with_two_forms_of_accents_are_one_class(tmp_path: Path) ->
     rows = (f"caf\u00e9,{i},0,0,0\ncafe\u0301,{i},0,0,0" for i in range(10))
 
     assert (await read(write(tmp_path, *rows))).class_names == ("caf\u00e9",)
+
+
+async def test_a_table_beside_class_folders_is_named_as_the_source_of_the_labels(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(6):
+            (tmp_path / name / f"{number}.png").write_bytes(grey(number))
+    write(tmp_path, *(f"cat/{number}.png,cat" for number in range(6)), header="path,label")
+
+    dataset = await read(tmp_path)
+
+    assert dataset.class_names == ("cat",)
+    assert dataset.source.endswith("; labels from a.csv, not from the names of folders")
