@@ -6,10 +6,10 @@ checksum before its next write. PyTorch's version counter and the address of the
 through `parameter.data` or a NumPy view, and they move with changes that are taken back, such as the exchange
 of averaged weights for an evaluation. The checksum finds every change, and only these.
 
-The checksums of a store's parameters are shared by the optimizers of this process, because two of them may
-train one module.
+Optimizers of this process that train one module over one store share its checksums.
 """
 
+import gc
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from adam_async.errors import StoreError
 from adam_async.store.sync import ParameterStore
@@ -58,20 +57,18 @@ def device_checksum(tensor: Tensor) -> Tensor:
 class _Written:
     """The last write of an optimizer into one parameter."""
 
-    name: str
     checksum: int | Tensor | None = None
     """Checksum after the write; None if it is not known, as after an interrupted write."""
 
 
-_WRITTEN: WeakKeyDictionary[ParameterStore, WeakIdKeyDictionary] = WeakKeyDictionary()
-"""The last write into each parameter, by the store of the values and by the parameter."""
+_OF_STORE: "WeakKeyDictionary[ParameterStore, WeakKeyDictionary[Changes, None]]" = WeakKeyDictionary()
+"""The `Changes` of each store: one for each optimizer that has not ended."""
 
 
-def _written_in(store: ParameterStore) -> list[tuple[nn.Parameter, _Written]]:
-    """Return the last writes of a store's values; other threads may make and close optimizers meanwhile."""
-    found = _WRITTEN.get(store, WeakIdKeyDictionary())
-    pairs = [(parameter, found.get(parameter)) for ref in found.keyrefs() if (parameter := ref()) is not None]
-    return [(parameter, last) for parameter, last in pairs if last is not None]
+def _present(store: ParameterStore) -> "list[Changes]":
+    """Return the `Changes` of a store; other threads may make and close optimizers meanwhile."""
+    refs = _OF_STORE.get(store, WeakKeyDictionary[Changes, None]()).keyrefs()
+    return [changes for ref in refs if (changes := ref()) is not None]
 
 
 class Changes:
@@ -86,10 +83,12 @@ class Changes:
     def __init__(self, module: nn.Module, named: dict[str, nn.Parameter], store: ParameterStore) -> None:
         self._named = named
         self._store = store
-        shared = _WRITTEN.setdefault(store, WeakIdKeyDictionary())
-        self._written: dict[str, _Written] = {
-            name: shared.setdefault(parameter, _Written(name)) for name, parameter in named.items()
+        shared = {
+            id(parameter): other._written[name]
+            for other in _present(store)
+            for name, parameter in other._named.items()
         }
+        self._written = {name: shared.get(id(parameter)) or _Written() for name, parameter in named.items()}
         self._types = {name: (each.dtype, each.shape) for name, each in named.items()}
         self._module = module
         self._places = _places(module)
@@ -97,6 +96,7 @@ class Changes:
         self._parts = _parts(module)
         self._replaced: dict[str, int] = {}
         """Number of pushes at the last change that replaced the effect of a push, by name."""
+        _OF_STORE.setdefault(store, WeakKeyDictionary())[self] = None
 
     def check_parts(self, trained: Collection[str] = ()) -> None:
         """Check that the module still has its parameters; another module may hold them by now.
@@ -121,7 +121,7 @@ class Changes:
                 raise StoreError(
                     f"parameter {name!r} was replaced or removed after the optimizer was made, and trains no "
                     "more: make RemoteOptimizer anew, after store.assign(parameter_arrays(module)) to keep "
-                    "the module's values, or over another store if a shape has changed"
+                    "the module's values, or over another store if a name or a shape has changed"
                 )
         if not lost:
             self._parts = _parts(self._module)
@@ -161,20 +161,31 @@ class Changes:
         address = parameter.data_ptr()
         return any(
             other is not parameter and other.data_ptr() == address
-            for ref in _WRITTEN.keyrefs()
+            for ref in _OF_STORE.keyrefs()
             if (store := ref()) is not None
-            for other, _ in _written_in(store)
+            for changes in _present(store)
+            for other in changes._named.values()
         )
 
     def others(self, names: Iterable[str]) -> str:
         """Return a text for the other clients that train some arrays; empty if there are none."""
         if (clients := self._store.clients) > 1:
             return f"{clients} clients"
-        mine = {name: self._named[name] for name in names}
-        written = _written_in(self._store)
-        if any(mine.get(last.name, parameter) is not parameter for parameter, last in written):
-            return "another optimizer in this process"
+        if self._has_other(names):
+            gc.collect()  # an optimizer that the program has dropped may be part of a cycle
+            if self._has_other(names):
+                return "another optimizer in this process (close() ends it)"
         return ""
+
+    def _has_other(self, names: Iterable[str]) -> bool:
+        """Return whether another optimizer of the store trains other parameters under some of the names."""
+        present = _present(self._store)
+        return any(
+            other._named.get(name, mine) is not mine
+            for name in names
+            for mine in [self._named[name]]
+            for other in present
+        )
 
     def equal(self, values: Mapping[str, NDArray[Any]]) -> list[str]:
         """Return the names of those values that the module has, too."""
@@ -224,9 +235,8 @@ class Changes:
             self._replaced[name] = pushes
 
     def close(self) -> None:
-        """Forget the parameters, so that other optimizers of the store do not count this one."""
-        for parameter in self._named.values():
-            _WRITTEN[self._store].pop(parameter, None)
+        """End, so that other optimizers of the store do not count this one."""
+        _OF_STORE[self._store].pop(self, None)
 
 
 def _places(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -353,6 +353,23 @@ def test_another_optimizer_of_the_process_counts_as_a_client() -> None:
         np.testing.assert_array_equal(store.pull()["weight"], np.full((4, 8), 2.0))
 
 
+@pytest.mark.parametrize("end", ["error", "dropped"])
+def test_an_optimizer_that_failed_or_was_dropped_counts_no_more(end) -> None:
+    module, twin = ones(), ones()
+    with sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=1.0)) as store:
+        other: RemoteOptimizer | None = RemoteOptimizer(twin, store)
+        if end == "error":
+            with pytest.raises(KeyError), other:
+                raise KeyError
+        else:
+            other = None
+        optimizer = RemoteOptimizer(module, store)
+        module.weight.data.fill_(3.0)
+        steps(module, optimizer)
+        np.testing.assert_array_equal(store.pull()["weight"], np.full((4, 8), 2.0))
+        del other
+
+
 def test_two_optimizers_of_one_module_see_no_change_in_the_values_of_each_other() -> None:
     module = network()
     with sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=0.1)) as store:
