@@ -25,13 +25,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, StoreError
 from adam_async.run.arrays import Factors
 from adam_async.torch.devices import to_host
 
 MARK = 1e-30
 """Value of the first element of `weight.grad` while a layer has factors, in place of zero. `zero_` removes
-the mark, and clipping does not."""
+the mark, and a scaled one is an error."""
+
+LEAST_REST = 1e-20
+"""Least magnitude of a gradient of other uses of a weight; a scaled mark is less."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -235,9 +238,9 @@ class _Capture:
         self._has_rest = weight.grad is not None
         if weight.grad is None:
             if zeros is None or zeros._version != self._zeros_version or zeros.device != weight.device:
-                zeros = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-                zeros[0, 0] = MARK
-                self._zeros, self._zeros_version = zeros, zeros._version
+                zeros = self._zeros = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+            zeros[0, 0] = MARK  # again, because `GradScaler` may have scaled it
+            self._zeros_version = zeros._version
             weight.grad = zeros
         else:
             first = weight.grad[0, 0]
@@ -246,10 +249,11 @@ class _Capture:
 
     def _forget_removed(self) -> None:
         """Forget the factors if the program has removed `weight.grad` or set it to zero since the capture."""
-        marked = self._marked
-        is_kept = self.layer.weight.grad is marked
-        if marked is None or not is_kept or (marked._version != self._version and not marked[0, 0]):
+        marked, now = self._marked, self.layer.weight.grad
+        if marked is None or now is None or (now._version != self._version and not now[0, 0]):
             self.pairs.clear()
+        elif now is not marked and (self._has_rest or now.abs().max() > LEAST_REST):
+            self.pairs.clear()  # a gradient of other uses, after the removal of the marked one
 
     def take(self) -> LinearGradient | None:
         """Return the gradient of all calls since the last take, and forget them; None without a call."""
@@ -258,7 +262,15 @@ class _Capture:
             return None
         pairs, self.pairs = self.pairs, []
         rest, self.layer.weight.grad = self.layer.weight.grad, None
-        if not self._has_rest and (rest._version == self._version or rest.abs().max() <= MARK):
+        # PyTorch does not count the changes of `GradScaler`, so the mark itself is read.
+        is_marked = bool(rest[0, 0] == MARK)
+        is_same = is_marked and rest._version == self._version
+        if not self._has_rest and (is_same or rest.abs().max() < LEAST_REST):
+            if not is_marked:
+                raise StoreError(
+                    f"the gradient of parameter {self.name!r} was changed after backward(), and its factors "
+                    "were not: use factors=False to clip, scale, unscale or replace gradients"
+                )
             rest = None
         if len(pairs) == 1:
             return LinearGradient(*pairs[0], rest)

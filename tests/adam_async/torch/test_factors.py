@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra tor
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, StoreError
 from adam_async.torch.factors import LinearFactors, linear_weights
 
 
@@ -221,7 +221,7 @@ def test_gradients_that_the_program_removes_take_their_factors_along(remove, wit
         assert not factors.take()
 
 
-def test_gradients_that_are_summed_clipped_or_unscaled_keep_their_factors() -> None:
+def test_gradients_that_are_summed_and_not_changed_by_clipping_keep_their_factors() -> None:
     module, x = nn.Linear(6, 5, bias=False), torch.randn(2, 6)
     module(x).square().sum().backward()
     expected, module.weight.grad = 2 * module.weight.grad, None
@@ -230,10 +230,42 @@ def test_gradients_that_are_summed_clipped_or_unscaled_keep_their_factors() -> N
             for _ in range(2):
                 module(x).square().sum().backward()
                 clip(module)
-                module.weight.grad.mul_(1 / 65536)
             found = factors.take()["weight"]
             assert found.rest is None
             torch.testing.assert_close(found.dense(), expected)
+
+
+def unscale(module: nn.Module) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.zeros(()))
+    scaler.unscale_(torch.optim.SGD(module.parameters()))
+
+
+def replace_scaled(module: nn.Module) -> None:
+    module.weight.grad = module.weight.grad / 2
+
+
+CHANGES: dict[str, Callable[[nn.Module], object]] = {
+    "unscaled": unscale,
+    "less": lambda module: module.weight.grad.mul_(0.5),
+    "more": lambda module: module.weight.grad.mul_(1e6),
+    "negated": lambda module: module.weight.grad.neg_(),
+    "replaced": replace_scaled,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_gradient_that_the_program_scales_without_its_factors_is_refused(change) -> None:
+    module, x = nn.Linear(6, 5, bias=False), torch.randn(2, 6)
+    with LinearFactors(module) as factors:
+        for _ in range(2):
+            module(x).square().sum().backward()
+            change(module)
+            with pytest.raises(StoreError, match=r"of parameter 'weight' was changed .* factors=False"):
+                factors.take()
+            module.zero_grad()
+            module(x).square().sum().backward()
+            assert factors.take()["weight"].rest is None
 
 
 def test_a_callback_has_the_names_in_the_order_of_the_backward_pass() -> None:
