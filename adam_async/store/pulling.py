@@ -182,10 +182,11 @@ def pull_targets(
             shown = f"{array.dtype}{array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
             raise StoreError(f"out of {name[:80]!r} is {shown}, the array {record.dtype}{record.shape}")
         flags = array.flags
-        if not flags.c_contiguous or not flags.writeable or not array.dtype.isnative:
+        is_plain = flags.c_contiguous and flags.writeable and array.dtype.isnative
+        if not is_plain or isinstance(array, np.ma.MaskedArray):
             raise StoreError(
-                f"out of {name[:80]!r} must be C-contiguous, writable and of native byte order: give a plain "
-                "array"
+                f"out of {name[:80]!r} must be C-contiguous, writable, of native byte order and without a "
+                "mask: give a plain array"
             )
-        found[name] = array.reshape(-1)
+        found[name] = np.asarray(array).reshape(-1)  # a matrix has two dimensions in each shape
     return found

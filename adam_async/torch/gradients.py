@@ -90,6 +90,8 @@ class Slot:
                 f"parameter {self.name!r} has a sparse gradient ({gradient.layout}), which a store cannot "
                 "apply: make its layer with sparse=False, or call .to_dense() on the gradient"
             )
+        if gradient.is_neg():  # a view, such as of a conjugate, which NumPy does not know
+            gradient = parameter.grad = gradient.resolve_neg()
         return gradient.detach() if gradient.requires_grad else gradient
 
 

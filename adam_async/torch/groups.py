@@ -21,11 +21,16 @@ GROUP_KEYS = frozenset(
 
 
 def check_keys(group: Mapping[str, Any]) -> None:
-    """Check that a parameter group has known keys only.
+    """Check that a parameter group is a mapping with known keys only.
 
     Raises:
-        ConfigError: The group has another key; the error has its value and the cure.
+        ConfigError: It is none, or has another key; the error has its value and the cure.
     """
+    if not isinstance(group, Mapping):
+        raise ConfigError(
+            f"a parameter group is a mapping with params, lr and name, not {type(group).__name__}: give "
+            "either groups only, or parameters only"
+        )
     if group.keys() <= GROUP_KEYS:
         return
     for word in CONSTANTS:
@@ -49,5 +54,8 @@ def check_group(group: Mapping[str, Any]) -> None:
     """
     check_keys(group)
     rate = group.get("lr")
-    if not isinstance(rate, Real | Tensor) or not 0 <= float(rate) <= MOST_RATE:
+    is_one = (
+        rate.numel() == 1 and not rate.is_complex() if isinstance(rate, Tensor) else isinstance(rate, Real)
+    )
+    if not is_one or not 0 <= float(rate) <= MOST_RATE:
         raise ConfigError(f"lr is a number from 0 to {MOST_RATE:g}, not {rate!r:.80}")

@@ -188,7 +188,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         if not found:
             raise ConfigError("params is empty: name at least one parameter, or leave params out")
         if isinstance(found[0], Mapping):
-            return [dict(group) for group in found]
+            return found
         if self._lr is not None:
             return [{"params": found}]
         # The rates of the store's rules may differ: make a group for each rate.
@@ -206,13 +206,13 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 rate or is missing for parameters with several rates, or the group has an unknown key or a
                 constant of the store's rule.
         """
+        check_keys(param_group)
         group = dict(param_group)
         if "params" not in group:
             raise ConfigError(f"a parameter group has no 'params', only {', '.join(map(repr, group))}")
         members = group["params"]
         group["params"] = self._resolved([members] if isinstance(members, Tensor | str) else list(members))
         names = [self._names[id(parameter)] for parameter in group["params"]]
-        check_keys(group)
         if "lr" not in group:
             rates = {self._store.rules[name].rate for name in names} if self._lr is None else {self._lr}
             if len(rates) > 1:
@@ -230,6 +230,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             self._slots.append(slot)
             if self._overlap is not None:
                 self._overlap.watch(slot)
+        self._members = [id(slot.parameter) for slot in self._slots]
         self._all_names = tuple([slot.name for slot in self._slots])
         self._by_name = {slot.name: slot for slot in self._slots}
         # Present staging memory has no room for the new parameters.
@@ -246,7 +247,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             parameter = self._named.get(member) if isinstance(member, str) else member
             if not isinstance(parameter, Tensor) or id(parameter) not in self._names:
                 self._check_is_no_newcomer(member)
-                shown = f"of shape {tuple(member.shape)}" if isinstance(member, Tensor) else repr(member)
+                shown = f"of shape {tuple(member.shape)}" if isinstance(member, Tensor) else f"{member!r:.80}"
                 some = ", ".join(map(repr, list(self._named)[:5]))
                 raise ConfigError(
                     f"parameter {shown} is not of the module, which has {len(self._named)} parameters, such "
@@ -274,10 +275,11 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """
         for group in self.param_groups:
             check_group(group)
-        if sum(len(group["params"]) for group in self.param_groups) != len(self._slots):
+        members = [id(parameter) for group in self.param_groups for parameter in group["params"]]
+        if members != self._members:
             raise ConfigError(
-                "param_groups has other parameters than those that add_param_group has added: add parameters "
-                "by add_param_group, and freeze others with requires_grad_(False)"
+                "param_groups has other parameters, or another order, than add_param_group has added: add "
+                "parameters by add_param_group, and freeze others with requires_grad_(False)"
             )
         return [float(group["lr"]) for group in self.param_groups]
 
@@ -696,7 +698,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             ConfigError: The `state_dict` is of another optimizer, has another `push_every` or `pull_every`,
                 or has a group that `add_param_group` refuses.
         """
-        own = state_dict.get(STATE)
+        own = state_dict.get(STATE) if isinstance(state_dict, Mapping) else None
         if own is None:
             raise ConfigError(
                 "the state_dict is of another optimizer, and a store cannot take its momentum: leave this "
@@ -767,10 +769,11 @@ class RemoteOptimizer(torch.optim.Optimizer):
         try:
             self.flush()
         finally:
-            self._remove_hooks()
-            self._changes.close()
+            self._end()
 
-    def _remove_hooks(self) -> None:
+    def _end(self) -> None:
+        """Remove the hooks, and leave the optimizers of the store."""
+        self._changes.close()
         if self._overlap is not None:
             self._overlap.close()
         if self._factors is not None:
@@ -785,4 +788,4 @@ class RemoteOptimizer(torch.optim.Optimizer):
         if error is None:
             self.close()
         else:
-            self._remove_hooks()
+            self._end()

@@ -45,6 +45,7 @@ class ModuleParameters:
         for name, parameter in self.named.items():
             if problem := _problem(parameter):
                 raise ConfigError(f"parameter {name!r} {problem}")
+        _check_memory(self.named)
         _check_embeddings(module)
         self.specs: dict[str, ArraySpec] = {
             name: ArraySpec(tuple(parameter.shape), DTYPES[parameter.dtype])
@@ -128,12 +129,28 @@ def _problem(parameter: nn.Parameter) -> str:
         )
     if parameter.layout is not torch.strided:
         return f"has the layout {parameter.layout}: make it dense with .to_dense()"
+    if parameter.is_neg() or torch._debug_has_internal_overlap(parameter) == 1:
+        return (
+            "is a view whose values have no memory of their own: make it of tensor.contiguous().resolve_neg()"
+        )
     if parameter.dtype not in DTYPES:
         return (
             f"has values of type {parameter.dtype}, and a store holds float32 and float64: keep parameters "
             "in float32, and use torch.autocast for passes in lower precision"
         )
     return ""
+
+
+def _check_memory(named: Mapping[str, nn.Parameter]) -> None:
+    """Refuse two parameters with one memory: of the values of two arrays it would have the last pulled."""
+    first: dict[tuple[torch.device, int], str] = {}
+    for name, parameter in named.items():
+        other = first.setdefault((parameter.device, parameter.data_ptr()), name)
+        if other != name and parameter.numel():
+            raise ConfigError(
+                f"parameters {other!r} and {name!r} are two objects with one memory: tie them as one "
+                "parameter (part.weight = other.weight), or give each values of its own by .clone()"
+            )
 
 
 def _check_embeddings(module: nn.Module) -> None:

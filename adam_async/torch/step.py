@@ -412,7 +412,7 @@ def _checked(name: str, gradient: Tensor) -> Tensor:
             f"parameter {name!r} has a gradient of layout {gradient.layout}, which servers cannot apply: use "
             "sparse=False where the gradient is made"
         )
-    return gradient.detach()
+    return gradient.detach().resolve_neg()  # NumPy does not know the views of conjugates
 
 
 def _without_gradient(name: str) -> str:

@@ -246,6 +246,7 @@ async def test_bad_pulls_name_what_does_not_fit() -> None:
             (["w"], {"w": np.zeros((3, 2), np.float32)}, r"out of 'w' is float32\(3, 2\)"),
             (["w"], {"w": np.zeros((2, 3))}, r"out of 'w' is float64\(2, 3\)"),
             (["w"], {"w": np.asfortranarray(W)}, "must be C-contiguous"),
+            (["w"], {"w": np.ma.masked_array(W.copy())}, "without a mask"),
             (["w"], {"w": W.astype(">f4")}, "native byte order"),
             (["w"], {"w": [1.0]}, "out of 'w' is list"),
             (["w"], [W], "out is a mapping of names to arrays, not list"),

@@ -322,6 +322,32 @@ def test_keys_of_schedulers_and_of_equal_computations_are_accepted(module, store
     optimizer.step()
 
 
+def test_what_is_no_group_or_no_rate_is_refused_by_name(module, store):
+    optimizer = RemoteOptimizer(module, store, list(module.first.parameters()))
+    for refused in (
+        lambda: optimizer.add_param_group([module.second.weight]),
+        lambda: RemoteOptimizer(module, store, [{"params": [module.first.weight]}, module.first.bias]),
+    ):
+        with pytest.raises(ConfigError, match="a parameter group is a mapping with params, lr and name, not"):
+            refused()
+    for rate in (torch.tensor([0.1, 0.2]), torch.tensor(1j)):
+        with pytest.raises(ConfigError, match=r"lr is a number from 0 .* not tensor"):
+            optimizer.add_param_group({"params": ["second.bias"], "lr": rate})
+    with pytest.raises(ConfigError, match="the state_dict is of another optimizer"):
+        optimizer.load_state_dict(None)
+    with pytest.raises(ConfigError) as caught:
+        RemoteOptimizer(module, store, [module.first.bias, {"params": list(module.parameters())}])
+    assert len(str(caught.value)) < 300
+
+
+def test_a_gradient_that_is_a_view_of_a_conjugate_trains(module, store):
+    optimizer = RemoteOptimizer(module, store, ["first.weight"])
+    module.first.weight.grad = torch.full((2, 3), 1j).conj().imag
+    before = module.first.weight.detach().clone()
+    optimizer.step()
+    torch.testing.assert_close(module.first.weight.detach(), before + 0.1)
+
+
 def test_groups_changed_past_add_param_group_are_refused(module, store):
     optimizer = RemoteOptimizer(module, store, list(module.first.parameters()))
     module(X).sum().backward()
@@ -331,8 +357,11 @@ def test_groups_changed_past_add_param_group_are_refused(module, store):
     optimizer.param_groups[0]["lr"] = 0.1
     optimizer.param_groups[0]["params"].append(module.second.weight)
     with pytest.raises(
-        ConfigError, match=r"param_groups has other parameters .*: add parameters by add_param_g"
+        ConfigError, match="param_groups has other parameters, .*: add parameters by add_param_g"
     ):
+        optimizer.step()
+    optimizer.param_groups[0]["params"] = [module.first.bias, module.first.weight]
+    with pytest.raises(ConfigError, match="param_groups has other parameters, or another order"):
         optimizer.step()
     assert not any(versions(store))
 
