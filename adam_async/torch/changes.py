@@ -88,7 +88,9 @@ class Changes:
             for other in _present(store)
             for name, parameter in other._named.items()
         }
-        self._written = {name: shared.get(id(parameter)) or _Written() for name, parameter in named.items()}
+        self._written: dict[str, _Written] = {
+            name: shared.get(id(parameter)) or _Written() for name, parameter in named.items()
+        }
         self._types = {name: (each.dtype, each.shape) for name, each in named.items()}
         self._module = module
         self._places = _places(module)

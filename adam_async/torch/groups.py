@@ -53,7 +53,7 @@ def check_group(group: Mapping[str, Any]) -> None:
         ConfigError: See `check_keys`; or `lr` is missing or no rate.
     """
     check_keys(group)
-    rate = group.get("lr")
+    rate: Any = group.get("lr")
     is_one = (
         rate.numel() == 1 and not rate.is_complex() if isinstance(rate, Tensor) else isinstance(rate, Real)
     )

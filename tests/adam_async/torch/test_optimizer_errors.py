@@ -357,7 +357,7 @@ def test_groups_changed_past_add_param_group_are_refused(module, store):
     optimizer.param_groups[0]["lr"] = 0.1
     optimizer.param_groups[0]["params"].append(module.second.weight)
     with pytest.raises(
-        ConfigError, match="param_groups has other parameters, .*: add parameters by add_param_g"
+        ConfigError, match=r"param_groups has other parameters, .*: add parameters by add_param_g"
     ):
         optimizer.step()
     optimizer.param_groups[0]["params"] = [module.first.bias, module.first.weight]

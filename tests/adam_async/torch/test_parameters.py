@@ -74,7 +74,7 @@ def with_one_memory() -> nn.Module:
     [
         (with_one_memory(), r"'0.weight' and '1.weight' are two objects with one memory: tie .* \.clone\(\)"),
         (of_one(torch.ones(1, 2).expand(3, 2)), "'scale' is a view whose values have no memory of their own"),
-        (of_one(torch.ones(2, dtype=torch.complex64).conj().imag), r"'scale' is a view .* \.resolve_neg\(\)"),
+        (of_one(torch.ones(2, dtype=torch.complex64).conj().imag), r"'scale' is a view .*\.resolve_neg\(\)"),
         (nn.ReLU(), "module ReLU has no parameters"),
         (complex_module(), r"'phase' has complex values \(torch.complex64\): keep torch.view_as_real"),
         (nn.Linear(2, 2).half(), "'weight' has values of type torch.float16, .* torch.autocast"),
