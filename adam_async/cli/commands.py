@@ -32,8 +32,10 @@ from adam_async.cli.options import (
     StageOptions,
     TrainOptions,
     WorkerOptions,
+    checked_by,
     set_by_variable,
     shown_default,
+    to_read,
     value_of,
 )
 from adam_async.cli.running import run_driver, run_in_loop, run_role
@@ -41,9 +43,14 @@ from adam_async.cli.signals import EARLY
 from adam_async.cli.simulate_options import SimulateOptions
 from adam_async.cli.store_options import StoreOptions
 from adam_async.cli.terminal import Terminal, explain, reader_left
+from adam_async.data_server.sources.names import check_exists
 from adam_async.errors import ConfigError, first_cause
+from adam_async.model.named import check_model
+from adam_async.run.image_size import read_image_size
 
 USAGE = 2
+
+ModelPath = Annotated[Path, to_read("model")]
 
 app = App(
     name="adam-async",
@@ -150,7 +157,7 @@ def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
 
         return await run_training(options, os.environ, terminal)
 
-    return run_driver(work, options)
+    return run_driver(work, options, reads_files=True)
 
 
 @app.command(show=False)
@@ -163,7 +170,7 @@ def agent() -> int:
 
 @app.command
 def evaluate(
-    model: Path,
+    model: ModelPath,
     *,
     data: str = "auto",
     damaged: Damaged = "error",
@@ -185,6 +192,7 @@ def evaluate(
     loop
         The event loop.
     """
+    check_exists(data)
     from adam_async.cli.inspect import run_evaluation
 
     return run_in_loop(
@@ -194,8 +202,8 @@ def evaluate(
 
 @app.command
 def predict(
-    model: Path,
-    *images: Path,
+    model: ModelPath,
+    *images: Annotated[Path, to_read("image")],
     options: PredictOptions = PredictOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Classify images with a model of `train --out`.
@@ -213,7 +221,7 @@ def predict(
 
 
 @app.command
-def export(model: Path, *, options: ExportOptions = ExportOptions()) -> int:  # noqa: B008 - frozen
+def export(model: ModelPath, *, options: ExportOptions = ExportOptions()) -> int:  # noqa: B008 - frozen
     """Write a model of `train --out` for ONNX runtimes or PyTorch.
 
     Parameters
@@ -227,7 +235,9 @@ def export(model: Path, *, options: ExportOptions = ExportOptions()) -> int:  # 
 
 
 @app.command
-def report(*files: Path, plot: Path | None = None, loop: LoopName = "uvloop") -> int:
+def report(
+    *files: Annotated[Path, to_read("report")], plot: Path | None = None, loop: LoopName = "uvloop"
+) -> int:
     """Compare reports of `train --report` in a table and a plot.
 
     Parameters
@@ -247,6 +257,8 @@ def report(*files: Path, plot: Path | None = None, loop: LoopName = "uvloop") ->
 @app.command
 def plan(options: PlanOptions = PlanOptions()) -> int:  # noqa: B008 - frozen
     """Predict the rate of a model cut over several workers, and recommend a cut."""
+    check_exists(options.data or "auto")
+    check_model(options.model or "auto")
     from adam_async.cli.plan.command import run_plan
 
     return run_in_loop(lambda terminal: run_plan(options, os.environ, terminal), loop=options.loop)
@@ -265,6 +277,7 @@ def doctor(*, model: str = "mnist-adam", images_per_group: int = 16, loop: LoopN
     loop
         The event loop.
     """
+    check_model(model)
     from adam_async.cli.inspect import run_doctor
 
     return run_in_loop(lambda terminal: run_doctor(model, images_per_group, os.environ, terminal), loop=loop)
@@ -320,7 +333,7 @@ def data(
     *,
     data: Annotated[str, set_by_variable("data")] = "auto",
     damaged: Annotated[Damaged, set_by_variable("damaged")] = "error",
-    size: Annotated[str, set_by_variable("size")] = "",
+    size: Annotated[str, set_by_variable("size"), checked_by(read_image_size)] = "",
     stage: StageOptions = StageOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Run a data server, which leases image groups to the workers.
@@ -336,6 +349,8 @@ def data(
     size
         Size to scale and cut images to, ROWSxCOLUMNS such as 48x64; by default the images decide.
     """
+    if stage.stage is None:
+        check_exists(data)
     from adam_async.cli.staging import serve_staged
 
     return run_role(
@@ -355,6 +370,7 @@ def inspect_data(source: str = "auto", /, options: InspectOptions = InspectOptio
     source
         auto, mnist, digits, a folder or a file, as in `train --data`.
     """
+    check_exists(source)
     from adam_async.cli.data_inspect import run_inspection
 
     return run_in_loop(

@@ -15,6 +15,7 @@ from adam_async.data_server.damage import Policy
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.datasets import load
 from adam_async.data_server.sources.downloads import Downloader
+from adam_async.data_server.sources.names import is_import_path
 from adam_async.data_server.sources.objects import from_object
 from adam_async.errors import AdamError, ConfigError, DataError
 from adam_async.run.cache_size import CacheLimits, room_for_whole
@@ -72,12 +73,6 @@ async def load_data(
             size=size,
         )
     return replace(dataset, cache=cache)
-
-
-def is_import_path(source: str) -> bool:
-    """Return whether a source is a function to import, ``package.module:function``, and not a file."""
-    module, _, name = source.partition(":")
-    return all(part.isidentifier() for part in (*module.split("."), name)) and not Path(source).exists()
 
 
 def check_data_named(source: str, origin: str, *, allowed: bool) -> None:

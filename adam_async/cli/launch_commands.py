@@ -11,18 +11,20 @@ from cyclopts import App, Parameter
 
 from adam_async.cli.kubernetes_options import KubernetesOptions
 from adam_async.cli.launch_options import RayOptions, SlurmOptions
-from adam_async.cli.options import TrainOptions
+from adam_async.cli.options import TrainOptions, to_read
 from adam_async.cli.running import run_driver, run_in_loop
 from adam_async.cli.terminal import Terminal
 
-RunFile = Annotated[Path, Parameter(help="TOML file with options, as for `train --config`.")]
+RunFile = Annotated[
+    Path, to_read("--config"), Parameter(help="TOML file with options, as for `train --config`.")
+]
 
 launch_commands = App(name="launch", help="Train with roles on other machines, or write the files for that.")
 
 
 @launch_commands.command(name="ssh")
 def launch_ssh(
-    hosts: Path,
+    hosts: Annotated[Path, to_read("the file of hosts")],
     file: RunFile | None = None,
     /,
     options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen

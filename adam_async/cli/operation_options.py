@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from adam_async.cli.options import ONLY_ON, WAIT, LoopName, Wait, addresses_of, options
+from adam_async.cli.options import ONLY_ON, WAIT, LoopName, Wait, addresses_of, options, to_read
 
 
 @options
@@ -12,7 +12,7 @@ class OperatorOptions:
 
     controller: Annotated[str, addresses_of("--controller")]
     """tcp://HOST:PORT of the controller, or of several with commas between them."""
-    token_file: Path | None = None
+    token_file: Annotated[Path | None, to_read("--token-file")] = None
     """File with the cluster's token, or the keys of role driver; by default ADAM_TOKEN."""
     wait: Wait = WAIT
     """Maximum wait for a controller, such as 60s or 5m."""

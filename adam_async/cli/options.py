@@ -1,7 +1,7 @@
 """The options of the commands. An option of `train` that is None is set by file or environment."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
@@ -11,8 +11,10 @@ from cyclopts import Parameter, Token, convert
 
 from adam_async.errors import ConfigError
 from adam_async.run.addresses import check_address
+from adam_async.run.cache_size import cache_limits, read_budget
 from adam_async.run.config import FIELDS, FLUSH_S, Config
 from adam_async.run.option_sources import variable_of
+from adam_async.run.stragglers import read_slow
 from transport.config import Checksum
 
 LoopName = Literal["uvloop", "asyncio"]
@@ -68,6 +70,34 @@ def addresses_of(option: str, *, everywhere: bool = False) -> Parameter:
     return Parameter(validator=check)
 
 
+def checked_by(check: Callable[[Any], object]) -> Parameter:
+    """Return the cyclopts parameter of an option whose value a function checks before modules load."""
+    return Parameter(validator=lambda _, value: check(value))
+
+
+def to_read(option: str) -> Parameter:
+    """Return the cyclopts parameter of a file or folder to read, which must exist before modules load.
+
+    Args:
+        option: Name of the option or argument in the error.
+    """
+
+    def check(_: Any, value: Path | tuple[Path, ...] | None) -> None:
+        for path in value if isinstance(value, tuple) else () if value is None else (value,):
+            check_present(option, path)
+
+    return Parameter(validator=check)
+
+
+def check_present(option: str, path: Path) -> None:
+    """Check that a file or folder exists. Raises ConfigError: the system does not find it."""
+    try:
+        path.stat()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{option} {path} cannot be read: {why}") from None
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def options(kind: type[_Options]) -> type[_Options]:
     """Make a class of options, with `value_of` as the converter of their words.
@@ -121,7 +151,7 @@ def _with_defaults(options: type[_Options]) -> type[_Options]:
 class TrainOptions:
     """Options of `train`."""
 
-    config: Path | None = None
+    config: Annotated[Path | None, to_read("--config")] = None
     """TOML file with any of the options below (images_per_group = 64), and the table [waits]."""
     model: str | None = None
     """Model: auto (fits the data), mnist-adam, digits, mlp, cifar-conv, or FILE.toml with a spec."""
@@ -265,7 +295,7 @@ class TrainOptions:
     """Write a timeline of the run to this file, as Trace Event JSON; ui.perfetto.dev opens it."""
     record: Path | None = None
     """Write a record of the run, for --replay, to this file; workers then have one compute thread each."""
-    replay: Path | None = None
+    replay: Annotated[Path | None, to_read("--replay")] = None
     """Repeat the run of this record in this process, to the last bit."""
     out: Path | None = None
     """Write the trained model to model.safetensors in this folder."""
@@ -283,7 +313,7 @@ class TrainOptions:
     ack: Literal["auto", "single", "replicated", "durable"] | None = None
     """When a push is acknowledged: in the memory of one server (single), of all copies in sync (replicated),
     or on their disks too (durable)."""
-    init: Path | None = None
+    init: Annotated[Path | None, to_read("--init")] = None
     """Begin with the tensors of this saved model with the same names and shapes; other tensors get initial
     values."""
     step: str | None = None
@@ -304,7 +334,7 @@ class TrainOptions:
     the run to the next driver."""
     replace: Annotated[bool, ONLY_ON] = False
     """Begin a new run in place of a run that waits for a driver; the weights of that run are lost."""
-    token_file: Path | None = None
+    token_file: Annotated[Path | None, to_read("--token-file")] = None
     """File with the token (or the keys for role driver) of that cluster, of the data servers at --data, or of
     the agents of `launch torchrun`; by default ADAM_TOKEN."""
     quiet: Annotated[bool, ONLY_ON] = False
@@ -317,7 +347,7 @@ class TrainOptions:
     """Write each line of the log as one JSON object: time, level, node, logger, message."""
     verbose: Annotated[bool, ONLY_ON] = False
     """Log the actions of the roles."""
-    health: str | None = None
+    health: Annotated[str | None, addresses_of("--health")] = None
     """tcp://HOST:PORT for probes: GET /healthz and /readyz over HTTP."""
     loop: LoopName = "uvloop"
     """The event loop."""
@@ -334,19 +364,24 @@ class RoleOptions:
 
     id: str | None = None
     """Name of this node, unique in its cluster; by default role, host and process id."""
-    token_file: Path | None = None
+    token_file: Annotated[Path | None, to_read("--token-file")] = None
     """File with the cluster's token, or the keys of this role (`token derive`); by default ADAM_TOKEN."""
     slow: Annotated[
         tuple[str, ...],
         Parameter(
             negative="", env_var=variable_of("slow"), env_var_split=lambda _, text, **__: text.split(",")
         ),
+        checked_by(read_slow),
     ] = ()
     """Slow down this node: NODE:SHARE of its cores, or NODE~NODE:DELAY of messages to another node;
     repeatable."""
     advertise: str | None = None
     """tcp://HOST:PORT at which other hosts reach --bind tcp://0.0.0.0:PORT; port 0 is the port of --bind."""
-    memory_budget: Annotated[str, set_by_variable("memory_budget")] = "512M"
+    memory_budget: Annotated[
+        str,
+        set_by_variable("memory_budget"),
+        checked_by(lambda budget: read_budget("--memory-budget", budget)),
+    ] = "512M"
     """Maximum memory of this process for its peers: their requests, and answers to these."""
     checksum: Annotated[Checksum, set_by_variable("checksum")] = "auto"
     """CRC-32C of sent tensors: on, off, or auto (to other hosts); receivers always check a CRC."""
@@ -356,7 +391,7 @@ class RoleOptions:
     """Write each line of the log as one JSON object: time, level, node, logger, message."""
     verbose: Annotated[bool, ONLY_ON] = False
     """Log the actions of the role."""
-    health: str | None = None
+    health: Annotated[str | None, addresses_of("--health")] = None
     """tcp://HOST:PORT for probes: GET /healthz and /readyz over HTTP."""
     loop: LoopName = "uvloop"
     """The event loop."""
@@ -420,7 +455,11 @@ class DataServerOptions(RoleOptions):
     bind: Annotated[str | None, addresses_of("--bind", everywhere=True)] = None
     """tcp://HOST:PORT to listen on; by default any port of the interface towards the controller, or of
     loopback."""
-    cache: Annotated[str, set_by_variable("cache")] = "auto"
+    cache: Annotated[
+        str,
+        set_by_variable("cache"),
+        checked_by(lambda cache: cache_limits(cache, "", available_bytes=0)),
+    ] = "auto"
     """Memory for images: auto, half of the available memory, or a size such as 4G, with immediate service."""
     spill: Annotated[str, set_by_variable("spill")] = ""
     """Folder for decoded images that do not fit into the cache."""
@@ -468,11 +507,11 @@ class FromEnvironmentOptions:
     """Take the role from ADAM_ROLE, a rank of torchrun, Open MPI, PMI or Slurm, or POD_NAME of Kubernetes,
     and the controllers from ADAM_CONTROLLER, MASTER_ADDR or SLURM_STEP_NODELIST. The roles of a pod listen on
     POD_IP."""
-    config: Path | None = None
+    config: Annotated[Path | None, to_read("--config")] = None
     """TOML file with the options of the run, as for `train --config`: numbers of roles, data, threads."""
     dir: Path | None = None
     """Folder in which the controllers of this process store the cluster map."""
-    token_file: Path | None = None
+    token_file: Annotated[Path | None, to_read("--token-file")] = None
     """File with the cluster's token, or the keys of this role; by default ADAM_TOKEN."""
     wait: Wait = WAIT
     """Maximum wait of a process with one role for a controller, such as 60s or 5m."""
@@ -485,7 +524,7 @@ class FromEnvironmentOptions:
     repeatable, as for `data`."""
     step_path: Annotated[tuple[Path, ...], ONLY_ON] = ()
     """Folder with the modules of --allow-step, --layer and transforms, added to sys.path; repeatable."""
-    health: str | None = None
+    health: Annotated[str | None, addresses_of("--health")] = None
     """tcp://HOST:PORT for probes of the only role: GET /healthz and /readyz over HTTP."""
     print: Annotated[bool, ONLY_ON] = False
     """Print the roles of this process, one per line, and run none."""

@@ -1,18 +1,31 @@
 """The options of `simulate`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from adam_async.cli.options import ONLY_ON, LoopName, options
+from adam_async.cli.options import ONLY_ON, LoopName, options, to_read
+
+ScenarioName = Literal[
+    "members",
+    "training",
+    "controllers",
+    "restarts",
+    "clients",
+    "strangers",
+    "hostile",
+    "pushes",
+    "power",
+    "all",
+]
 
 
 @options
 class SimulateOptions:
     """Options of `simulate`."""
 
-    scenario: Annotated[tuple[str, ...], ONLY_ON] = ()
+    scenario: Annotated[tuple[ScenarioName, ...], ONLY_ON] = ()
     """Scenario to run, a name of --list; repeatable. By default all."""
     seed: int | None = None
     """Run this seed alone."""
@@ -22,7 +35,7 @@ class SimulateOptions:
     """Child processes; 0 is one per core."""
     trace: Path | None = None
     """Write a trace of the run to this file; ui.perfetto.dev opens it."""
-    plan: Path | None = None
+    plan: Annotated[Path | None, to_read("--plan")] = None
     """Run the plan in this file, which a failed run printed, instead of a plan drawn from a seed."""
     soak: Path | None = None
     """Keep the finished seeds in this file, and run further seeds, without --seeds until interrupted."""

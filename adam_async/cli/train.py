@@ -29,7 +29,7 @@ from adam_async.checkpoint.model_file import FILE_NAME
 from adam_async.checkpoint.run_notes import open_run_notes, read_run_notes
 from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.baseline import BaselineAround
-from adam_async.cli.data import check_data_named, is_import_path, load_data
+from adam_async.cli.data import check_data_named, load_data
 from adam_async.cli.files import check_regular, is_file, make_folder, read_file
 from adam_async.cli.health import with_serving
 from adam_async.cli.live_table import LiveTable
@@ -45,6 +45,7 @@ from adam_async.cluster.local import LocalCluster
 from adam_async.cluster.networks import network_for
 from adam_async.cluster.processes import ProcessCluster
 from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.sources.names import is_import_path
 from adam_async.data_server.transforms.recipe import read_steps
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs

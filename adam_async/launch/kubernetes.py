@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
-from adam_async.data_server.sources.datasets import NAMES
+from adam_async.data_server.sources.names import NAMES
 from adam_async.errors import ConfigError
 from adam_async.run.config import Config
 from adam_async.run.user_code import read_layers, read_step_args

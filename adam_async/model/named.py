@@ -128,6 +128,13 @@ NAMED_MODELS: Mapping[str, Callable[[], ModelSpec]] = MappingProxyType(
 """Models by their names."""
 
 
+def check_model(model: str) -> None:
+    """Check that a model is ``auto``, a named one, or the name of a TOML file. Raises SpecError if not."""
+    if model != "auto" and model not in NAMED_MODELS and not model.endswith(".toml"):
+        known = ", ".join(NAMED_MODELS)
+        raise SpecError(f"unknown model {model!r}; known: auto, {known}, or a .toml file with a spec")
+
+
 def named_model(name: str) -> ModelSpec:
     """Look a model up by its name.
 

@@ -238,13 +238,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if not least <= value < math.inf:
-                raise ConfigError(f"{name} must be a number of at least {least}, not {value}")
-        for name, most in MOST.items():
-            if getattr(self, name) > most:
-                raise ConfigError(f"{name} must be at most {most}, not {getattr(self, name)}")
+        check_ranges({name: getattr(self, name) for name in FIELDS})
         if self.controllers not in CONTROLLERS:
             raise ConfigError(f"controllers must be {CONTROLLERS_WORDS}, not {self.controllers}")
         if not 0 <= self.momentum < 1:
@@ -542,6 +536,20 @@ _OF_STEPS = {"decay": 0.5, "decay_every": 1.0}
 
 OF_CUTS = {"plan": "vertical", "halo": "auto"}
 """Options of cut models, with their defaults."""
+
+
+def check_ranges(values: Mapping[str, Any]) -> None:
+    """Check that the numbers among some options lie within their bounds.
+
+    Raises:
+        ConfigError: A number lies outside.
+    """
+    for name, value in values.items():
+        if name in _LEAST and not _LEAST[name] <= value < math.inf:
+            raise ConfigError(f"{name} must be a number of at least {_LEAST[name]}, not {value}")
+        if name in MOST and value > MOST[name]:
+            raise ConfigError(f"{name} must be at most {MOST[name]}, not {value}")
+
 
 _LEAST = {
     "epochs": 0,

@@ -14,7 +14,6 @@ A damaged source that the user named is an error; single damaged images are left
 `auto` skips a damaged cache or an unreachable network, and logs the reason.
 """
 
-import difflib
 import logging
 from contextlib import suppress
 from dataclasses import replace
@@ -29,6 +28,7 @@ from adam_async.data_server.sources.downloads import Downloader
 from adam_async.data_server.sources.files import folders_in, read_file
 from adam_async.data_server.sources.image_folder import load_image_folder
 from adam_async.data_server.sources.mnist import MNIST, STEMS, parse_four
+from adam_async.data_server.sources.names import missing
 from adam_async.data_server.sources.npy import load_npy
 from adam_async.data_server.sources.npz import KEYS, parse_npz
 from adam_async.data_server.sources.parquet import load_parquet
@@ -51,8 +51,6 @@ NO_MNIST = (
     "the digits inside the package, because there is no MNIST here (ADAM_DATA_DIR may name a folder with its "
     "four files; --verbose tells the places that were tried)"
 )
-
-NAMES = ("auto", "mnist", "digits", "synthetic", *PUBLISHED)
 
 LOADERS = {".parquet": load_parquet, ".tar": load_shards, ".csv": load_tables}
 """Loaders of one or more files, by kind."""
@@ -194,12 +192,7 @@ async def _from_path(request: LoadRequest) -> Dataset:
     except FileNotFoundError as error:
         if error.filename is not None and str(error.filename) != str(path):
             raise DataError(f"{error.filename} has gone while {path} was read; load it again") from None
-        near = difflib.get_close_matches(str(path), NAMES, n=1)
-        meant = f" (did you mean {near[0]}?)" if near else ""
-        raise DataError(
-            f"{path} does not exist{meant}; name a folder with a data set, an .npz, .parquet, .tar or .csv "
-            f"file, or one of {', '.join(NAMES)}"
-        ) from None
+        raise missing(str(path)) from None
     except NotADirectoryError:
         raise DataError(
             f"{path} is neither a folder nor an .npz ({', '.join(KEYS)}), .parquet, .tar or .csv file"

@@ -89,7 +89,7 @@ async def test_damage_is_an_error_unless_it_is_to_be_passed_over(tmp_path: Path)
     "words",
     [
         ("train",),
-        ("evaluate", "model"),
+        ("evaluate", __file__),
         ("data", "--controller", "tcp://127.0.0.1:1"),
         ("data", "inspect"),
     ],

@@ -58,12 +58,42 @@ def test_the_version_loads_no_command() -> None:
         ("train --consistency ssp", "consistency must be asp"),
         ("train --slow worker-0:2", "share of a core"),
         ("train --controller here", "--controller: address 'here'"),
-        ("launch ssh hosts.toml --momentum 2", "momentum must be in"),
+        ("launch ssh . --momentum 2", "momentum must be in"),
         ("ps --controller tcp://host", "--controller: address 'tcp://host'"),
         ("worker --join tcp://host:70000", "--join: address"),
         ("controller --bind 7070", "--bind: address '7070'"),
         ("store list --controller tcp//host:1", "--controller: address"),
         ("status --controller host:1", "--controller: address"),
+        ("train --model foo", "unknown model 'foo'; known: auto"),
+        ("train --model absent.toml", "--model absent.toml cannot be read"),
+        ("train --augment --transforms absent.toml", "--transforms absent.toml cannot be read"),
+        ("train --resume absent", "--resume absent cannot be read"),
+        ("train --resume . --epochs -1", "epochs must be"),
+        ("train --store absent --images-per-group 0", "images_per_group must be"),
+        ("train --replay absent", "--replay absent cannot be read"),
+        ("train --init absent", "--init absent cannot be read"),
+        ("train --config absent", "--config absent cannot be read"),
+        ("train --token-file absent", "--token-file absent cannot be read"),
+        ("train --health foo", "--health: address 'foo'"),
+        ("evaluate absent", "model absent cannot be read"),
+        ("predict absent a.png", "model absent cannot be read"),
+        ("predict . absent.png", "image absent.png cannot be read"),
+        ("export absent --onnx x.onnx", "model absent cannot be read"),
+        ("report absent", "report absent cannot be read"),
+        ("checkpoint list absent", "checkpoint absent cannot be read"),
+        ("launch ssh absent", "the file of hosts absent cannot be read"),
+        ("simulate --scenario foo", '"foo" for --scenario'),
+        ("simulate --plan absent", "--plan absent cannot be read"),
+        ("plan --model foo", "unknown model 'foo'"),
+        ("doctor --model foo", "unknown model 'foo'"),
+        ("worker --join tcp://localhost:1 --memory-budget x", "--memory-budget must be a size"),
+        ("worker --join tcp://localhost:1 --slow x", "slow 'x' is not of the form"),
+        ("data --size foo", "size must be ROWSxCOLUMNS"),
+        ("data --cache foo", "cache must be auto or a size"),
+        (
+            "store list --controller tcp://localhost:1 --token-file absent",
+            "--token-file absent cannot be read",
+        ),
     ],
 )
 def test_a_wrong_word_option_or_value_is_refused_before_slow_imports(words: str, named: str) -> None:
@@ -84,3 +114,25 @@ def test_a_wrong_value_of_a_file_or_variable_is_refused_before_slow_imports(
         loaded, error = ran("train", ADAM_EPOCHS="x")
     assert loaded == "loaded 2"
     assert "epochs must be a whole number, not 'x' (set " in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train --data absent",
+        "evaluate . --data absent",
+        "data inspect absent",
+        "data --data absent",
+        "plan --data absent",
+    ],
+)
+def test_missing_data_are_refused_before_slow_imports(words: str) -> None:
+    loaded, error = ran(*words.split())
+    assert loaded == "loaded 3"
+    assert "absent does not exist; name a folder with a data set" in error
+
+
+def test_missing_data_of_a_variable_are_refused_before_slow_imports() -> None:
+    loaded, error = ran("train", ADAM_DATA="fashion-mnst")
+    assert loaded == "loaded 3"
+    assert "did you mean fashion-mnist?" in error

@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from adam_async.cli.simulate import (
     report_unreached,
     serve,
 )
-from adam_async.cli.simulate_options import SimulateOptions
+from adam_async.cli.simulate_options import ScenarioName, SimulateOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError
 from adam_async.simulation.plan import Case, Fault, read_case
@@ -162,6 +163,10 @@ def test_a_child_answers_line_by_line_until_there_is_no_more() -> None:
 
     (line,) = target.getvalue().splitlines()
     assert msgspec.json.decode(line, type=Answer).result == run_seed(SCENARIOS["members"], 3)
+
+
+def test_the_option_takes_the_names_of_all_scenarios() -> None:
+    assert get_args(ScenarioName) == (*SCENARIOS, "all")
 
 
 def test_scenarios_are_chosen_by_name_in_the_order_of_the_list() -> None:

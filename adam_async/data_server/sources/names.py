@@ -1,0 +1,41 @@
+"""The values of `--data`: names of data sets, functions to import, files and folders."""
+
+import difflib
+from pathlib import Path
+
+from adam_async.errors import DataError
+
+NAMES = ("auto", "mnist", "digits", "synthetic", "fashion-mnist", "cifar-10")
+"""Names of data sets; `synthetic:N` is a name too."""
+
+
+def is_import_path(source: str) -> bool:
+    """Return whether a source is a function to import, ``package.module:function``, and not a file."""
+    module, _, name = source.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), name)) and not Path(source).exists()
+
+
+def check_exists(source: str) -> None:
+    """Check that a source is no missing file or folder, before the modules that read sources are imported.
+
+    Raises:
+        DataError: The source is missing; the error has the known names.
+    """
+    if source in NAMES or source.startswith("synthetic:") or "://" in source or is_import_path(source):
+        return
+    try:
+        Path(source).stat()
+    except FileNotFoundError:
+        raise missing(source) from None
+    except (OSError, ValueError):  # the loader of the source names the cause
+        return
+
+
+def missing(source: str) -> DataError:
+    """Return the error of a source that is no name, file or folder."""
+    near = difflib.get_close_matches(source, NAMES, n=1)
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    return DataError(
+        f"{source} does not exist{meant}; name a folder with a data set, an .npz, .parquet, .tar or .csv "
+        f"file, or one of {', '.join(NAMES)}"
+    )
