@@ -40,8 +40,8 @@ from adam_async.messages import Standing
 from adam_async.messages.bounds import MOST_MAP_BYTES
 from adam_async.run.bundle_record import SPARE_MEMBERS, BundleRecord, Member, bundle_key
 from adam_async.run.cluster_map import STORE_ROLES, ClusterMap
-from adam_async.run.shard_table import bytes_of_buckets, shard_sizes
-from adam_async.run.store_checks import check_placed_store, check_store
+from adam_async.run.shard_table import NUM_BUCKETS, bytes_of_buckets, fault_of_shards, shard_sizes
+from adam_async.run.store_checks import MAX_SHARDS, check_store
 from adam_async.run.store_record import StoreRecord, is_store_name, joined_arrays
 
 LISTEN_S = 3.0
@@ -58,6 +58,9 @@ false report below it leaves later controllers room, because the bound rises fas
 
 MOST_REPORTS = 1024
 """Maximum number of servers whose reports a controller takes."""
+
+MOST_LOGS = 1 << 17
+"""Maximum number of logs in all reports; the stores of a map have 73,728 at most."""
 
 MOST_PLACES = 1 << 20
 """Number of places in the clocks of a store."""
@@ -123,7 +126,10 @@ class LearnedMap:
         """Take the report of a server; return the fault for which it is refused, empty for none."""
         if len(self.standings) >= MOST_REPORTS and server not in self.standings:
             return f"{MOST_REPORTS} servers have reported, and no more may"
-        fault = fault_of(report, most_version=self.most_version)
+        logs = sum(len(each) for other, each in self.standings.items() if other != server)
+        if logs + len(report.standings) > MOST_LOGS:
+            return f"all reports would have {logs + len(report.standings)} logs; {MOST_LOGS} are the most"
+        fault = fault_of(report, most_version=self.most_version, checked=self.newest)
         if not fault:
             self.standings[server] = report.standings
             if report.map.version > self.newest.version:
@@ -173,22 +179,29 @@ def most_version(wall_s: float) -> int:
 # --- checks of reports ---------------------------------------------------------------------------
 
 
-def fault_of(report: StoresReport, *, most_version: int) -> str:
+def fault_of(report: StoresReport, *, most_version: int, checked: ClusterMap) -> str:
     """Return the first fault of a report; empty if a map may begin with it.
 
     The present rules of the map made every correct record, so a record that breaks one is false.
+
+    Args:
+        report: The report.
+        most_version: Highest plausible version, see `most_version`.
+        checked: A map without a fault.
     """
     cluster = report.map
     if not 0 < cluster.version <= most_version or not 0 <= cluster.placements <= cluster.version:
         return f"its map has version {cluster.version} and {cluster.placements} placements"
-    if (size := MapSize(cluster).total) > MOST_MAP_BYTES + GROWTH_BYTES:
-        return f"its records have {size} bytes"
-    if cluster != stores_of(cluster):
-        return "it names a program, or nodes or arrays that belong to no store"
     if unknown := report.standings.keys() - cluster.bundles.keys():
         return f"it has a log of {min(unknown)[:80]!r}, of which its map has no bundle"
     if cluster.version < max((each.generation for each in report.standings.values()), default=0):
         return f"a log has a generation above the version {cluster.version} of its map"
+    if cluster == checked:  # a check of each server's copy of one map would block the loop for seconds
+        return ""
+    if (size := MapSize(cluster).total) > MOST_MAP_BYTES + GROWTH_BYTES:
+        return f"its records have {size} bytes"
+    if cluster != stores_of(cluster):
+        return "it names a program, or nodes or arrays that belong to no store"
     return _fault_of_nodes(cluster) or _fault_of_stores(cluster)
 
 
@@ -245,11 +258,15 @@ def _fault_of_store(cluster: ClusterMap, name: str, store: StoreRecord) -> str:
             return fault
         pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]
         arrays = joined_arrays(store, pieces)
-        if store.buckets or store.phase in ("loading", "open"):
-            check_placed_store(store, arrays)
+        if (store.buckets or store.phase in ("loading", "open")) and len(store.buckets) != NUM_BUCKETS:
+            return f"it names the servers of {len(store.buckets)} buckets instead of {NUM_BUCKETS}"
+        if fault := fault_of_shards(arrays, store.shard_bytes):
+            return fault
         sizes = shard_sizes(arrays, store.shard_bytes)
     except (ConfigError, ValueError) as error:
         return str(error)
+    if sizes.total() > MAX_SHARDS:
+        return f"its arrays have {sizes.total()} shards; {MAX_SHARDS} are the most"
     if (store.shards, store.bucket_bytes) != (sizes.total(), bytes_of_buckets(sizes)):
         return f"its arrays have {sizes.total()} shards, and its record {store.shards}"
     return ""

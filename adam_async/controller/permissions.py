@@ -16,9 +16,9 @@ others.
 *As its driver*: the record names the driver of the link, with its incarnation. The rules of programs decide
 whether this driver may replace another one. A driver reports the death of other roles, not of a driver.
 
-*Some*: a client creates stores of no program, in its own name, with its own pieces, and under no name or id
-that a driver may give to a program. It deletes its own stores, and those whose creator is no longer live,
-unless their program is in progress.
+*Some*: a client creates stores of no program, in its own name and incarnation, with its own pieces, and under
+no name or id that a driver may give to a program. It deletes its own stores, and those whose creator is no
+longer live, unless their program is in progress.
 
 The leader asks the table before it proposes a command. If the refusal depends on the present record, the
 command names the version of that record: a command for an older version changes nothing, and after a command
@@ -194,7 +194,15 @@ def _store_of_clients(attempt: Attempt, cluster: ClusterMap) -> str:
     id = str(value.get("store" if piece else "id", ""))
     if any(cluster.is_of_program(text) for text in (name, id)):
         return WRONG
-    return RIGHT if value.get("creator") == peer.node else WRONG
+    if value.get("creator") != peer.node:
+        return WRONG
+    return LATER if _has_successor(peer, cluster) else RIGHT
+
+
+def _has_successor(peer: Identity, cluster: ClusterMap) -> bool:
+    """Return whether the map has another incarnation under a peer's name as live."""
+    node = cluster.nodes.get(peer.node)
+    return node is not None and node.live and node.incarnation != peer.incarnation
 
 
 def _deletion(attempt: Attempt, old: StoreRecord | None, cluster: ClusterMap) -> str:
@@ -208,7 +216,11 @@ def _deletion(attempt: Attempt, old: StoreRecord | None, cluster: ClusterMap) ->
     creator = cluster.nodes.get(old.creator)
     # A reader under the creator's name has created nothing.
     is_there = creator is not None and creator.live and creator.role != "reader"
-    return WRONG if is_there and old.creator != attempt.peer.node else RIGHT
+    if not is_there:
+        return RIGHT
+    if old.creator != attempt.peer.node:
+        return WRONG
+    return LATER if _has_successor(attempt.peer, cluster) else RIGHT
 
 
 def _own_bundle(attempt: Attempt, cluster: ClusterMap) -> str:

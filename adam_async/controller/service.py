@@ -79,6 +79,10 @@ FIND_S = 5.0
 STOOD_STILL_S = 1.0
 """Lateness of a timer that shows a stall of this process, in seconds."""
 
+MOST_STALLS = 8
+"""Maximum number of stalls for which a controller waits anew for the reports of servers: checks of false
+reports stall it too, and must not keep it from its work."""
+
 MOST_CHANGES_BYTES = MOST_MAP_BYTES // 2
 """Size of changes above which the controller sends the whole map instead, in bytes of JSON text."""
 
@@ -203,10 +207,12 @@ class Controller(Role):
         longest_s = self._waits.grace_s + FIND_S
         learned = LearnedMap(self._loop.time(), longest_s, most_version(self._wall()))
         self._learned = learned
+        stalls = 0
         while (left_s := learned.ends_at - self._loop.time()) > 0:
             self._learned_more.clear()
             await wait_set(self._learned_more, left_s)
-            if self._loop.time() > learned.ends_at + STOOD_STILL_S:
+            if self._loop.time() > learned.ends_at + STOOD_STILL_S and stalls < MOST_STALLS:
+                stalls += 1
                 # The dials of servers during a stall of this process may still be queued.
                 learned.begun_at = self._loop.time()
         self._learned = None

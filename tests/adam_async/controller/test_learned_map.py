@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from adam_async.controller import learned_map
 from adam_async.controller.learned_map import (
     AHEAD,
     LISTEN_S,
@@ -316,6 +317,26 @@ def test_a_report_of_many_servers_is_bounded():
     found, report = learned(), report_of(cluster_of())
     faults = [found.report((f"ps-{number}", 1), report) for number in range(3, 1030)]
     assert any("servers have reported" in fault for fault in faults)
+
+
+def test_the_logs_of_all_reports_are_bounded(monkeypatch):
+    monkeypatch.setattr(learned_map, "MOST_LOGS", 2)
+    report = StoresReport(map=stores_of(cluster_of().map), standings={KEY: Standing()})
+    found = learned(a=report, b=report)
+    assert "logs" in found.report(C, report)
+    assert found.report(A, report) == ""  # in place of its first report
+    assert found.missing() == [C]
+
+
+def test_servers_that_report_one_map_cost_one_check_of_it(monkeypatch):
+    checked = []
+    check = learned_map._fault_of_stores
+    monkeypatch.setattr(learned_map, "_fault_of_stores", lambda cluster: checked.append(1) or check(cluster))
+    report = report_of(cluster_of())
+    found = learned(a=report, b=report, c=report)
+    assert len(checked) == 1
+    assert found.report(C, StoresReport(map=report.map, standings={"bundles/a/ps-7": Standing()})) != ""
+    assert found.missing() == []
 
 
 def test_arrays_of_one_store_do_not_pass_for_those_of_another():

@@ -314,6 +314,21 @@ async def test_a_false_report_is_refused_and_the_controller_goes_on(name, monkey
         assert node.map == ClusterMap()
 
 
+async def test_reports_whose_checks_stall_the_controller_end_its_wait_late_and_not_never(monkeypatch):
+    monkeypatch.setattr("adam_async.controller.service.STOOD_STILL_S", -1.0)  # each turn counts as a stall
+    monkeypatch.setattr("adam_async.controller.service.FIND_S", 0.0)
+    home = place("controller")
+    async with controller(home, learns=True) as node:
+        turns = 0
+        while not node.group.leads:
+            turns += 1
+            assert turns < 1000
+            if node._learned is not None:
+                report = text_tensor(StoresReport(map=ClusterMap(version=turns)))
+                await asked(home.network, "ps", ReportStores(), [report], address=node.address)
+            await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("role", ["client", "reader", "worker", "data", "driver"])
 async def test_a_peer_of_another_role_cannot_report_stores(role, monkeypatch):
     monkeypatch.setattr("adam_async.controller.service.FIND_S", 0.2)

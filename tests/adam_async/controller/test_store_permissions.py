@@ -123,6 +123,21 @@ def test_a_client_deletes_a_store_of_another_only_after_its_creator_and_its_prog
     assert refused("stores/theirs", msgspec.structs.replace(deleted, creator="client-1"), cluster) != may
 
 
+@pytest.mark.parametrize(
+    ("incarnation", "live", "may"), [(1, True, True), (2, True, False), (2, False, True)]
+)
+def test_another_incarnation_of_the_creator_neither_creates_nor_deletes_in_its_name(
+    incarnation: int, live: bool, may: bool
+) -> None:
+    creator = NodeRecord(role="client", address="", incarnation=incarnation, live=live)
+    mine = store("b", creator="client-1", changed=3)
+    cluster = ClusterMap(version=3, nodes={"client-1": creator}, stores={"mine": mine})
+    own = store("new", creator="client-1")
+    assert refused("stores/mine", msgspec.structs.replace(mine, phase="deleted"), cluster) != may
+    assert refused("stores/new", own, cluster) != may
+    assert refused("stores/new/0", msgspec.structs.replace(PIECE, creator="client-1"), cluster) != may
+
+
 def test_a_reader_sends_servers_pulls_and_no_values() -> None:
     def senders(message: type) -> set[str]:
         return {role for role, receiver in TABLE[message] if receiver == "ps"}
