@@ -43,9 +43,7 @@ def train(where: str = "local", *, steps: int = 300) -> list[float]:
     characters = sorted(set(text()))
     numbers = torch.tensor([characters.index(each) for each in text()])
     model, losses = CharacterModel(len(characters)), []
-    with sync.ParameterStore.open(
-        where, parameter_arrays(model), name="char-lm", rule=AdamW(rate=3e-3)
-    ) as store:
+    with sync.ParameterStore.open(where, parameter_arrays(model), name="lm", rule=AdamW(rate=3e-3)) as store:
         optimizer = RemoteOptimizer(model, store)
         for _ in range(steps):
             rows = numbers[torch.randint(len(numbers) - LENGTH, (32, 1)) + torch.arange(LENGTH + 1)]

@@ -82,7 +82,7 @@ class Alone:
 def value(dice, number):
     text = "x" * dice.randrange(1500)
     return json.dumps(
-        {"role": "worker", "address": "local://x", "incarnation": 5, "info": {"n": number, "text": text}}
+        {"role": "ps", "address": "local://x", "incarnation": 5, "info": {"n": number, "text": text}}
     ).encode()
 
 

@@ -164,7 +164,7 @@ async def test_a_member_with_other_numerics_follows_and_is_named(monkeypatch, ne
             await servers.until(lambda: len(servers.in_sync("ps-0")) == 3, "not in sync")
     lines = [record.getMessage() for record in caplog.records]
     named = (
-        "shards of ps-0 in store 'default': ps-2 may round otherwise than ps-0: blas core is Haswell, not Zen"
+        "shards of ps-0 in store 'model': ps-2 may round otherwise than ps-0: blas core is Haswell, not Zen"
     )
     assert lines.count(named) == 1
     assert not [line for line in lines if "ps-1 may round" in line]

@@ -98,9 +98,9 @@ class Fleet:
         """Give a store of this fleet its network."""
         yield ServerAccess(network=self._place("client").network, controllers=self._address)
 
-    def open(self, arrays, **options):
+    def open(self, arrays, *, name="model", **options):
         """Open a store of the fleet."""
-        return ParameterStore.open("tcp://127.0.0.1:1", arrays, name="model", waits=self._waits, **options)
+        return ParameterStore.open("tcp://127.0.0.1:1", arrays, name=name, waits=self._waits, **options)
 
     def copies(self):
         """Return each copy of each bundle, by home and node."""

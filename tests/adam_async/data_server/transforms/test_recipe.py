@@ -312,7 +312,7 @@ def test_without_numba_auto_is_numpy_and_asking_for_it_names_the_extra(monkeypat
     monkeypatch.setattr(pipeline, "find_spec", lambda name: None)
 
     assert recipe_of([], kernels="auto").kernels == "numpy"
-    with pytest.raises(ConfigError, match=r"not installed.*adam-async\[fast\]"):
+    with pytest.raises(ConfigError, match=r"not installed.*pip install .*\[fast\]"):
         recipe_of([], kernels="numba")
 
 

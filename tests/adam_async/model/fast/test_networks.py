@@ -271,7 +271,7 @@ def test_without_numba_auto_is_numpy_and_asking_for_it_names_the_extra(monkeypat
     monkeypatch.setattr("adam_async.model.kernels.find_spec", lambda name: None)
 
     assert Network(mlp(), kernels="auto").kernels == "numpy"
-    with pytest.raises(SpecError, match=r"adam-async\[fast\]"):
+    with pytest.raises(SpecError, match=r"pip install .*\[fast\]"):
         Network(mlp(), kernels="numba")
 
 
