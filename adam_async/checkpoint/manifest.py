@@ -386,6 +386,8 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
     wanted = msgspec.structs.replace(
         wanted, rate=wanted.rate or kept.rate, epochs=wanted.epochs or kept.epochs
     )
+    if wanted.rule == "auto":
+        wanted = msgspec.structs.replace(wanted, rule=kept.rule)
     if wanted.schedule == "auto":
         warm_up = wanted.warm_up or kept.warm_up
         wanted = msgspec.structs.replace(wanted, schedule=kept.schedule, warm_up=warm_up)

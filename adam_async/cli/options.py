@@ -215,8 +215,8 @@ class TrainOptions:
     repeatable."""
     processes: bool | None = None
     """Run each role as a child process over loopback TCP, instead of all roles in this process."""
-    rule: Literal["sgd", "adagrad", "adam", "adamw"] | None = None
-    """Update rule."""
+    rule: Literal["auto", "sgd", "adagrad", "adam", "adamw"] | None = None
+    """Update rule; auto is adam for the model that --model auto makes for photographs, else sgd."""
     rate: float | None = None
     """Learning rate; 0 is the rule's default."""
     momentum: float | None = None

@@ -56,6 +56,7 @@ from adam_async.driver.takeover import (
 )
 from adam_async.driver.training_run import DriverParts, TrainingRun
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed, first_cause
+from adam_async.model.named import PHOTO
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import Schedule, decide, squared_norm_of
@@ -414,7 +415,13 @@ class Driver:
         """Decide the open options, and make the program of the run."""
         data, inputs = prepared.data, self._inputs
         images = data["train_images"] - self._asked.validation
-        self.config = decide(self._asked, groups_in_flight, images, squared_norm_of(data))
+        self.config = decide(
+            self._asked,
+            groups_in_flight,
+            images,
+            squared_norm_of(data),
+            photographs=prepared.spec.name == PHOTO,
+        )
         resumed, carried = None, b""
         if inputs.resume is not None:
             resumed, carried = await self._pool.run(bounded_results, inputs.resume.manifest, self.config)

@@ -112,7 +112,7 @@ def store_of(record: ProgramRecord, program: TrainingProgram, arrays: Sequence[A
         creator=record.driver,
         rules=(
             RuleRecord(
-                rule=config.rule,
+                rule=rule.name,
                 momentum=config.momentum,
                 nesterov=config.nesterov,
                 weight_decay=config.weight_decay,

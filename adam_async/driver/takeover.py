@@ -25,7 +25,14 @@ from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import TrainingProgram
 from adam_async.run.user_code import NamedStep
 
-OPEN: Mapping[str, Any] = {"epochs": 0, "rate": 0.0, "schedule": "auto", "warm_up": 0.0, "weights": "auto"}
+OPEN: Mapping[str, Any] = {
+    "epochs": 0,
+    "rate": 0.0,
+    "rule": "auto",
+    "schedule": "auto",
+    "warm_up": 0.0,
+    "weights": "auto",
+}
 """Options that a run can decide, each with the value that leaves the decision to the run."""
 
 OF_ROLES = frozenset(

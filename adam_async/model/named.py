@@ -8,6 +8,9 @@ from adam_async.model.spec import LayerSpec, ModelSpec, Shape
 
 _layer = LayerSpec.of
 
+PHOTO = "photo-conv"
+"""Name of the model of `photo_conv`."""
+
 
 def mnist_adam() -> ModelSpec:
     """Return the paper's network for MNIST: 298,090 parameters, 756,000 multiply-adds forward."""
@@ -106,20 +109,25 @@ def photo_conv(input_shape: Shape, classes: int) -> ModelSpec:
     """Return a small convolutional network for images of 8x8 or more pixels.
 
     The network has three convolutions that keep the size, with ReLU, each followed by maxima over 2x2 pixels.
+    One dense layer reads the means of each filter over large squares: few weights, of which few photographs
+    are enough to learn most.
     """
     layers: list[LayerSpec] = []
+    _, rows, columns = input_shape
     for number, (filters, kernel) in enumerate(((16, 5), (32, 3), (64, 3)), start=1):
         layers += [
             _layer(f"conv{number}", "conv2d", filters=filters, kernel=kernel, padding=kernel // 2),
             _layer(f"relu{number}", "relu"),
             _layer(f"pool{number}", "max_pool", kernel=2),
         ]
+        rows, columns = rows // 2, columns // 2
     layers += [
+        _layer("means", "average_pool", kernel=min(rows, columns)),
         _layer("flat", "flatten"),
         _layer("fc1", "dense", outputs=classes, init="lecun"),
         _layer("loss", "softmax_cross_entropy"),
     ]
-    return ModelSpec(name="photo-conv", input_shape=input_shape, layers=tuple(layers))
+    return ModelSpec(name=PHOTO, input_shape=input_shape, layers=tuple(layers))
 
 
 NAMED_MODELS: Mapping[str, Callable[[], ModelSpec]] = MappingProxyType(

@@ -322,7 +322,7 @@ def make_rule(name: str, *, momentum: float = 0.0, nesterov: bool = False, weigh
             lacks momentum.
     """
     match name:
-        case "sgd":
+        case "auto" | "sgd":  # rules that are not decided count as sgd, as in estimates before a run
             return Sgd(momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
         case "adagrad" | "adam" | "adamw":
             if momentum:

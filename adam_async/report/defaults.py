@@ -6,6 +6,7 @@ from adam_async.run.learning_rate import (
     EPOCHS_LEAST,
     EPOCHS_MOST,
     FALLING_MOST,
+    PHOTO_RATE,
     RISE_EPOCHS,
     default_rate,
     norm_scale,
@@ -27,11 +28,17 @@ def explain_defaults(
         found["epochs"] = (
             f"as many as have {DEFAULT_STEPS:,} steps, at least {EPOCHS_LEAST} and at most {EPOCHS_MOST}"
         )
+    if asked.rule == "auto":
+        found["rule"] = (
+            "adam: the model for photographs learns more from few images with it"
+            if decided.rule == "adam"
+            else "sgd: the paper's rule"
+        )
     if not asked.rate:
         found["rate"] = _why_rate(decided, squared_norm)
     if asked.schedule == "auto":
         found["schedule"] = _why_schedule(asked, decided)
-    if not asked.momentum and asked.rule == "sgd":
+    if not asked.momentum and decided.rule == "sgd":
         found["momentum"] = "none: groups in flight at once act like momentum that grows with their number"
     if not asked.copies:
         found["copies"] = _why_copies(decided)
@@ -61,7 +68,8 @@ def _why_copies(decided: Config) -> str:
 
 def _why_rate(decided: Config, squared_norm: float) -> str:
     if decided.rule != "sgd":
-        return f"the default of rule {decided.rule}, for any number of images"
+        of = "the model for photographs" if decided.rate == PHOTO_RATE else f"rule {decided.rule}"
+        return f"the default of {of}, for any number of images"
     images = decided.images_per_update
     why = f"0.06 for 16 images per update, scaled to {images} and by 1 - momentum"
     usual = default_rate(

@@ -142,8 +142,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     port 0 for any free port. Empty: they share the listener of the workers."""
     processes: bool = False
     """Whether each role is a child process over loopback TCP, instead of all in one event loop."""
-    rule: Literal["sgd", "adagrad", "adam", "adamw"] = "sgd"
-    """Update rule, applied by the servers."""
+    rule: Literal["auto", "sgd", "adagrad", "adam", "adamw"] = "auto"
+    """Update rule, applied by the servers; ``auto`` is ``adam`` for the model that `model` ``auto`` makes for
+    photographs, else ``sgd``."""
     rate: float = 0.0
     """Learning rate; 0 is the rule's default (see `default_rate`)."""
     momentum: float = 0.0
@@ -243,7 +244,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(f"controllers must be {CONTROLLERS_WORDS}, not {self.controllers}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must be in [0, 1), not {self.momentum}")
-        if self.momentum and self.rule != "sgd":
+        if self.momentum and self.rule not in ("auto", "sgd"):
             raise ConfigError(f"momentum belongs to rule sgd; rule {self.rule} keeps its own averages")
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov has no effect without momentum: set momentum, such as 0.9")
@@ -355,7 +356,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                     f"{name}={getattr(self, name)} belongs to schedule step, not {self.schedule}: "
                     f"give schedule step too, or leave {name} out"
                 )
-        if self.layer_rate and self.rule != "sgd":
+        if self.layer_rate and self.rule not in ("auto", "sgd"):
             raise ConfigError(
                 f"layer_rate={self.layer_rate} belongs to rule sgd; rule {self.rule} divides by the "
                 "gradient's size itself"
@@ -399,7 +400,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         With a pull at every step they take no local steps: the next values contain the push, and arrive
         before a local step would be useful.
         """
-        return self.rule == "sgd" and self.pull_every > 1 and not self.synchronous
+        return self.rule in ("auto", "sgd") and self.pull_every > 1 and not self.synchronous
 
     def _check_record(self) -> None:
         if self.threads > 1:

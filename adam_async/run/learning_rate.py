@@ -37,6 +37,9 @@ DEFAULT_STEPS = 1500
 """Number of steps of a run without `epochs`; a step is one push of `push_every` groups, in `bsp` of all
 replicas. Small networks are near their best accuracy on small data after as many."""
 
+PHOTO_RATE = 0.003
+"""Default rate of `photo_conv` with rule ``adam``; its few weights bear a higher rate than other networks."""
+
 EPOCHS_LEAST, EPOCHS_MOST = 3, 100
 """Bounds of the default number of epochs, for large and for small data."""
 
@@ -61,7 +64,7 @@ def default_rate(config: Config, groups_in_flight: int = 0, squared_norm: float 
     """
     if config.rate:
         return config.rate
-    if config.rule != "sgd":
+    if config.rule not in ("auto", "sgd"):
         return {"adagrad": 0.01, "adam": 0.001, "adamw": 0.001}[config.rule]
     size = config.images_per_update / 16
     rate = USUAL_RATE * (1 - config.momentum) * min(size, math.sqrt(size), 2.0) * norm_scale(squared_norm)
@@ -99,16 +102,32 @@ def default_epochs(config: Config, images: int) -> int:
     )
 
 
-def decide(config: Config, groups_in_flight: int, images: int = 0, squared_norm: float = 0.0) -> Config:
-    """Return the options in force: with epochs, rate and schedule decided.
+def decide(
+    config: Config,
+    groups_in_flight: int,
+    images: int = 0,
+    squared_norm: float = 0.0,
+    *,
+    photographs: bool = False,
+) -> Config:
+    """Return the options in force: with rule, epochs, rate and schedule decided.
 
     Args:
         images: Number of training images without those for validation; 0 if unknown.
         squared_norm: See `Dataset.squared_norm`; 0 if unknown.
+        photographs: Whether the model is that of `photo_conv`, whose default rule is ``adam``.
 
     Raises:
         ConfigError: The default epochs of the data are not more than `warm_up`.
     """
+    if config.rule == "auto":
+        # A given rate, momentum or layer rate was chosen for sgd.
+        adaptive = photographs and not (config.rate or config.momentum or config.layer_rate)
+        config = msgspec.structs.replace(
+            config,
+            rule="adam" if adaptive else "sgd",
+            rate=PHOTO_RATE if adaptive else config.rate,
+        )
     rate = default_rate(config, groups_in_flight, squared_norm)
     epochs = config.epochs or default_epochs(config, images)
     found = msgspec.structs.replace(config, epochs=epochs, rate=rate)

@@ -24,10 +24,11 @@ async def held_back_share(folder: Path, seed: int) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # five runs, also beside other load
 async def test_forty_photographs_are_learned_at_the_defaults(tmp_path: Path) -> None:
-    shares = [await held_back_share(tmp_path / str(seed), seed) for seed in range(3)]
+    shares = [await held_back_share(tmp_path / str(seed), seed) for seed in range(5)]
 
-    assert median(shares) >= 0.65, shares
+    assert median(shares) >= 0.8, shares
 
 
 def test_the_same_seed_makes_the_same_photographs_of_several_sizes(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def rule_step(config, p, g, memory, t, *, rate=None):
         p = p - rate * config.weight_decay * p
     else:
         g = g + config.weight_decay * p
-    if config.rule == "sgd":
+    if config.rule in ("auto", "sgd"):
         memory["m"] = config.momentum * memory.get("m", 0.0) + g
         return p - rate * (g + config.momentum * memory["m"] if config.nesterov else memory["m"])
     if config.rule == "adagrad":

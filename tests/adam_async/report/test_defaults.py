@@ -15,6 +15,7 @@ def explained(asked: Config, **decided: object) -> dict[str, str]:
 def test_only_open_options_are_explained() -> None:
     given = Config(
         epochs=2,
+        rule="sgd",
         rate=0.1,
         copies=1,
         schedule="constant",
@@ -29,6 +30,7 @@ def test_only_open_options_are_explained() -> None:
     assert explained(given) == {}
     assert explained(Config()).keys() == {
         "epochs",
+        "rule",
         "rate",
         "schedule",
         "momentum",

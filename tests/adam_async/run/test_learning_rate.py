@@ -235,3 +235,15 @@ def test_a_fixed_rate_is_that_of_every_group(schedule: Schedule, share: float) -
     assert (schedule.fixed is not None) == constant
     if constant:
         assert schedule.fixed == schedule.rate(share * schedule.epochs)
+
+
+def test_the_model_for_photographs_has_adam_unless_an_option_of_sgd_is_given():
+    def decided(**options):
+        config = decide(Config(**options), 0, photographs=True)
+        return config.rule, config.rate
+
+    assert decided() == ("adam", 0.003)
+    assert decided(rule="adam") == ("adam", 0.001)
+    assert decided(rate=0.5) == ("sgd", 0.5)
+    assert decided(momentum=0.5)[0] == decided(layer_rate=0.1)[0] == decided(rule="sgd")[0] == "sgd"
+    assert decide(Config(), 0).rule == "sgd"
