@@ -123,11 +123,9 @@ def decide(
     if config.rule == "auto":
         # A given rate, momentum or layer rate was chosen for sgd.
         adaptive = photographs and not (config.rate or config.momentum or config.layer_rate)
-        config = msgspec.structs.replace(
-            config,
-            rule="adam" if adaptive else "sgd",
-            rate=PHOTO_RATE if adaptive else config.rate,
-        )
+        config = msgspec.structs.replace(config, rule="adam" if adaptive else "sgd")
+    if photographs and config.rule == "adam" and not config.rate:
+        config = msgspec.structs.replace(config, rate=PHOTO_RATE)
     rate = default_rate(config, groups_in_flight, squared_norm)
     epochs = config.epochs or default_epochs(config, images)
     found = msgspec.structs.replace(config, epochs=epochs, rate=rate)

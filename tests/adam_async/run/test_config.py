@@ -59,7 +59,7 @@ def test_wrong_stragglers_are_refused_with_the_right_form(slow, said):
         ({"epoch_fraction": 1.5}, "epoch_fraction must be above 0 and at most 1, not 1.5"),
         ({"epoch_rule": "time"}, "epoch_rule must be one of replicas, images, not 'time'"),
         ({"until_accuracy": 98.7}, "until_accuracy is a share between 0 and 1, not 98.7"),
-        ({"rule": "newton"}, "rule must be one of sgd, adagrad, adam, adamw, not 'newton'"),
+        ({"rule": "newton"}, "rule must be one of auto, sgd, adagrad, adam, adamw, not 'newton'"),
         ({"dtype": "float16"}, "dtype must be one of float32, float64, not 'float16'"),
         ({"epochs": "three"}, "epochs must be a whole number, not 'three'"),
         ({"epochs": 1.5}, "epochs must be a whole number, not 1.5"),

@@ -242,8 +242,8 @@ def test_the_model_for_photographs_has_adam_unless_an_option_of_sgd_is_given():
         config = decide(Config(**options), 0, photographs=True)
         return config.rule, config.rate
 
-    assert decided() == ("adam", 0.003)
-    assert decided(rule="adam") == ("adam", 0.001)
+    assert decided() == decided(rule="adam") == ("adam", 0.003)
+    assert decided(rule="adam", rate=0.5) == ("adam", 0.5)
     assert decided(rate=0.5) == ("sgd", 0.5)
     assert decided(momentum=0.5)[0] == decided(layer_rate=0.1)[0] == decided(rule="sgd")[0] == "sgd"
     assert decide(Config(), 0).rule == "sgd"

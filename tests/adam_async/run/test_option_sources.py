@@ -26,7 +26,7 @@ def test_defaults_file_environment_and_command_line_rank_in_that_order():
     file = from_toml('epochs = 2\nservers = 2\nrule = "adam"\n[waits]\ncall_s = 3', source="adam.toml")
     environment = from_environment({"ADAM_SERVERS": "3", "ADAM_RULE": "adagrad", "PATH": "/bin"})
     config = make_config(file, environment, {"rule": "sgd"})
-    assert (config.replicas, config.epochs, config.servers, config.rule) == (1, 2, 3, "auto")
+    assert (config.replicas, config.epochs, config.servers, config.rule) == (1, 2, 3, "sgd")
     assert config.waits == Waits(call_s=3.0)
 
 
