@@ -4,12 +4,13 @@ python examples/03_train_one_process.py [digits | mnist | FOLDER]
 """
 
 import asyncio
+import os
 import sys
-from pathlib import Path
 
 import uvloop
 
 from adam_async import Config, Disk, EpochResult, LocalCluster, RunResult, load_dataset
+from adam_async.runtime.user_cache import user_cache
 
 
 def show(epoch: EpochResult) -> None:
@@ -21,7 +22,7 @@ def show(epoch: EpochResult) -> None:
 
 async def main(source: str = "digits", *, epochs: int = 5) -> RunResult:
     async with Disk() as disk:
-        cache = Path.home() / ".cache" / "adam-async" / "mnist"  # the cache of the command line
+        cache = user_cache(os.environ) / "mnist"  # the cache of the command line
         dataset = await load_dataset(source, disk, cache_dir=cache)
     print(f"{dataset!r}: {dataset.source}")
 

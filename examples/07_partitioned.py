@@ -4,8 +4,8 @@ python examples/07_partitioned.py [digits | mnist | FOLDER]
 """
 
 import asyncio
+import os
 import sys
-from pathlib import Path
 
 import uvloop
 
@@ -15,6 +15,7 @@ from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import PartitionPlan
 from adam_async.model.partition.prediction import longest_chain
 from adam_async.run.training_program import read_training
+from adam_async.runtime.user_cache import user_cache
 
 
 def show_plan(model: Network, plan: PartitionPlan) -> None:
@@ -33,7 +34,7 @@ def show_plan(model: Network, plan: PartitionPlan) -> None:
 
 async def main(source: str = "digits", *, epochs: int = 3) -> RunResult:
     async with Disk() as disk:
-        cache = Path.home() / ".cache" / "adam-async" / "mnist"
+        cache = user_cache(os.environ) / "mnist"
         dataset = await load_dataset(source, disk, cache_dir=cache)
     config = Config(epochs=epochs, partitions=2, plan="vertical", halo="exchange")
     async with LocalCluster(config, dataset=dataset) as cluster:

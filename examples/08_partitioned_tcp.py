@@ -9,18 +9,18 @@ python examples/08_partitioned_tcp.py [digits | mnist | FOLDER]
 import asyncio
 import os
 import sys
-from pathlib import Path
 
 import uvloop
 
 from adam_async import Config, Disk, LocalCluster, RunResult, load_dataset
 from adam_async.messages import role_table
+from adam_async.runtime.user_cache import user_cache
 from transport import TcpNetwork
 
 
 async def main(source: str = "digits", *, epochs: int = 3) -> RunResult:
     async with Disk() as disk:
-        cache = Path.home() / ".cache" / "adam-async" / "mnist"
+        cache = user_cache(os.environ) / "mnist"
         dataset = await load_dataset(source, disk, cache_dir=cache)
     config = Config(epochs=epochs, partitions=2, plan="vertical", halo="exchange", in_flight=8)
     network = TcpNetwork(token=os.urandom(32), entropy=os.urandom, rules=role_table())

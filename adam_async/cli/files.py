@@ -30,8 +30,8 @@ async def check_target(file: Path, disk: Disk) -> None:
     Raises:
         ConfigError: The folder cannot be made or written to, or the file is no regular file.
     """
-    await disk.run(make_folder, file.parent)
     await disk.run(check_regular, file)
+    await disk.run(make_folder, file.parent)
 
 
 async def announce_existing(file: Path, disk: Disk, terminal: Terminal) -> None:
