@@ -159,7 +159,7 @@ async def test_a_reader_without_room_for_its_copies_slows_training_down_and_gets
 async def test_a_checkpoint_keeps_the_epochs_and_the_schedule_that_its_run_decided(tmp_path):
     await train(config_of(epochs=0, rate=0.0), checkpoint=tmp_path)
     options = (await newest(tmp_path)).manifest.config
-    assert (options["epochs"], options["schedule"], options["warm_up"]) == (3, "cosine", 0.1)
+    assert (options["epochs"], options["schedule"], options["warm_up"]) == (100, "cosine", 0.1)
     assert options["rate"] == 0.0, "that depends on how many replicas there are"
 
 
