@@ -46,6 +46,11 @@ LOST_STORE = f"{_ONLY_COPY}; {_RECREATE}"
 """Text on the consequence of a lost parameter server for a store of clients."""
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 array``, ``2 arrays``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def install_command(extra: str) -> str:
     """Return the command that installs an extra into this Python; an editable install keeps its checkout."""
     from importlib import metadata  # takes longer to import than all other modules of this file

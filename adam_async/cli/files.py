@@ -73,7 +73,7 @@ async def read_file(path: Path, option: str, disk: Disk) -> str:
         ConfigError: The file cannot be read, is larger than `MOST_TEXT_BYTES`, or is not text.
     """
     try:
-        return (await disk.read_bytes(path, MOST_TEXT_BYTES)).decode()
+        return (await disk.read_bytes(path, MOST_TEXT_BYTES)).decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{option} {path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:

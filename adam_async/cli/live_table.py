@@ -10,6 +10,7 @@ from importlib import util
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from adam_async.cli.printable import printable
+from adam_async.errors import counted
 from adam_async.model.network import Network
 from adam_async.model.partition.plan import Layout, PartitionPlan
 from adam_async.model.partition.prediction import crossing_bytes
@@ -192,7 +193,7 @@ def introduction(data: Mapping[str, Any], model: RunModel) -> list[str]:
         + (f"{data['classes']} classes" if data["classes"] > 1 else "one class, so every answer is right")
     )
     if isinstance(model, StepModel):
-        arrays = f"{_count(model.num_parameters)} values in {len(model.arrays)} arrays"
+        arrays = f"{_count(model.num_parameters)} values in {counted(len(model.arrays), 'array')}"
         return [f"data   {data['name']}: {data['source']}; {images}", f"step   {model.spec.name}: {arrays}"]
     size = (
         f"{_count(model.num_parameters)} parameters, {_count(model.multiply_adds)} multiply-adds forward "
@@ -213,7 +214,7 @@ def cut_line(model: Network, plan: Mapping[str, Any], *, together: bool) -> str:
     sums = f" and {_count(none)} per group" if none else ""  # of weight gradients, independent of the images
     where = ", in the memory of one process" if together else ""
     return (
-        f"cut    {cut.kind} over {cut.workers} workers: {_count(len(crossings))} crossings, "
+        f"cut    {cut.kind} over {cut.workers} workers: {counted(len(crossings), 'crossing')}, "
         f"{_count(one - none)} bytes per image{sums}{where}"
     )
 
@@ -233,7 +234,7 @@ def epoch_line(result: EpochResult, epochs: int) -> str:
     skipped = f", {_count(result.skipped)} skipped" if result.skipped else ""
     return (
         f"epoch {result.epoch}/{epochs}: loss {result.train_loss:.4f}, {result.accuracies}, "
-        f"{_count(result.images)} images in {result.train_s:.2f} s "
+        f"{counted(result.images, 'image')} in {result.train_s:.2f} s "
         f"({_count(result.images_per_s)}/s){skipped}"
     )
 
@@ -257,7 +258,7 @@ def summary(report: Report) -> list[str]:
     early = sum(worker.kernels.numpy_groups for worker in report.workers if worker.kernels is not None)
     if early:
         lines.append(
-            f"NumPy's kernels trained {_count(early)} groups, because compiled ones were not ready; "
+            f"NumPy's kernels trained {counted(early, 'group')}, because compiled ones were not ready; "
             "a later run begins with those that are compiled by now, and --kernels numba waits for all"
         )
     if len(report.controllers) > 1:

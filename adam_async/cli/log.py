@@ -12,7 +12,7 @@ class OneLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and the traceback if there is one."""
-        line = f"{self.head(record)}{printable(record.getMessage())}"
+        line = f"{self.head(record)}{printable(self.message(record))}"
         if record.exc_info is None:
             return line
         return f"{line}\n{printable_lines(self.formatException(record.exc_info))}"
@@ -21,9 +21,13 @@ class OneLine(logging.Formatter):
         """Return the text before the message."""
         return ""
 
+    def message(self, record: logging.LogRecord) -> str:
+        """Return the text of the record."""
+        return record.getMessage()
 
-class RoleLine(OneLine):
-    """Begins each line with the time in UTC, the level and the node.
+
+class NodeLine(OneLine):
+    """Leaves out the name of the node at the start of a message, because the parent process writes it.
 
     Attributes:
         node: Node of this process; ``-`` until it has a name.
@@ -32,6 +36,16 @@ class RoleLine(OneLine):
     def __init__(self, node: str = "-") -> None:
         super().__init__()
         self.node = node
+
+    def message(self, record: logging.LogRecord) -> str:
+        """Return the text of the record without the name of the node before it."""
+        text = record.getMessage()
+        rest = text.removeprefix(self.node)
+        return rest.lstrip(": ") if rest.startswith((": ", " ")) else text
+
+
+class RoleLine(NodeLine):
+    """Begins each line with the time in UTC, the level and the node."""
 
     def head(self, record: logging.LogRecord) -> str:
         """Return time, level and node."""
@@ -48,7 +62,7 @@ class JsonLine(RoleLine):
             "level": record.levelname.lower(),
             "node": self.node,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": self.message(record),
         }
         if record.exc_info is not None:
             entry["traceback"] = self.formatException(record.exc_info)
@@ -63,5 +77,5 @@ def time_of(record: logging.LogRecord) -> str:
 def name_node(node: str) -> None:
     """Set the node that the log lines of this process name."""
     for handler in logging.getLogger().handlers:
-        if isinstance(handler.formatter, RoleLine):
+        if isinstance(handler.formatter, NodeLine):
             handler.formatter.node = node

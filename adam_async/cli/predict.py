@@ -15,7 +15,7 @@ from adam_async.cli.options import PredictOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.damage import Damage
 from adam_async.data_server.sources.unlabelled import Piece, Unlabelled
-from adam_async.errors import ConfigError, ModelError
+from adam_async.errors import ConfigError, ModelError, counted
 from adam_async.runtime.disk import Disk
 from dataflow import ComputePool
 
@@ -86,7 +86,7 @@ async def run_prediction(
     for sentence in damage.sentences():
         terminal.notice(f"left out: {sentence}")
     if source.passed_over:
-        terminal.notice(f"skipped {source.passed_over:,} files in folders that are not images")
+        terminal.notice(f"skipped {counted(source.passed_over, 'file')} without the name of an image")
     for sentence in source.changes():
         terminal.notice(sentence)
     _print(model, rows, options, terminal)

@@ -17,7 +17,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.driver.replay.decode import read_recording
 from adam_async.driver.replay.recording import Header, RecordedEpoch, Recording
 from adam_async.driver.replay.run import Replay
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, counted
 from adam_async.run.user_code import NamedStep, check_named, named_functions
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import numerics
@@ -69,7 +69,9 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
                 await save_model(replay.network, replay.weights(), options.out, disk, class_names=names)
             except OSError as error:
                 raise ConfigError(f"{options.out} cannot be written to: {error.strerror or error}") from None
-    terminal.print(f"{replay.groups} groups repeated; all weights are those of the run, to the last bit")
+    terminal.print(
+        f"{counted(replay.groups, 'group')} repeated; all weights are those of the run, to the last bit"
+    )
     return 0
 
 
@@ -142,7 +144,7 @@ async def _go(pool: ComputePool, steps: Iterator[None]) -> None:
 
 
 def _epoch_line(epoch: RecordedEpoch, epochs: int, accuracy: float) -> str:
-    line = f"epoch {epoch.epoch}/{epochs}: test accuracy {accuracy:.2%}, {epoch.images} images"
+    line = f"epoch {epoch.epoch}/{epochs}: test accuracy {accuracy:.2%}, {counted(epoch.images, 'image')}"
     if accuracy != epoch.test_accuracy:
         line += f" (the run had {epoch.test_accuracy:.2%})"
     return line

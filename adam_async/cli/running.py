@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from adam_async.cli.log import JsonLine, OneLine, RoleLine
+from adam_async.cli.log import JsonLine, NodeLine, OneLine, RoleLine
 from adam_async.cli.options import LogLevel, LoopName, RoleOptions, TrainOptions, check_present
 from adam_async.cli.signals import EARLY, loop_factory
 from adam_async.cli.terminal import Terminal, log_to_stderr
@@ -44,7 +44,7 @@ def run_role(main: Callable[[Terminal, Health], Coroutine[Any, Any, int]], optio
     """Run a role, and answer its probes. A parent process prefixes the lines of its children."""
     from adam_async.cli.health import with_health
 
-    lines = None if options.supervised else JsonLine() if options.log_json else RoleLine()
+    lines = NodeLine() if options.supervised else JsonLine() if options.log_json else RoleLine()
     return run_in_loop(
         lambda terminal: with_health(options.health, lambda health: main(terminal, health)),
         loop=options.loop,

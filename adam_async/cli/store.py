@@ -12,12 +12,11 @@ from adam_async.cli.tables import new_table, print_json
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.token import read_token
 from adam_async.cluster.networks import cluster_network
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, counted
 from adam_async.run.addresses import check_addresses
 from adam_async.run.token_file import holds_keys_of
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
-from adam_async.store.arrays import counted
 from adam_async.store.store import ParameterStore
 from adam_async.store.survey import ClientSummary, StoreSummary, Survey, join
 from transport import BufferPool

@@ -66,7 +66,7 @@ async def _token_text(file: Path | None, environment: Mapping[str, str]) -> str 
         return environment.get("ADAM_TOKEN", "").strip() or None
     async with Disk() as disk:
         try:
-            token = (await disk.read_secret(file)).decode().strip()
+            token = (await disk.read_secret(file)).decode("utf-8-sig").strip()
         except OSError as error:
             raise ConfigError(f"--token-file {file} cannot be used: {error.strerror or error}") from None
         except UnicodeDecodeError:

@@ -25,6 +25,7 @@ from adam_async.controller.bootstrap import name_of
 from adam_async.controller.bundle_rules import bundle_lines
 from adam_async.controller.consensus import Core, Role
 from adam_async.controller.program_rules import ProgramRules
+from adam_async.errors import counted
 from adam_async.run.cluster_map import NOTICE, ClusterMap
 from adam_async.run.store_record import StorePhase
 
@@ -194,8 +195,8 @@ def report_learned(node: str, first: ClusterMap, missing: Sequence[str]) -> None
         return
     lost = f"; these did not report, and are lost: {', '.join(missing)}" if missing else ""
     logger.info(
-        "%s learned %d stores from %d servers of an earlier controller%s",
-        *(node, len(first.stores), len(first.live("ps")), lost),
+        "%s learned %s from %s of an earlier controller%s",
+        *(node, counted(len(first.stores), "store"), counted(len(first.live("ps")), "server"), lost),
     )
 
 

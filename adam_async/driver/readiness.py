@@ -1,7 +1,7 @@
 """Readiness of the roles of a run: required, ready and missing roles."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from adam_async.controller.client import Membership
@@ -169,16 +169,20 @@ class Readiness:
         cut = self._cut if len(cluster.live("worker")) < self._workers else ""
         self._progress.missing = f"{', '.join(missing)}{cut}"
         if missing:
-            self._progress.phase = f"waiting for {missing[0]}{self._how_to_start(missing[0])}"
+            self._progress.phase = f"waiting for {', '.join(missing)}{self._how_to_start(missing)}"
         return bool(missing)
 
-    def _how_to_start(self, missing: str) -> str:
-        """Return the command for a missing role that a person starts, with the deadline; empty for others."""
+    def _how_to_start(self, missing: Sequence[str]) -> str:
+        """Return the commands for missing roles that a person starts, with the deadline; empty for others."""
         addresses = ",".join(self._membership.controllers)
         if self._config.processes or not addresses.startswith("tcp://"):
             return ""
-        words = next(words for name, words in COMMANDS.items() if name in missing)
-        return f" (at most {self._waits.prepare_s:g} s); start one with: adam-async {words} {addresses}"
+        commands = [
+            f"adam-async {words} {addresses}"
+            for name, words in COMMANDS.items()
+            if any(name in each for each in missing)
+        ]
+        return f" (at most {self._waits.prepare_s:g} s); start one with: {' and '.join(commands)}"
 
     async def _read_preparation(self, run: str) -> None:
         """Show the missing roles; if none is missing, show the progress of the worker with most kernels left

@@ -19,7 +19,7 @@ from adam_async.controller.client import Membership
 from adam_async.driver.preparation import PreparedRun
 from adam_async.driver.run_noting import note_begin
 from adam_async.driver.settings import RunInputs
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, counted
 from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.config import Config
 from adam_async.run.partition import arrays_of
@@ -72,7 +72,8 @@ class SavedRunReader:
                 self._note(remark)
             again = resumed.trained_again - resumed.manifest.trained_again
             self._note(
-                f"resumed from {resumed.manifest.name}; {again} groups or a few more are trained again"
+                f"resumed from {resumed.manifest.name}; {counted(again, 'group')} or a few more are trained "
+                "again"
             )
         return resumed
 

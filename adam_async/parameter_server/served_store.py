@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from adam_async.errors import counted
 from adam_async.messages import (
     Body,
     GetRecord,
@@ -140,7 +141,7 @@ class ServedStore:
             host.spawn(
                 f"kernels-{store.id}-{home}", compile_kernels(self._appliers, host.make_pool, host.node)
             )
-        logger.info("%s has %d shards of store %s", host.node, len(self.state.shards), store.id)
+        logger.info("%s has %s of store %s", host.node, counted(len(self.state.shards), "shard"), store.id)
 
     def _make(self) -> None:
         """Make the shards, zeroed, with their front."""

@@ -19,7 +19,7 @@ import msgspec
 
 from adam_async.controller.client import Confirmation
 from adam_async.controller.role import Role, RoleSettings
-from adam_async.errors import BindFailed, ConfigError, DeadlineExceeded, RunFailed
+from adam_async.errors import BindFailed, ConfigError, DeadlineExceeded, RunFailed, counted
 from adam_async.messages import (
     USERS,
     Body,
@@ -403,7 +403,9 @@ class ParameterServer(Role):
             try:
                 await self._membership.set_node(serves=serves)
             except RunFailed as error:
-                logger.error("%s cannot report its %d stores: %s", self._identity.node, len(serves), error)
+                logger.error(
+                    "%s cannot report %s: %s", self._identity.node, counted(len(serves), "store"), error
+                )
             except DeadlineExceeded:
                 self._loaded.set()  # no controller led; the values are here, so the report is repeated
 

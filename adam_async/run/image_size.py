@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, counted
 
 Size = tuple[int, int]
 """Columns and rows."""
@@ -75,7 +75,7 @@ def choose_size(sizes: Counter[Size], wanted: Size | None) -> ChosenSize:
     fitted = sizes.total() - sizes[size]
     if not fitted:
         return ChosenSize(size, "")
-    note = f"{fitted:,} images of other sizes were fitted to {size[1]}x{size[0]}"
+    note = f"{counted(fitted, 'image')} of other sizes fitted to {size[1]}x{size[0]}"
     if wanted is None and longer > LARGE:
         others = " and other sizes" if len(sizes) > 1 else ""
         note = (

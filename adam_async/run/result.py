@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from adam_async.errors import RecordError
+from adam_async.errors import RecordError, counted
 from adam_async.run.run_copies import RunCopies
 from adam_async.run.series import Sample
 from adam_async.run.step_model import RunModel
@@ -46,7 +46,7 @@ class EpochResult:
         skipped = f", {self.skipped:,} skipped" if self.skipped else ""
         return (
             f"epoch {self.epoch}: loss {self.train_loss:.4f}, {self.accuracies}, "
-            f"{self.images:,} images in {self.train_s:.2f} s{skipped}"
+            f"{counted(self.images, 'image')} in {self.train_s:.2f} s{skipped}"
         )
 
 

@@ -70,11 +70,6 @@ def _spec_of(name: str, array: Any) -> ArraySpec:
     return ArraySpec(values.shape, values.dtype.name)
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 array``, ``2 arrays``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
     """Return the values of an array, flat and C-contiguous; a view if the array is C-contiguous.
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from adam_async.checkpoint.saved_shards import FoundStore, SavedShards
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.controller.client import Membership
-from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, ShardUnavailable, StoreError
+from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, ShardUnavailable, StoreError, counted
 from adam_async.messages import ShardState
 from adam_async.model.rules import rule_of
 from adam_async.parameter_server.client import SessionIdentity
@@ -27,7 +27,7 @@ from adam_async.run.cluster_map import ClusterMap, replica_generation
 from adam_async.run.shard_table import ShardSpec, shard_table
 from adam_async.run.store_record import ArrayRecord, StoreRecord, joined_arrays, served_word
 from adam_async.runtime.channel import Endpoint
-from adam_async.store.arrays import InitialArrays, counted, flat_values
+from adam_async.store.arrays import InitialArrays, flat_values
 from adam_async.store.restoring import find_saved, load_saved, same_shards
 from adam_async.store.rules import rule_text
 from adam_async.store.wish import StoreWish, consistency_of

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as save_tensors
 
 from adam_async.cluster.networks import cluster_network
-from adam_async.errors import ConfigError, RunFailed, StoreError, first_cause
+from adam_async.errors import ConfigError, RunFailed, StoreError, counted, first_cause
 from adam_async.run.addresses import check_addresses
 from adam_async.run.arrays import ArraySpec
 from adam_async.run.config import Waits
@@ -39,7 +39,7 @@ from adam_async.run.shard_table import SHARD_BYTES
 from adam_async.run.token_file import check_token_is_for
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
-from adam_async.store.arrays import Gradient, InitialArrays, counted, records_of
+from adam_async.store.arrays import Gradient, InitialArrays, records_of
 from adam_async.store.link import StoreLink, check_loop
 from adam_async.store.local_servers import ServerAccess, local_servers
 from adam_async.store.pushing import Rate

@@ -88,9 +88,9 @@ def test_three_controllers_started_by_hand_log_the_changes_of_their_group(tmp_pa
 
         group = {number: controller(number, peers) for number in (1, 2, 3)}
         for number, command in group.items():
-            command.wait_for(f"controller-{number}: the group is founded, with 3 of 3 controllers")
+            command.wait_for(f"controller-{number} the group is founded, with 3 of 3 controllers")
         led = {command.wait_for(" leads now (term 2)") for command in group.values()}
-        leader = int(min(led, key=len).split()[3].removeprefix("controller-"))
+        leader = int(min(led, key=len).split()[2].removeprefix("controller-"))
         group[leader].signal(signal.SIGKILL)
         left = sorted({1, 2, 3} - {leader})
         news = {number: group[number].wait_for(" leads now (term ") for number in left}
@@ -102,7 +102,7 @@ def test_three_controllers_started_by_hand_log_the_changes_of_their_group(tmp_pa
         group[third].wait_for(f"controller-{third} has no majority: nothing was heard of {both} for ")
 
         again = controller(leader, peers)
-        again.wait_for(f"controller-{leader}: the group is there again, with 2 of 3 controllers")
+        again.wait_for(f"controller-{leader} the group is there again, with 2 of 3 controllers")
         again.wait_for(" leads now (term ")
         group[third].wait_for(" leads now (term ")
 

@@ -25,8 +25,8 @@ from adam_async.data_server.damage import Damage, Policy
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.downloads import Downloader
-from adam_async.data_server.sources.files import folders_in, read_file
-from adam_async.data_server.sources.image_folder import load_image_folder
+from adam_async.data_server.sources.files import cure_of_archive, folders_in, is_image_name, read_file
+from adam_async.data_server.sources.image_folder import SORT, load_image_folder
 from adam_async.data_server.sources.mnist import MNIST, STEMS, parse_four
 from adam_async.data_server.sources.names import missing
 from adam_async.data_server.sources.npy import load_npy
@@ -34,7 +34,7 @@ from adam_async.data_server.sources.npz import KEYS, parse_npz
 from adam_async.data_server.sources.parquet import load_parquet
 from adam_async.data_server.sources.published import PUBLISHED, load_published
 from adam_async.data_server.sources.samples import LoadRequest
-from adam_async.data_server.sources.shards import COMPRESSED, IMAGE_SUFFIXES, load_shards
+from adam_async.data_server.sources.shards import COMPRESSED, load_shards
 from adam_async.data_server.sources.splits import Split, sets_of_folders, split_files
 from adam_async.data_server.sources.synthetic import parse_synthetic, synthetic
 from adam_async.data_server.sources.tables import load_tables
@@ -196,6 +196,7 @@ async def _from_path(request: LoadRequest) -> Dataset:
     except NotADirectoryError:
         raise DataError(
             f"{path} is neither a folder nor an .npz ({', '.join(KEYS)}), .parquet, .tar or .csv file"
+            f"{cure_of_archive([path.name])}"
         ) from None
     except OSError as error:
         raise DataError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
@@ -241,7 +242,8 @@ async def _from_folder(request: LoadRequest) -> Dataset:
         raise DataError(
             f"{folder} holds no data set: expected {', '.join(STEMS)} (with or without .gz), one .npz, "
             f"{', '.join(f'{key}.npy' for key in KEYS)}, .parquet, .tar or .csv files, or folders of images "
-            f"by class; found {', '.join(names[:5]) or 'nothing'}{await _around(folder, names, disk)}"
+            f"by class; found {', '.join(names[:5]) or 'nothing'}"
+            f"{cure_of_archive(names)}{await _around(folder, names, disk)}"
         )
     (kind,) = present
     if folders:
@@ -262,12 +264,13 @@ async def _from_folder(request: LoadRequest) -> Dataset:
 
 async def _around(folder: Path, names: list[str], disk: Disk) -> str:
     """Return the question whether the user means the folder around a folder of images; empty for others."""
-    if not any(Path(name).suffix.lower()[1:] in IMAGE_SUFFIXES for name in names):
+    if not any(map(is_image_name, names)):
         return ""
     with suppress(OSError):  # the error on the folder itself matters more
-        if len(await folders_in(folder.parent, disk)) > 1:
+        around = await folders_in(folder.parent, disk)
+        if len(around) > 1 and folder.name not in sets_of_folders(around).values():
             return f"; did you mean --data {quote(str(folder.parent))}?"
-    return "; put the images of each class into a folder of its own"
+    return f"; {SORT}"
 
 
 def kind_of_name(name: str) -> str:

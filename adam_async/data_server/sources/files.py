@@ -1,7 +1,9 @@
 """Reading of folders, and of files after a check of their kind and size."""
 
 import stat
+from collections.abc import Iterable
 from pathlib import Path
+from shlex import quote
 
 from adam_async.data_server.damage import Damage
 from adam_async.data_server.sources import limits
@@ -39,6 +41,24 @@ async def read_image(path: Path, disk: Disk, damage: Damage) -> bytes | None:
     except (OSError, ValueError) as error:  # ValueError: a zero character in the path
         damage.note(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}")
     return None
+
+
+IMAGE_SUFFIXES = tuple("png jpg jpeg jpe jfif bmp gif ppm pgm pbm pnm tif tiff webp".split())
+"""Endings of the names of images, without the dot."""
+
+ARCHIVES = (".zip", ".7z", ".rar", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+"""Endings of the names of archives that no loader reads."""
+
+
+def is_image_name(name: str) -> bool:
+    """Return whether a visible file has the name of an image."""
+    return not is_clutter(name) and name.lower().rpartition(".")[2] in IMAGE_SUFFIXES
+
+
+def cure_of_archive(names: Iterable[str]) -> str:
+    """Return the advice to unpack the first archive among files that hold no data set; empty without one."""
+    archives = (name for name in names if name.lower().endswith(ARCHIVES))
+    return next((f"; unpack {quote(name)}, and name the folder with its content" for name in archives), "")
 
 
 def is_clutter(name: str) -> bool:

@@ -14,15 +14,18 @@ from shlex import quote
 from adam_async.data_server.dataset import Dataset, class_name, number_folders
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.catalogue import leave_stored, listed
-from adam_async.data_server.sources.files import check_kind, folders_in, is_clutter, read_image
+from adam_async.data_server.sources.files import check_kind, folders_in, is_clutter, is_image_name, read_image
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, StoredSample, assemble, each
 from adam_async.data_server.sources.splits import Split, rank_of_image, sets_of_folders
-from adam_async.errors import DataError
+from adam_async.errors import DataError, counted
 from adam_async.runtime.disk import Disk
 
 MAX_DEPTH = 3
 """Number of levels of folders below a class folder in which the folder that the user means is searched."""
+
+SORT = "put the images of each class into a folder of its own, or list them in a .csv file of path,label"
+"""Remedy for images without classes."""
 
 
 async def load_image_folder(request: LoadRequest, folders: list[str]) -> Dataset:
@@ -34,6 +37,13 @@ async def load_image_folder(request: LoadRequest, folders: list[str]) -> Dataset
     require_pillow()
     disk = request.disk
     request, roots = await _roots(request, folders)
+    for root, _ in roots:
+        loose = sum(map(is_image_name, await disk.names(root)))
+        if loose:
+            source = (
+                f"{request.source}; {counted(loose, 'image')} beside the class folders of {root} not read"
+            )
+            request = replace(request, source=source)
     classes = {root: await folders_in(root, disk) for root, _ in roots}
     trained = roots[0][0]
     await _check_depth(trained, classes[trained], disk)
@@ -93,10 +103,10 @@ async def _unwrapped(folder: Path, disk: Disk) -> Path:
 
 
 async def _check_depth(root: Path, classes: list[str], disk: Disk) -> None:
-    """Refuse class folders that have folders and no files, and name the folder that the user may mean.
+    """Refuse class folders that have no files, and name the folder that the user may mean.
 
     Raises:
-        DataError: No class folder has files, and one has folders.
+        DataError: No class folder has files, and there are images elsewhere.
     """
     meant: list[Path] = []
     for name in classes:
@@ -108,6 +118,9 @@ async def _check_depth(root: Path, classes: list[str], disk: Disk) -> None:
         raise DataError(
             f"{root} has images deeper than in class folders, {root / 'CLASS'}/*.png: did you mean {cures}?"
         )
+    unsorted = await _unsorted(root, disk, MAX_DEPTH)
+    if unsorted is not None:
+        raise DataError(f"{unsorted} has images that are in no class folder: {SORT}")
 
 
 async def _has_files(folder: Path, disk: Disk) -> bool:
@@ -118,12 +131,23 @@ async def _has_files(folder: Path, disk: Disk) -> bool:
 async def _likely(folder: Path, disk: Disk, depth: int) -> list[Path]:
     """Return the folders, this one or folders in it, that have folders of sets, or of classes with files."""
     inner = await folders_in(folder, disk)
-    if sets_of_folders(inner):
-        return [folder]
+    if sets := sets_of_folders(inner):
+        return [folder] if await folders_in(folder / sets["train"], disk) else []
     for name in inner:
         if await _has_files(folder / name, disk):
             return [folder]
     return [each for name in inner if depth for each in await _likely(folder / name, disk, depth - 1)]
+
+
+async def _unsorted(folder: Path, disk: Disk, depth: int) -> Path | None:
+    """Return the first folder, this one or one in it, that has images; None without one."""
+    if any(map(is_image_name, await disk.names(folder))):
+        return folder
+    for name in await folders_in(folder, disk) if depth else ():
+        found = await _unsorted(folder / name, disk, depth - 1)
+        if found is not None:
+            return found
+    return None
 
 
 async def _list_class(places: Samples[StoredSample], folder: Path, label: str, split: Split | None) -> None:

@@ -20,7 +20,7 @@ from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.file_ranges import read_piece
 from adam_async.data_server.sources.pictures import Header, decode, read_header
 from adam_async.data_server.sources.splits import SPLITS, Split, resolve
-from adam_async.errors import DataError
+from adam_async.errors import DataError, counted
 from adam_async.run.cache_size import CacheLimits
 from adam_async.run.image_size import Size, choose_size
 from adam_async.runtime.disk import Disk
@@ -202,7 +202,7 @@ def describe_source(request: LoadRequest, *, fitted: str = "", deep: int = 0) ->
     """Return the sentence on the source of a data set, with the changes to its images."""
     source, damage = request.source, request.damage
     if deep:
-        source += f"; {deep} images of 16 bits were scaled to 8"
+        source += f"; {counted(deep, 'image')} of 16 bits scaled to 8"
     if fitted:
         source += f"; {fitted}"
     if damage.count:
@@ -220,8 +220,8 @@ def check_counts(train: int, test: int, request: LoadRequest) -> None:
     for split, images in zip(SPLITS, (train, test), strict=True):
         if not images:
             raise DataError(
-                f"{request.origin}: none of its {train + test} images is left for the {split} set; "
-                "add images, or name the files or folders train and test"
+                f"{request.origin}: none of its {counted(train + test, 'image')} is left for the {split} "
+                "set; add images, or name the files or folders train and test"
             )
 
 

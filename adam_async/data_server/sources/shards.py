@@ -22,7 +22,7 @@ from adam_async.data_server.dataset import Dataset, class_name
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.catalogue import leave_stored, listed
 from adam_async.data_server.sources.file_ranges import reading
-from adam_async.data_server.sources.files import check_kind, is_clutter, read_file
+from adam_async.data_server.sources.files import IMAGE_SUFFIXES, check_kind, is_clutter, read_file
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, StoredSample, assemble
 from adam_async.data_server.sources.splits import Split, rank_of_image
@@ -31,7 +31,6 @@ from adam_async.errors import DataError
 COMPRESSED = (".tar.gz", ".tgz")
 """Endings of the names of compressed shards."""
 
-IMAGE_SUFFIXES = tuple("png jpg jpeg jpe jfif bmp gif ppm pgm pbm pnm tif tiff webp".split())
 BLOCK = tarfile.BLOCKSIZE
 MAX_LABEL_BYTES = 1 << 16
 
@@ -193,7 +192,10 @@ def _label(file: BinaryIO, found: dict[str, Extent], origin: str) -> str:
     """
     place = found.get("cls", found.get("json"))
     if place is None:
-        raise DataError(f"{origin} has {', '.join(found)}, but neither .cls nor .json with its label")
+        raise DataError(
+            f"{origin} has {', '.join(found)}, but neither .cls nor .json with its label; if the folders in "
+            "the archive are the classes, unpack it, and name the folder"
+        )
     offset, size = place
     if size > MAX_LABEL_BYTES:
         raise DataError(f"{origin} has a label file of {size} bytes, expected a class")

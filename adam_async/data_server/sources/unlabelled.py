@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from adam_async.data_server.damage import Damage
 from adam_async.data_server.dataset import channels_first
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.files import check_kind, is_clutter, read_file
+from adam_async.data_server.sources.files import check_kind, is_clutter, is_image_name, read_file
 from adam_async.data_server.sources.pictures import Header, decode, read_header, require_pillow
-from adam_async.data_server.sources.shards import IMAGE_SUFFIXES
 from adam_async.errors import DataError
 from adam_async.runtime.disk import Disk
 
@@ -109,7 +108,7 @@ class Unlabelled:
                 inner = path / name
                 if await self._disk.run(inner.is_dir):
                     found += await self._files(inner)
-                elif inner.suffix.lower() == ARRAY or inner.suffix.lower()[1:] in IMAGE_SUFFIXES:
+                elif inner.suffix.lower() == ARRAY or is_image_name(name):
                     found.append(inner)
                 else:
                     self.passed_over += 1

@@ -47,7 +47,7 @@ from adam_async.data_server.staging.peer import (
 )
 from adam_async.data_server.staging.plan import Staging, Step
 from adam_async.data_server.statistics import StagingCounts, StagingStatistics
-from adam_async.errors import BindFailed, DataError, first_cause
+from adam_async.errors import BindFailed, DataError, counted, first_cause
 from adam_async.messages import Body, FilePart, ManifestPart, ReadFile, ReadManifest, pack, text_tensor
 from adam_async.run.config import Waits
 from adam_async.runtime.disk import Disk
@@ -354,7 +354,7 @@ class Stager(Role):
         """Return the counts as a sentence."""
         counts = self.counts()
         return (
-            f"staged {counts.files} files of {self._found.root} into {self._copy.folder}: "
+            f"staged {counted(counts.files, 'file')} of {self._found.root} into {self._copy.folder}: "
             f"{counts.source_files} read from there ({counts.source_bytes / 1e6:.1f} MB), "
             f"{counts.copied_files} copied from other servers ({counts.copied_bytes / 1e6:.1f} MB), "
             f"{counts.kept_files} already here, {counts.retried} retries"

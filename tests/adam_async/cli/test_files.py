@@ -85,3 +85,11 @@ def test_a_folder_of_results_whose_name_is_taken_is_an_error_with_the_reason(
         folder.symlink_to("nowhere")
     with pytest.raises(ConfigError, match=f"^{folder} cannot be made: it exists and is no folder; name"):
         make_folder(folder)
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+async def test_a_byte_order_mark_belongs_to_no_text(mark: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "adam.toml"
+    file.write_bytes(mark + b"epochs = 2\r\n")
+    async with Disk() as disk:
+        assert await read_file(file, "--config", disk) == "epochs = 2\r\n"

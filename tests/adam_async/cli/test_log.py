@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from adam_async.cli.log import JsonLine, RoleLine, name_node
+from adam_async.cli.log import JsonLine, NodeLine, RoleLine, name_node
 from adam_async.cli.terminal import log_to_stderr
 
 HOSTILE = "ps-0\x1b]0;owned\x07\nadam-async: forged"
@@ -25,6 +25,32 @@ def test_a_line_of_a_role_has_time_level_and_node(capsys: pytest.CaptureFixture[
     first, second = capsys.readouterr().err.splitlines()
     assert re.fullmatch(f"{TIME} WARNING - before it has a name", first)
     assert second.endswith(r"Z ERROR   ps-0 lost ps-0\x1b]0;owned\x07\nadam-async: forged")
+
+
+@pytest.mark.parametrize("lines", [NodeLine, RoleLine, JsonLine])
+def test_a_line_names_its_node_once(lines: type[NodeLine], capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr(verbose=True, lines=lines())
+    name_node("ps-1")
+    logger = logging.getLogger("adam_async.test")
+    logger.info("ps-1 waits for the controller")
+    logger.info("ps-1: the controller at tcp://a:1 leads")
+    logger.info("ps-10 joined")
+    logger.info("store 'ps-1' is open")
+
+    found = capsys.readouterr().err.splitlines()
+    texts = [json.loads(line)["message"] if lines is JsonLine else line for line in found]
+    named = "ps-1 " if lines is RoleLine else ""
+    for text, rest in zip(
+        texts,
+        (
+            "waits for the controller",
+            "the controller at tcp://a:1 leads",
+            "ps-10 joined",
+            "store 'ps-1' is open",
+        ),
+        strict=True,
+    ):
+        assert re.fullmatch(rf"({TIME} INFO    )?{named}{re.escape(rest)}", text)
 
 
 def test_a_line_of_json_is_one_object_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:

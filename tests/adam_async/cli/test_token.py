@@ -23,6 +23,9 @@ def test_a_new_token_derives_the_keys_of_a_role(tmp_path: Path, capsys: pytest.C
     assert [file.stat().st_mode & 0o777 for file in (token, worker)] == [0o600, 0o600]
     assert run_command(derive) == 0
     assert capsys.readouterr().out == worker.read_text()
+    token.write_bytes(b"\xef\xbb\xbf" + token.read_bytes())  # as editors on Windows write text
+    assert run_command(derive) == 0
+    assert capsys.readouterr().out == worker.read_text()
     keys = read_token_text(worker.read_text().strip())
     assert isinstance(keys, RoleKeys)
     assert keys.role == "worker"

@@ -45,7 +45,7 @@ def readiness_of(cluster, **options) -> tuple[Readiness, Progress]:
         ),
         (
             {"replicas": 3, "servers": 2},
-            "1 of 2 parameter servers",
+            "1 of 2 parameter servers, 2 of 3 workers",
             "1 of 2 parameter servers, 2 of 3 workers",
         ),
         ({"data_servers": 3}, "2 of 3 data servers", "2 of 3 data servers"),
@@ -69,15 +69,25 @@ async def test_missing_roles_are_shown_during_the_wait_for_workers(options, phas
     ],
 )
 def test_a_role_that_a_person_starts_is_shown_with_its_command(missing: str, words: str) -> None:
-    def how(address: str, **options: Any) -> str:
-        membership: Any = SimpleNamespace(controllers=(address, "tcp://10.0.0.2:7000"))
-        config = Config(waits=WAITS, **options)
-        readiness = Readiness(config=config, membership=membership, queries=None, progress=Progress())  # type: ignore[arg-type]
-        return readiness._how_to_start(missing)
-
     both = "tcp://10.0.0.1:7000,tcp://10.0.0.2:7000"
-    assert how("tcp://10.0.0.1:7000") == f" (at most 60 s); start one with: adam-async {words} {both}"
-    assert how("tcp://10.0.0.1:7000", processes=True) == how("local://controller") == ""
+    end = f"start one with: adam-async {words} {both}"
+    assert how_to_start([missing], "tcp://10.0.0.1:7000") == f" (at most 60 s); {end}"
+    assert how_to_start([missing], "tcp://10.0.0.1:7000", processes=True) == ""
+    assert how_to_start([missing], "local://controller") == ""
+
+
+def test_each_of_several_missing_roles_is_shown_with_its_command() -> None:
+    text = how_to_start(["a data server", "2 of 3 workers"], "tcp://10.0.0.1:7000")
+    both = "tcp://10.0.0.1:7000,tcp://10.0.0.2:7000"
+    assert text.endswith(f"adam-async data --controller {both} and adam-async worker --join {both}")
+
+
+def how_to_start(missing: list[str], address: str, **options: Any) -> str:
+    """Return the commands for the missing roles of a cluster with this first controller."""
+    membership: Any = SimpleNamespace(controllers=(address, "tcp://10.0.0.2:7000"))
+    config = Config(waits=WAITS, **options)
+    readiness = Readiness(config=config, membership=membership, queries=None, progress=Progress())  # type: ignore[arg-type]
+    return readiness._how_to_start(missing)
 
 
 async def test_no_role_is_missing_after_the_wait() -> None:

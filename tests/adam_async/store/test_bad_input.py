@@ -427,7 +427,7 @@ async def test_a_server_goes_on_if_its_record_is_refused(
     async with store_servers(1) as running:
         monkeypatch.setattr(records, "MOST_SERVED", 0)
         opening = asyncio.create_task(value())
-        await until(lambda: "ps-0 cannot report its 1 stores" in caplog.text)
+        await until(lambda: "ps-0 cannot report 1 store" in caplog.text)
         monkeypatch.undo()
         running.servers[0]._loaded.set()
         np.testing.assert_array_equal(await opening, W)

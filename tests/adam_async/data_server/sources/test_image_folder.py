@@ -51,7 +51,7 @@ async def test_images_of_other_sizes_are_fitted_to_the_most_frequent(tmp_path: P
     dataset = await read(pair(tmp_path, train__cat__wide=encode(wide)))
 
     assert dataset.image_shape == (1, 4, 4)
-    assert dataset.source.endswith("; 1 images of other sizes were fitted to 4x4")
+    assert dataset.source.endswith("; 1 image of other sizes fitted to 4x4")
     assert 77 in dataset.train_images[:, 0, 2, 2]
 
 
@@ -148,7 +148,7 @@ async def test_training_images_alone_are_not_taken_for_a_class(tmp_path: Path) -
 
 
 async def test_a_split_without_an_image_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"none of its 1 images is left for the (train|test) set"):
+    with pytest.raises(DataError, match=r"none of its 1 image is left for the (train|test) set"):
         await read(write(tmp_path, cat__a=grey(1)))
     (tmp_path / "cat" / "a.img").unlink()
     with pytest.raises(DataError, match="holds no image"):
@@ -304,7 +304,7 @@ async def test_images_of_sixteen_bits_are_counted_in_the_source(tmp_path: Path) 
 
     dataset = await read(pair(tmp_path, train__cat__deep=file.getvalue()))
 
-    assert dataset.source.endswith("; 1 images of 16 bits were scaled to 8")
+    assert dataset.source.endswith("; 1 image of 16 bits scaled to 8")
     assert 255 in dataset.train_images
 
 
@@ -322,3 +322,44 @@ async def test_a_few_images_without_a_test_part_are_split_so_that_each_class_has
     dataset = await read(tmp_path)
 
     assert set(dataset.train_labels) == set(dataset.test_labels) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train/cat.1.jpg", "train/dog.2.jpg", "test1/3.jpg"),
+        ("images/train/a.jpg", "images/val/c.jpg", "labels/train/a.txt"),
+        ("Training/1.JPEG",),
+        ("my photos/train/a.webp", "my photos/test/b.webp"),
+    ],
+)
+async def test_images_in_no_class_folder_are_named_with_the_cure(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(grey(3))
+    holds = (tmp_path / names[0]).parent
+    while holds != tmp_path.parent:
+        with pytest.raises(DataError, match="put the images of each class into a folder of its own") as error:
+            await read(holds)
+        assert "did you mean" not in str(error.value)
+        holds = holds.parent
+
+
+async def test_images_beside_class_folders_are_counted_in_the_source(tmp_path: Path) -> None:
+    write(tmp_path, **{f"{c}__{i}": grey(i) for c in ("cat", "dog") for i in range(5)})
+    for name in ("one.jpg", "two.PNG", ".hidden.png", "README.md"):
+        (tmp_path / name).write_bytes(grey(1))
+
+    dataset = await read(tmp_path)
+
+    assert dataset.source.endswith(f"; 2 images beside the class folders of {tmp_path} not read")
+
+
+@pytest.mark.parametrize("name", ["photos.zip", "Photos 2024.RAR", "photos.7z", "a.tar.bz2", "a.tar.xz"])
+async def test_an_archive_that_is_not_read_is_to_be_unpacked(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"PK\x03\x04")
+    for path in (tmp_path / name, tmp_path):
+        with pytest.raises(DataError, match=f"unpack '?{name}'?, and name the folder"):
+            await read(path)
