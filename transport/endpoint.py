@@ -77,6 +77,7 @@ class Endpoint(AnsweringLink):
         "_writing",
         "identity",
         "peer",
+        "turn",
     )
 
     def __init__(
@@ -93,6 +94,7 @@ class Endpoint(AnsweringLink):
         self.peer = peer
         self._config = config
         self._loop = loop
+        self.turn = 0
         self._may_send = rules.sendable(identity.role, peer.role)
         self._may_receive = rules.sendable(peer.role, identity.role)
         self._error: TransportError | None = None

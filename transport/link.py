@@ -113,6 +113,8 @@ class Link(ABC):
     """Identity of this side."""
     peer: Identity
     """Identity of the other side, as authenticated in the handshake."""
+    turn: int
+    """Number of the times that this side has read: messages with the same number arrived together."""
 
     @property
     @abstractmethod

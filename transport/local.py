@@ -128,6 +128,7 @@ class LocalLink(Endpoint):
 
     def _drain(self) -> None:
         self._draining = False
+        self.turn += 1
         # Frames that arrive because of handlers are left for the next iteration of the loop.
         for _ in range(len(self._arrived)):
             if self._intake.reason or self._error is not None:

@@ -225,6 +225,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         if self._error is not None:
             self._read_to_the_end(nbytes)
             return
+        self.turn += 1
         self._conversation.last_heard = self._loop.time()
         try:
             frames = self._decoder.updated(nbytes)

@@ -84,7 +84,7 @@ class Answers:
                     key = (effect.request.link, effect.shards)
                     values = shared.get(key)
                     if values is None:
-                        values = shared[key] = self._copy(effect.shards)
+                        values = shared[key] = copy_of(effect.shards, self._buffers)
                     reply_or_fail(effect.request, pack(effect.body, [values]))
                 case Acknowledge():
                     reply_or_fail(effect.request, pack(effect.body))
@@ -139,7 +139,7 @@ class Answers:
             else tuple([shard.version for shard in shards]),
             clock=applied_clock(shards),
         )
-        return pack(body, [self._copy(shards)])
+        return pack(body, [copy_of(shards, self._buffers)])
 
     def _states(self, effect: SendStates, snapshot: ClockSnapshot | None) -> Message:
         """Return copies of shards. Copies at a clock come from the snapshot, which may have ended by now."""
@@ -153,17 +153,18 @@ class Answers:
             return pack(ShardStates(arrays=(), passed=effect.clock))
         return pack(*states_message(whole, rule))
 
-    def _copy(self, shards: Sequence[Shard]) -> NDArray[Any]:
-        """Copy shards one after the other into pooled memory: links never read live values."""
-        dtype = shards[0].values.dtype
-        size = values_count(shards)
-        copy: NDArray[Any] = self._buffers.lend(size * dtype.itemsize, dtype, (size,))[0]
-        at = 0
-        for part in shards.strips if isinstance(shards, ShardGroup) else shards:
-            end = at + len(part.values)
-            copy[at:end] = part.values
-            at = end
-        return copy
+
+def copy_of(shards: Sequence[Shard], buffers: BufferPool) -> NDArray[Any]:
+    """Copy shards one after the other into pooled memory: links never read live values."""
+    dtype = shards[0].values.dtype
+    size = values_count(shards)
+    copy: NDArray[Any] = buffers.lend(size * dtype.itemsize, dtype, (size,))[0]
+    at = 0
+    for part in shards.strips if isinstance(shards, ShardGroup) else shards:
+        end = at + len(part.values)
+        copy[at:end] = part.values
+        at = end
+    return copy
 
 
 def values_count(shards: Sequence[Shard]) -> int:

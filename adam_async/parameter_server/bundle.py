@@ -76,6 +76,8 @@ class Bundle:
         self.log = log
         self.entries_applied = 0
         """Number of entries applied so far."""
+        self.changes = 0
+        """Number of entries applied so far that named replicas, began an epoch or forgot sessions."""
         self.batches = 0
         self.batched_pushes = 0
         self.taken: Apply | ApplySum | None = None
@@ -86,10 +88,11 @@ class Bundle:
         """Shards that the next entry does not change, on a member that joins; see `log_entries.py`."""
         self.snapshot: ClockSnapshot | None = None
         """Shards at the clock of a reader, in bsp; None if no reader reads them."""
-        self._ready: deque[Entry | ApplySum] = deque()
+        self.ready: deque[Entry | ApplySum] = deque()
         """Committed entries and complete sums that wait; without work in progress, the first one is work."""
         self._summed_weight = summed_weight
-        self._scales = scale_by_staleness
+        self.scales = scale_by_staleness
+        """Whether a push's rate is divided by 1 + its staleness."""
         self._groups: dict[tuple[int, ...], ShardGroup] = {}
         if summed_weight:
             for shard in self.shards.values():
@@ -103,7 +106,7 @@ class Bundle:
     @property
     def idle(self) -> bool:
         """Whether all committed entries and complete sums are applied."""
-        return self.taken is None and not self._ready
+        return self.taken is None and not self.ready
 
     @property
     def has_work(self) -> bool:
@@ -111,9 +114,9 @@ class Bundle:
 
         A sum that waits for the reader of the snapshot cannot be taken.
         """
-        if self.taken is not None or not self._ready:
+        if self.taken is not None or not self.ready:
             return self.taken is not None
-        due = self._ready[0]
+        due = self.ready[0]
         return self.snapshot is None or not isinstance(due, ApplySum) or self.snapshot.room_for(due) > 0
 
     def group(self, numbers: tuple[int, ...]) -> ShardGroup | None:
@@ -137,7 +140,7 @@ class Bundle:
     def unfinished(self) -> list[Entry]:
         """Return the committed entries that are not applied."""
         taken = [self._taken_entry] if self._taken_entry is not None else []
-        return [*taken, *(entry for entry in self._ready if not isinstance(entry, ApplySum))]
+        return [*taken, *(entry for entry in self.ready if not isinstance(entry, ApplySum))]
 
     def regroup(self) -> None:
         """Forget the groups of shards: their tables have been replaced."""
@@ -163,7 +166,7 @@ class Bundle:
         passes = self._summed_weight and not isinstance(entry, Apply)
         if self.idle or passes:
             return self._enter(entry)
-        self._ready.append(entry)
+        self.ready.append(entry)
         return []
 
     def _enter(self, entry: Entry) -> list[Entry]:
@@ -171,7 +174,7 @@ class Bundle:
         match entry:
             case Apply():
                 if _is_work(entry):
-                    self._ready.append(entry)
+                    self.ready.append(entry)
                     return []
                 self._count(entry)
             case Contribute():
@@ -179,16 +182,19 @@ class Bundle:
             case QueuedTick():
                 self._tick(entry)
             case ReplicasChanged():
+                self.changes += 1
                 self._forget(self.replicas.change(entry.live, self._touched()))
                 if entry.live:
                     self._reach(self._touched())
             case EpochBegan():
+                self.changes += 1
                 self.epoch = entry.number
                 self.replicas.epoch_began(entry.first_clock, self._touched())
                 self._reach(self._touched())
             case StepsArrived():
                 self._count_steps(entry)
             case ForgetSessions():
+                self.changes += 1
                 self._forget_sessions(entry.sessions)
             case _:
                 assert_never(entry)
@@ -198,8 +204,8 @@ class Bundle:
     def _settle(self) -> list[Entry]:
         """Apply the entries after finished work, up to the next entry that is work."""
         done: list[Entry] = []
-        while self._ready and not _is_work(entry := self._ready[0]):
-            self._ready.popleft()
+        while self.ready and not _is_work(entry := self.ready[0]):
+            self.ready.popleft()
             assert not isinstance(entry, ApplySum)
             done += self._enter(entry)
         return done
@@ -214,18 +220,18 @@ class Bundle:
         assert self.taken is None
         if not self.has_work:
             return None
-        work = self._ready.popleft()
+        work = self.ready.popleft()
         assert isinstance(work, (Apply, ApplySum))
         if isinstance(work, ApplySum) and self.snapshot is not None:
             work, rest = work.split(self.snapshot.room_for(work))
             if rest is not None:
-                self._ready.appendleft(rest)
+                self.ready.appendleft(rest)
         self.batches += 1
         self.batched_pushes += len(work.pushes)
         self.taken = work
         if isinstance(work, Apply):
             self._taken_entry = work
-            if self._scales:
+            if self.scales:
                 self.taken = Apply(work.pushes, _scaled_rates(work.pushes))
         return self.taken
 
@@ -256,6 +262,23 @@ class Bundle:
             for queued in pushes:
                 for shard in queued.refused_shards():
                     self._note(shard, queued.push, NOT_APPLIED)
+
+    def count_at_once(self, push: Push, session: Session, group: ShardGroup, tables: ShardTables) -> None:
+        """Count an applied push that was an entry of its own; see `at_once.py`.
+
+        Args:
+            tables: Tables of all shards of the group, and of no others.
+        """
+        self.entries_applied += 1
+        self.batches += 1
+        self.batched_pushes += 1
+        read, own = push.versions[0], push.own_applied[0]
+        tables.count_push(session, push.numbers[0], push.replica, read=read, own=own)
+        if push.clock:
+            self.replicas.advance(group, Replica(push.replica), push.incarnation, push.clock)
+        if self.log is not None:
+            for shard in group:
+                self._note(shard, push, 0)
 
     def sum_applied(self, event: SumApplied) -> list[Entry]:
         """Count the shards of a sum that are done. Returns the entries that are now applied."""
@@ -331,7 +354,7 @@ class Bundle:
             # In the order of the pushes, so that bits do not depend on which shard was completed first.
             members.sort(key=lambda member: member[1])
             pushes = tuple(each.push for each in contributions)
-            self._ready.append(
+            self.ready.append(
                 ApplySum(
                     clock=clock,
                     shards=tuple(shard for shard, _ in members),
@@ -431,10 +454,10 @@ class Bundle:
         for number, shard in self.shards.items():
             assert shard.spec.id == number
             shard.check_invariants()
-        assert not self._ready or self.taken is not None or _is_work(self._ready[0])
+        assert not self.ready or self.taken is not None or _is_work(self.ready[0])
 
     def __repr__(self) -> str:
-        return f"<Bundle {len(self.shards)} shards, {len(self._ready)} entries wait>"
+        return f"<Bundle {len(self.shards)} shards, {len(self.ready)} entries wait>"
 
 
 def _tables_of(shards: Iterable[Shard]) -> Iterable[ShardTables]:
@@ -459,11 +482,9 @@ def _count_together(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> bo
         return False
     for queued in pushes:
         push = queued.push
-        since = tables.version - push.versions[0] - push.own_applied[0]
-        # Negative if the client claims more own pushes than were applied: it counts as current.
-        tables.count_staleness(push.replica, max(since, 0))
-        tables.version = Version(tables.version + 1)
-        tables.last_number[push.session, push.incarnation] = push.numbers[0]
+        read, own = push.versions[0], push.own_applied[0]
+        session: Session = (push.session, push.incarnation)
+        tables.count_push(session, push.numbers[0], push.replica, read=read, own=own)
     return True
 
 
@@ -474,10 +495,8 @@ def _count_apart(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> None:
         tables = shard.separate()
         for queued, session in zip(pushes, sessions, strict=True):
             push = queued.push
-            since = tables.version - push.versions[place] - push.own_applied[place]
-            tables.count_staleness(push.replica, max(since, 0))
-            tables.version = Version(tables.version + 1)
-            tables.last_number[session] = push.numbers[place]
+            read, own = push.versions[place], push.own_applied[place]
+            tables.count_push(session, push.numbers[place], push.replica, read=read, own=own)
     for queued, session in zip(pushes, sessions, strict=True):
         push = queued.push
         for place, shard in zip(queued.refused, queued.refused_shards(), strict=True):

@@ -52,13 +52,13 @@ class PushQueue:
     """The queue of one bundle on its primary."""
 
     def __init__(self) -> None:
-        self._items: deque[_Pushes | Other] = deque()
+        self.items: deque[_Pushes | Other] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self._items)
+        return bool(self.items)
 
     def __iter__(self) -> Iterator[QueuedPush | Other]:
-        for item in self._items:
+        for item in self.items:
             if isinstance(item, _Pushes):
                 for waiting in item.groups.values():
                     yield from waiting
@@ -68,13 +68,13 @@ class PushQueue:
     def add(self, item: QueuedPush | Other) -> None:
         """Queue an item behind all items that it must not pass."""
         if not isinstance(item, QueuedPush):
-            self._items.append(item)
+            self.items.append(item)
             return
         group = item.push.shards, tuple(item.accepted)
-        last = self._items[-1] if self._items else None
+        last = self.items[-1] if self.items else None
         if not isinstance(last, _Pushes) or not last.takes(group):
             last = _Pushes()
-            self._items.append(last)
+            self.items.append(last)
         last.add(group, item)
 
     def take(
@@ -91,9 +91,9 @@ class PushQueue:
         Raises:
             IndexError: The queue is empty.
         """
-        head = self._items[0]
+        head = self.items[0]
         if not isinstance(head, _Pushes):
-            self._items.popleft()
+            self.items.popleft()
             return head
         group, waiting = next(iter(head.groups.items()))
         taken = [waiting.popleft()]
@@ -110,7 +110,7 @@ class PushQueue:
         else:
             head.shards.difference_update(group[0])
         if not head.groups:
-            self._items.popleft()
+            self.items.popleft()
         return taken
 
 

@@ -120,6 +120,14 @@ class QuestionChecks:
         else:
             self._most_clock = most_clock(stands_at=stands_at, epochs=number + 1, groups=groups)
 
+    @property
+    def free_clock(self) -> int:
+        """Clock up to which a push or tick needs no look at the clocks of shards."""
+        state = self._state
+        if state.program or not state.clocked:
+            return self._most_clock
+        return min(self._most_clock, self._least_bound)
+
     def refusal(self, body: Question, *, most_bytes: int) -> Refusal | None:
         """Return the refusal of a question; None if the server can take it.
 

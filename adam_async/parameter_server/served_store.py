@@ -33,6 +33,7 @@ from adam_async.messages import (
 from adam_async.model.rules import rule_of
 from adam_async.parameter_server.answers import Answers, send_record, values_count
 from adam_async.parameter_server.apply import Applier, appliers_of
+from adam_async.parameter_server.at_once import ShortWay
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.decode_push import read_gradients
@@ -173,6 +174,7 @@ class ServedStore:
             resumed_epoch=store.first_epoch,
             resumed_clock=store.first_clock,
         )
+        self._short = ShortWay(self.state, self._checks, self._host.buffers, self._host.fail)
         self._sender_checks = SenderChecks(program=bool(store.program), creator=store.creator)
         self.state.alone = not store.has_log
         self._missing = {int(shard.spec.id) for shard in shards}
@@ -332,6 +334,7 @@ class ServedStore:
         No link's budget counts the memory of these requests any more, and the peer sends them again on
         another link.
         """
+        self._short.links_closed()
         self.state.epoch_gate.keep(lambda request: request.is_open)
         self.state.waiting.keep(lambda request: request.is_open)
         snapshot = self.state.bundle.snapshot
@@ -354,6 +357,19 @@ class ServedStore:
             request.charge(nbytes, partial(self._take_charged, request, body))
             return True
         return self._take(request, body)
+
+    def takes_at_once(self, request: Request, push: Push) -> bool:
+        """Check, apply and answer a push in this call, if nothing waits; see `at_once.py`."""
+        timeline = self._host.timeline
+        begin = timeline.clock() if timeline is not None else 0.0
+        changed = self._short.take(request, push)
+        if changed is None:
+            return False
+        if self._saver is not None:
+            self._changed(changed, 1)
+        if timeline is not None:
+            timeline.applied(self._host.node, [push], changed.size, begin)
+        return True
 
     def _is_refused(self, request: Request, body: Body) -> bool:
         """Refuse a question that this server does not answer now. Returns whether it was refused."""
@@ -402,7 +418,7 @@ class ServedStore:
             case Push():
                 if self._copy is not None and self._refuse_large(request):
                     return True
-                gradients, finite = PushGradients(), None
+                finite = None
                 dtype = self._dtype_of(body.shards)
                 gradients = read_gradients(
                     body, request.message.tensors, self._specs, dtype, state.bundle.group(body.shards)
@@ -410,6 +426,8 @@ class ServedStore:
                 if not gradients.is_sure:
                     finite = self._check_gradients(body, gradients)
                     gradients = gradients.trusted()
+                elif host.at_once and body.shards:
+                    self._short.prepare(request.link, body, self._applier_of(self._specs[body.shards[0]]))
                 effects = state.handle(PushArrived(request, body, gradients, finite))
             case Pull():
                 deadline = host.now() + min(body.wait_s, MOST_WAIT_S) if body.clock else 0.0
@@ -508,6 +526,7 @@ class ServedStore:
 
     def end(self) -> None:
         """Refuse all queued and waiting requests: the store leaves the server."""
+        self._short.end()
         self._perform(self.state.end())
         self._answers.refuse("wrong-run", f"store {self.store.id} left this server")
         disk, saver = self._host.disk, self._saver

@@ -83,6 +83,7 @@ class ParameterServer(Role):
         observe: Follows the entries of bundles with a log.
         copies: Path to the other servers; None: they share the listener of the clients.
         disk: Disk of the states of its stores, which is open; None: they are in memory only.
+        at_once: Whether pushes that meet idle shards take the short way; see `at_once.py`.
 
     Cancelling the block ends the server between two rounds of work; queued pushes are not acknowledged.
     """
@@ -99,6 +100,7 @@ class ParameterServer(Role):
         observe: Observe | None = None,
         copies: CopiesPath | None = None,
         disk: ServerDisk | None = None,
+        at_once: bool = True,
     ) -> None:
         info: dict[str, Any] = {"memory_bytes": available_bytes()} if available_bytes is not None else {}
         if numerics is not None:
@@ -110,6 +112,7 @@ class ParameterServer(Role):
         self._make_pool = make_pool
         self._observe = observe
         self._copies = copies
+        self._at_once = at_once
         self._storage_pool = storage_pool or StoragePool()
         self.served: dict[tuple[str, str], ServedStore] = {}
         """Bundles of stores by the id of the store and the home of the bundle."""
@@ -284,6 +287,7 @@ class ParameterServer(Role):
             rearm=self._timer.rearm,
             loaded=self._loaded.set,
             left=self._removed,
+            fail=self._callbacks.fail,
             declines=self._declines,
             copy_host=CopyHost(
                 links=self._links,
@@ -297,6 +301,7 @@ class ParameterServer(Role):
                 observe=self._observe,
             ),
             disk=self._saved.begin(name, store, cluster),
+            at_once=self._at_once,
         )
 
     def _removed(self, served: ServedStore) -> None:
@@ -426,6 +431,10 @@ class ParameterServer(Role):
                 served.link_closed()
 
     def _answer(self, request: Request, body: Body) -> None:
+        if type(body) is Push:
+            served = self.served.get((body.store, self._identity.node))
+            if served is not None and served.takes_at_once(request, body):
+                return
         if isinstance(body, ListSaved | ReadSaved):
             self._saved.answer(request, body)
             return

@@ -40,6 +40,11 @@ class Strip:
             self.rule_state[name] = counts[places][:1].copy()
             self._counts.append((counts[places], self.rule_state[name]))
 
+    @property
+    def has_counts(self) -> bool:
+        """Whether the strip copies counts of its shards before and after a rule."""
+        return bool(self._counts)
+
     def begin(self) -> bool:
         """Copy the counts of the shards, such as steps of Adam. Returns False if they differ."""
         for counts, mine in self._counts:
@@ -63,6 +68,7 @@ class ShardGroup(tuple[Shard, ...]):
         nbytes: Bytes of the values.
         largest: Number of values of the largest shard.
         strips: The shards in strips, in their order.
+        has_counts: Whether a strip copies counts of its shards before and after a rule.
         places: Indexes of the shards, from 0.
     """
 
@@ -71,6 +77,7 @@ class ShardGroup(tuple[Shard, ...]):
     nbytes: int
     largest: int
     strips: tuple[Strip, ...]
+    has_counts: bool
     places: tuple[int, ...]
     _tables: ShardTables | None
 
@@ -81,6 +88,7 @@ class ShardGroup(tuple[Shard, ...]):
         group.size, group.largest = sum(group.sizes), max(group.sizes)
         group.nbytes = group.size * shards[0].values.itemsize
         group.strips = tuple(_strips(shards))
+        group.has_counts = any(strip.has_counts for strip in group.strips)
         group.places = tuple(range(len(shards)))
         group._tables = None
         return group

@@ -94,7 +94,7 @@ from adam_async.parameter_server.push_numbers import (
 )
 from adam_async.parameter_server.push_queue import PushQueue, most_joined, shards_named
 from adam_async.parameter_server.replay_log import OrderLog
-from adam_async.parameter_server.shard import Session, Shard
+from adam_async.parameter_server.shard import Session, Shard, ShardTables
 from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, partly_named, same
 from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate, WaitingRequests
 from adam_async.run.ids import Replica, ShardId
@@ -185,6 +185,20 @@ class ServerState:
     def idle(self) -> bool:
         """Whether nothing is queued, in flight or being applied."""
         return not self._queue and not self._in_flight and self.bundle.idle
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no request waits for anything, so that a push may be applied in the call of its arrival."""
+        # Not by `idle`: every push on the short way asks, and a call for each part would be most of its time.
+        bundle = self.bundle
+        return not (
+            bundle.taken is not None
+            or bundle.ready
+            or self._in_flight
+            or self._queue.items
+            or self.waiting.requests
+            or self.epoch_gate.events
+        )
 
     @property
     def has_work(self) -> bool:
@@ -347,6 +361,22 @@ class ServerState:
             return [self._acknowledgement(queued)]
         self._queue.add(queued)
         return []
+
+    def applied_at_once(self, push: Push, session: Session, group: ShardGroup, tables: ShardTables) -> Pushed:
+        """Order, enter and count a push that was applied in the call of its arrival; returns its answer.
+
+        The same steps as `_order`, `_enter` and `_finish`, for a push that `is_free` allows. `at_once.py` has
+        checked that its number is the next one on all shards of the group.
+        """
+        tables.ordered[session] = push.numbers[0]
+        self.bundle.count_at_once(push, session, group, tables)
+        self._clocks_moved |= push.clock > 0
+        clock = tables.slowest_clock() if self.clocked and push.pull else 0
+        return Pushed(versions=(int(tables.version),) * len(group), problems=(), clock=clock)
+
+    def is_over(self, push: Push) -> bool:
+        """Return whether the generation of a push has ended."""
+        return self._replicas.is_over(push)
 
     def _is_unnamed(self, message: Push | Tick | ReportSteps) -> bool:
         """Return whether the map names generations, and this one neither now nor before.

@@ -46,10 +46,12 @@ class StoreHost:
         rearm: Called if a request waits until a new deadline.
         loaded: Called once all shards have values, or the server becomes the primary of the bundle.
         left: Called with the `ServedStore` if the server is no member of the bundle any more.
+        fail: Ends the server with a defect of a kernel.
         declines: Called with the `ServedStore` if the server cannot hold its copy and has to leave the
             joining members.
         copy_host: Services for bundles with a log.
         disk: The store on the disk of the server; None without one.
+        at_once: Whether pushes that meet idle shards take the short way; see `at_once.py`.
     """
 
     me: Member
@@ -64,9 +66,11 @@ class StoreHost:
     rearm: Callable[[], None]
     loaded: Callable[[], None]
     left: Callable[[Any], None]
+    fail: Callable[[Exception], None]
     declines: Callable[[Any], None]
     copy_host: CopyHost
     disk: StoreDisk | None = None
+    at_once: bool = True
 
     @property
     def node(self) -> str:

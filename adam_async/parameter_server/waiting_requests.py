@@ -48,7 +48,7 @@ class WaitingRequests:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[int, QueuedPull | QueuedRead] = {}
+        self.requests: dict[int, QueuedPull | QueuedRead] = {}
         """Waiting requests by number, in the order of their arrival."""
         self._next_number = 0
         self._by_shard: dict[Shard, list[tuple[int, int]]] = {}
@@ -63,19 +63,19 @@ class WaitingRequests:
         deadline."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.requests)
 
     def take(self, queued: QueuedPull | QueuedRead) -> list[Effect]:
         """Answer a request if its values are ready; otherwise let it wait, or refuse it if too many do."""
         answer = _answer(queued)
         if answer is not None:
             return [answer]
-        if self._of_link[queued.link] >= MOST_OF_LINK or len(self._waiting) >= MOST_PULLS:
+        if self._of_link[queued.link] >= MOST_OF_LINK or len(self.requests) >= MOST_PULLS:
             text = f"{self._of_link[queued.link]} requests of this link wait for clocks, {len(self)} of all"
             most = f"at most {MOST_OF_LINK} and {MOST_PULLS} may: pull again later"
             return [Refuse(queued.request, "busy", f"{text}; {most}")]
         number, self._next_number = self._next_number, self._next_number + 1
-        self._waiting[number] = queued
+        self.requests[number] = queued
         self._of_link[queued.link] += 1
         heappush(self._deadlines, (queued.deadline, number))
         self._wait_for_shard(number, queued)
@@ -93,7 +93,7 @@ class WaitingRequests:
             reached = shard.applied_clock()
             while heap and heap[0][0] <= reached:
                 _, number = heappop(heap)
-                queued = self._waiting.get(number)
+                queued = self.requests.get(number)
                 if queued is None:
                     continue
                 answer = _answer(queued)
@@ -112,26 +112,26 @@ class WaitingRequests:
         late: list[Effect] = []
         while self._deadlines and self._deadlines[0][0] <= now and len(late) < GIVEN_UP_TOGETHER:
             _, number = heappop(self._deadlines)
-            if number in self._waiting:
+            if number in self.requests:
                 late.append(_late(self._remove(number)))
         self._clean()
         return late
 
     def keep(self, is_open: Callable[[Any], bool]) -> None:
         """Drop the requests that are not open: their links have closed."""
-        for number in [each for each, queued in self._waiting.items() if not is_open(queued.request)]:
+        for number in [each for each, queued in self.requests.items() if not is_open(queued.request)]:
             self._remove(number)
         self._clean()
 
     def drop(self) -> list[Any]:
         """Drop all requests and return them, unanswered."""
-        requests = [queued.request for queued in self._waiting.values()]
-        for emptied in (self._waiting, self._by_shard, self._deadlines, self._of_link):
+        requests = [queued.request for queued in self.requests.values()]
+        for emptied in (self.requests, self._by_shard, self._deadlines, self._of_link):
             emptied.clear()
         return requests
 
     def _remove(self, number: int) -> QueuedPull | QueuedRead:
-        queued = self._waiting.pop(number)
+        queued = self.requests.pop(number)
         self._stale += 1
         self._of_link[queued.link] -= 1
         if not self._of_link[queued.link]:
@@ -140,26 +140,26 @@ class WaitingRequests:
 
     def _clean(self) -> None:
         """Remove requests that have left from the heaps, once they are the larger part."""
-        if self._stale <= len(self._waiting) + MOST_STALE:
+        if self._stale <= len(self.requests) + MOST_STALE:
             return
         self._stale = 0
-        self._deadlines = [entry for entry in self._deadlines if entry[1] in self._waiting]
+        self._deadlines = [entry for entry in self._deadlines if entry[1] in self.requests]
         heapify(self._deadlines)
         for shard, heap in list(self._by_shard.items()):
-            heap[:] = [entry for entry in heap if entry[1] in self._waiting]
+            heap[:] = [entry for entry in heap if entry[1] in self.requests]
             heapify(heap)
             if not heap:
                 del self._by_shard[shard]
 
     def next_deadline(self) -> float | None:
         """Return the next deadline; None if no request waits."""
-        while self._deadlines and self._deadlines[0][1] not in self._waiting:
+        while self._deadlines and self._deadlines[0][1] not in self.requests:
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     def waiting_for(self) -> tuple[Replica, ...]:
         """Return the replicas that requests wait for; with very many requests, those of the oldest."""
-        oldest = islice(self._waiting.values(), GIVEN_UP_TOGETHER)
+        oldest = islice(self.requests.values(), GIVEN_UP_TOGETHER)
         return tuple(sorted({replica for queued in oldest for replica in _behind(queued)}))
 
 
@@ -167,7 +167,7 @@ class EpochGate:
     """Pushes and ticks that wait for the beginning of their epoch, in the order of their arrival."""
 
     def __init__(self) -> None:
-        self._events: list[tuple[Session, EpochEvent]] = []
+        self.events: list[tuple[Session, EpochEvent]] = []
         self._sessions: set[Session] = set()
 
     def __contains__(self, session: Session) -> bool:
@@ -177,27 +177,27 @@ class EpochGate:
     @property
     def full(self) -> bool:
         """Whether no more events may wait."""
-        return len(self._events) >= MOST_WAITING
+        return len(self.events) >= MOST_WAITING
 
     def add(self, session: Session, event: EpochEvent) -> None:
         """Let an event wait; there must be room."""
-        self._events.append((session, event))
+        self.events.append((session, event))
         self._sessions.add(session)
 
     def keep(self, is_open: Callable[[Any], bool]) -> None:
         """Drop the events whose request is not open: no link's budget counts their memory any more."""
-        self._events = [(session, event) for session, event in self._events if is_open(event.request)]
-        self._sessions = {session for session, _ in self._events}
+        self.events = [(session, event) for session, event in self.events if is_open(event.request)]
+        self._sessions = {session for session, _ in self.events}
 
     def take(self) -> list[EpochEvent]:
         """Take all events out."""
-        events = [event for _, event in self._events]
-        self._events.clear()
+        events = [event for _, event in self.events]
+        self.events.clear()
         self._sessions.clear()
         return events
 
     def __repr__(self) -> str:
-        return f"<EpochGate {len(self._events)} events of {len(self._sessions)} sessions>"
+        return f"<EpochGate {len(self.events)} events of {len(self._sessions)} sessions>"
 
 
 def _answer(queued: QueuedPull | QueuedRead) -> SendValues | SendStates | None:

@@ -1,0 +1,188 @@
+"""The short way of a push: it meets idle shards, so one call checks, numbers, applies and answers it.
+
+Theory of operation
+-------------------
+On the long way a push is ordered, queued, joined with others, put into the log, applied in a later round of
+the loop, and acknowledged. Most pushes to a small store meet shards on which nothing waits, so none of this
+has an effect. The first push of a link to a group of shards takes the long way, whose checks leave a *lane*:
+who sends, in which session and as which replica, to which shards and in which form. A later push with the
+same head takes the lane and needs only the checks of what changes from push to push: its number, its clock,
+the versions that it read, and its values.
+
+A lane ends with everything that its checks depend on: the live replicas, the epoch, the remembered sessions,
+the tables of the shards, the shards themselves. A push that a lane does not fit takes the long way, which
+refuses what is wrong. So the short way has no refusals of its own.
+
+A link takes at most one push in a turn of its reading, so a client with many pushes cannot starve the others:
+the rest queues and is joined. Only bundles whose entries are committed at once have lanes, so not those with
+other copies or durable pushes, and not bsp, where contributions wait for their sum.
+"""
+
+from collections.abc import Callable
+from math import sqrt
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from adam_async.messages import Part, Push, pack
+from adam_async.parameter_server.answers import copy_of
+from adam_async.parameter_server.apply import PIECE_WORK, Applier
+from adam_async.parameter_server.gradients import largest
+from adam_async.parameter_server.question_checks import QuestionChecks, answer_bytes
+from adam_async.parameter_server.shard import Session, ShardTables
+from adam_async.parameter_server.shard_group import ShardGroup
+from adam_async.parameter_server.state import ServerState
+from transport import BufferPool, Link, LocalProtocolError, Request
+
+MOST_LANES = 256
+"""Number of lanes of a bundle at which all of them end: ever new sets of shards must not fill the memory."""
+
+
+class Lane(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What the long way has checked for the pushes of one link to one group of shards."""
+
+    head: tuple[Any, ...]
+    """The fields of a push that are the same on this lane, see `_head`."""
+    changes: int
+    """The `Bundle.changes` of the checks."""
+    session: Session
+    group: ShardGroup
+    tables: ShardTables
+    """Tables of all shards of the group, and of no others."""
+    shards: int
+    applier: Applier
+    dtype: np.dtype[Any]
+    limit: float
+    """Bound on the norm of a gradient times its rate, below which no value can overflow."""
+
+
+class ShortWay:
+    """The lanes of one bundle on its primary.
+
+    Args:
+        fail: Ends the server with a defect of a kernel.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        checks: QuestionChecks,
+        buffers: BufferPool,
+        fail: Callable[[Exception], None],
+    ) -> None:
+        self._fail = fail
+        self._state = state
+        self._checks = checks
+        self._buffers = buffers
+        self._lanes: dict[tuple[Link, tuple[int, ...]], Lane] = {}
+        self._last: Link | None = None
+        """Link of the last push, and the turn of its reading; see the module."""
+        self._turn = 0
+
+    def prepare(self, link: Link, push: Push, applier: Applier) -> None:
+        """Make the lane of a push that passed the checks of the long way, if its form has one."""
+        state = self._state
+        known = self._lanes.get((link, push.shards))
+        if known is not None and known.changes == state.bundle.changes and known.head == _head(push):
+            return
+        if not state.alone or state.synchronous:
+            return
+        group = state.bundle.group(push.shards) if push.generation == state.generation else None
+        if group is None or group.size > PIECE_WORK or answer_bytes(group) > link.max_message_bytes:
+            return
+        tables = group.shared()
+        if tables is None or push.assign or push.parts != (Part(factors=False, count=len(group)),):
+            return
+        # The state refuses these, or lets them wait.
+        if push.epoch > state.bundle.epoch or state.is_over(push):
+            return
+        if len(self._lanes) >= MOST_LANES:
+            self._lanes.clear()
+        dtype = group[0].values.dtype
+        self._lanes[link, push.shards] = Lane(
+            head=_head(push),
+            changes=state.bundle.changes,
+            session=(push.session, push.incarnation),
+            group=group,
+            tables=tables,
+            shards=len(group),
+            applier=applier,
+            dtype=dtype,
+            limit=largest(dtype),
+        )
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def end(self) -> None:
+        """End all lanes: the store leaves the server."""
+        self._lanes.clear()
+        self._last = None
+
+    def links_closed(self) -> None:
+        """End the lanes of closed links."""
+        for key in [key for key in self._lanes if key[0].closed]:
+            del self._lanes[key]
+        self._last = None
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def take(self, request: Request, push: Push) -> ShardGroup | None:
+        """Check, number, apply and answer a push in this call.
+
+        Returns the changed shards; None if the push has to take the long way, and nothing has happened.
+        """
+        link, state = request.link, self._state
+        lane = self._lanes.get((link, push.shards))
+        if lane is None or lane.changes != state.bundle.changes or lane.head != _head(push):
+            return None
+        if not state.is_free:
+            return None
+        shards, tables, session = lane.shards, lane.tables, lane.session
+        if tables.shards != shards or (link is self._last and link.turn == self._turn):
+            return None
+        # A number that is not the next one is a repetition or a gap.
+        number = tables.ordered[session] + 1
+        if push.numbers != (number,) * shards or push.clock > self._checks.free_clock:
+            return None
+        versions, owns = push.versions, push.own_applied
+        if not len(versions) == len(owns) == shards:
+            return None
+        read, own = versions[0], owns[0]
+        if versions.count(read) != shards or owns.count(own) != shards:
+            return None
+        tensors = request.message.tensors
+        if read > tables.version or own >= number or len(tensors) != 1:
+            return None
+        flat = tensors[0]
+        if flat.dtype != lane.dtype or flat.shape != (lane.group.size,):
+            return None
+        # Not `<`: a gradient with NaN fails the comparison, too. The long way scans the values one by one.
+        if not sqrt(flat.dot(flat)) * max(push.rate, 1.0) <= lane.limit:
+            return None
+        self._last, self._turn = link, link.turn
+        rate = push.rate
+        if state.bundle.scales:
+            rate /= 1 + max(tables.version - read - own, 0)
+        try:
+            lane.applier.apply_at_once(lane.group, flat, rate)
+        except Exception as defect:
+            # The values may have the push in part, and no number counts it: no later push may meet them.
+            self._fail(defect)
+            raise
+        body = state.applied_at_once(push, session, lane.group, tables)
+        # No charge: the answer has the size of the gradient, whose memory the request gives back now.
+        values = (copy_of(lane.group, self._buffers),) if push.pull else ()
+        try:
+            request.reply(pack(body, values))
+        except LocalProtocolError as error:
+            request.fail("too-large", f"the answer to a push cannot travel: {error}")
+        return lane.group
+
+
+def _head(push: Push) -> tuple[Any, ...]:
+    """Return the fields of a push that are the same for all pushes of a lane."""
+    return (
+        push.session, push.incarnation, push.replica, push.generation, push.epoch, push.weight, push.assign,
+        push.pull, push.parts,
+    )  # fmt: skip

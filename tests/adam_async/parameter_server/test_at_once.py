@@ -1,0 +1,341 @@
+"""The short way of a push against the long one: equal values, numbers and counts, and nothing for misfits."""
+
+from copy import deepcopy
+from dataclasses import dataclass, field
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+
+from adam_async.messages import Part, Pull, Push, Pushed, unpack
+from adam_async.model.rules import Adam, Sgd
+from adam_async.parameter_server.apply import Applier
+from adam_async.parameter_server.at_once import MOST_LANES, ShortWay
+from adam_async.parameter_server.decode_push import read_gradients
+from adam_async.parameter_server.events import (
+    Applied,
+    EpochBegan,
+    PullArrived,
+    PushArrived,
+    ReplicasChanged,
+)
+from adam_async.parameter_server.question_checks import QuestionChecks
+from adam_async.parameter_server.replay_log import OrderLog
+from adam_async.parameter_server.state import ServerState
+from adam_async.parameter_server.storage import own_shards
+from adam_async.run.ids import BucketId, Replica, ShardId
+from adam_async.run.shard_table import ShardSpec
+from transport import BufferPool, Message
+
+SIZES = (3, 5, 4)
+DTYPE = np.dtype(np.float32)
+
+
+@dataclass(eq=False)
+class Wire:
+    """A link, as far as the short way asks it."""
+
+    turn: int = 0
+    closed: bool = False
+    max_message_bytes: int = 1 << 20
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request whose answers the test keeps."""
+
+    link: Wire
+    message: Message
+    answers: list = field(default_factory=list)
+
+    def reply(self, message):
+        self.answers.append(message)
+
+
+class Server:
+    """One bundle of a store, whose pushes take the short way if they may, otherwise the long one."""
+
+    def __init__(self, rule=Sgd(), **options):  # noqa: B008 - a frozen value
+        bucket = BucketId(0)
+        self.specs = [
+            ShardSpec(id=ShardId(n), tensor=f"t{n}", start=0, stop=size, row_size=1, bucket=bucket)
+            for n, size in enumerate(SIZES)
+        ]
+        shards = own_shards(self.specs, [rule])
+        self.log = OrderLog(range(len(SIZES)))
+        options = {"store": "run", "generation": 1, "program": False, **options}
+        self.state = ServerState(shards=shards, log=self.log, **options)
+        self.defects = []
+        self.checks = QuestionChecks(self.state, self.specs, most_weight=8)
+        self.short = ShortWay(self.state, self.checks, BufferPool(), self.defects.append)
+        self.applier = Applier(rule, self.specs, DTYPE)
+        self.tell(ReplicasChanged({Replica(0): 1, Replica(1): 1}))
+
+    def tell(self, event):
+        return self.state.handle(event)
+
+    def short_push(self, link, push, values):
+        """Try the short way. Returns the answer, or None."""
+        asked = Asked(link, Message(type="Push", tensors=(values,)))
+        changed = self.short.take(asked, push)
+        assert (changed is None) == (not asked.answers)
+        return asked.answers[0] if asked.answers else None
+
+    def long_push(self, link, push, values):
+        """Go the long way, at once to its end."""
+        gradients = read_gradients(push, (values,), self.specs, DTYPE, self.state.bundle.group(push.shards))
+        self.short.prepare(link, push, self.applier)
+        effects = self.tell(PushArrived("push", push, gradients))
+        while True:
+            batch, more = self.state.take_batch()
+            effects += more
+            if batch is None:
+                return effects
+            rates = batch.rates
+            self.applier.apply_pushes(batch.shards(), [each.gradients for each in batch.pushes], rates)
+            effects += self.tell(Applied(batch))
+
+    def content(self):
+        """All that two servers with the same pushes have in common."""
+        shards = self.state.shards.values()
+        return [
+            (shard.values.tolist(), {k: v.tolist() for k, v in shard.rule_state.items()}) for shard in shards
+        ], [shard.tables.content() for shard in shards]
+
+
+def push_of(number, *, shards=(0, 1, 2), session=7, replica=0, **fields):
+    count = len(shards)
+    plain = {
+        "store": "run", "session": session, "incarnation": 1, "replica": replica, "clock": 0, "weight": 1,
+        "rate": 0.5, "generation": 1, "parts": (Part(factors=False, count=count),), "shards": shards,
+        "numbers": (number,) * count, "versions": (0,) * count, "own_applied": (0,) * count, "pull": True,
+    }  # fmt: skip
+    return Push(**{**plain, **fields})
+
+
+def values_of(seed, shards=(0, 1, 2)):
+    size = sum(SIZES[n] for n in shards)
+    return np.random.default_rng(seed).standard_normal(size).astype(DTYPE)
+
+
+def on_its_lane(**options):
+    """A server and a link with a lane: the first push has taken the long way."""
+    server, link = Server(**options), Wire()
+    server.long_push(link, push_of(1), values_of(0))
+    return server, link
+
+
+@pytest.mark.parametrize("rule", [Sgd(), Sgd(momentum=0.9), Adam()], ids=repr)
+@pytest.mark.parametrize("options", [{}, {"clocked": True}, {"scale_by_staleness": True}], ids=repr)
+def test_both_ways_give_the_same_values_numbers_clocks_and_logs(rule, options):
+    short, long = Server(rule, **options), Server(rule, **options)
+    links, taken, dice = [Wire(), Wire()], 0, Random(3)
+    numbers = {(client, shards): 0 for client in (0, 1) for shards in ((0, 1), (2,))}
+    for step in range(60):
+        client, shards = dice.choice(sorted(numbers))
+        numbers[client, shards] += 1
+        number = numbers[client, shards]
+        read = max(short.state.shards[ShardId(shards[0])].version - dice.randrange(3), 0)
+        push = push_of(
+            number,
+            shards=shards,
+            session=client + 7,
+            replica=client,
+            rate=dice.choice([0.5, 0.25]),
+            versions=(read,) * len(shards),
+            own_applied=(dice.randrange(2) if number > 1 else 0,) * len(shards),
+            clock=number if options.get("clocked") else 0,
+        )
+        link, values = links[client], values_of(step, shards)
+        link.turn += 1
+        answer = short.short_push(link, push, values)
+        taken += answer is not None
+        if answer is None:
+            short.long_push(link, push, values)
+        effects = long.long_push(link, push, values)
+        if answer is not None:
+            assert unpack(answer, Pushed) == effects[-1].body
+            after = np.concatenate([long.state.shards[ShardId(n)].values for n in shards])
+            assert answer.tensors[0].tolist() == after.tolist()
+    assert taken == 55, "a lane for each client and group, and the first push of all separates the tables"
+    assert short.content() == long.content()
+    assert short.log.packed() == long.log.packed()
+    short.state.check_invariants()
+
+
+@pytest.mark.parametrize(
+    "misfit",
+    [
+        {"numbers": (1, 1, 1)},
+        {"numbers": (3, 3, 3)},
+        {"numbers": (2, 2)},
+        {"numbers": (2, 2, 3)},
+        {"numbers": ()},
+        {"versions": (0, 0)},
+        {"versions": (2, 2, 2)},
+        {"versions": (0, 1, 0)},
+        {"versions": ()},
+        {"own_applied": (2, 2, 2)},
+        {"own_applied": (0, 1, 0)},
+        {"own_applied": ()},
+        {"clock": 1 << 50},
+        {"session": 8},
+        {"incarnation": 2},
+        {"replica": 1},
+        {"weight": 2},
+        {"generation": 2},
+        {"epoch": 1},
+        {"assign": True},
+        {"pull": False},
+        {"parts": (Part(factors=True, count=3),)},
+        {"parts": (Part(factors=False, count=1), Part(factors=False, count=2))},
+        {"shards": (0, 2, 1)},
+    ],
+    ids=repr,
+)
+def test_a_push_that_differs_from_its_lane_changes_nothing(misfit):
+    server, link = on_its_lane()
+    link.turn += 1
+    before = deepcopy(server.content())
+    push = msgspec.structs.replace(push_of(2), **misfit)
+    assert server.short_push(link, push, values_of(1)) is None
+    assert server.content() == before
+    assert server.short_push(link, push_of(2), values_of(1)) is not None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.full(12, np.nan, DTYPE),
+        np.full(12, np.inf, DTYPE),
+        np.full(12, 1e38, DTYPE),
+        np.ones(11, DTYPE),
+        np.ones((3, 4), DTYPE),
+        np.ones(12, np.float64),
+    ],
+    ids=["nan", "infinite", "overflows", "short", "matrix", "float64"],
+)
+def test_values_that_are_not_surely_finite_and_fitting_change_nothing(values):
+    server, link = on_its_lane()
+    link.turn += 1
+    before = deepcopy(server.content())
+    assert server.short_push(link, push_of(2), values) is None
+    assert server.content() == before
+
+
+def test_a_link_takes_one_push_in_a_turn_of_its_reading():
+    server, link = on_its_lane()
+    link.turn += 1
+    assert server.short_push(link, push_of(2), values_of(1)) is not None
+    assert server.short_push(link, push_of(3), values_of(2)) is None
+    link.turn += 1
+    assert server.short_push(link, push_of(3), values_of(2)) is not None
+
+
+def test_a_push_does_not_pass_what_waits():
+    server, link = on_its_lane()
+    link.turn += 1
+    later = push_of(2)
+    gradients = read_gradients(later, (values_of(1),), server.specs, DTYPE)
+    server.tell(PushArrived("queued", later, gradients))
+    assert server.short_push(link, push_of(3), values_of(2)) is None
+    batch, _ = server.state.take_batch()
+    assert server.short_push(link, push_of(3), values_of(2)) is None
+    server.tell(Applied(batch))
+    assert server.short_push(link, push_of(3), values_of(2)) is not None
+
+
+def test_a_push_does_not_pass_a_pull_that_waits_for_a_clock():
+    server, link = Server(clocked=True), Wire()
+    server.long_push(link, push_of(1, clock=1), values_of(0))
+    server.tell(PullArrived("pull", Pull(store="run", generation=1, shards=(0,), clock=1), 9.0))
+    link.turn += 1
+    assert server.short_push(link, push_of(2, clock=2), values_of(1)) is None
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ReplicasChanged({Replica(0): 2, Replica(1): 1}),
+        ReplicasChanged({Replica(0): 1}),
+        EpochBegan(1, 0),
+        "forget",
+    ],
+    ids=["reborn", "left", "epoch", "forgotten"],
+)
+def test_a_lane_ends_with_what_its_checks_depend_on(event):
+    server, link = on_its_lane()
+    if event == "forget":
+        server.state.forget([(7, 1)])
+    else:
+        server.tell(event)
+    link.turn += 1
+    assert server.short_push(link, push_of(2), values_of(1)) is None
+
+
+def test_a_lane_ends_when_a_message_splits_its_tables():
+    server, link = on_its_lane()
+    server.long_push(link, push_of(1, shards=(0,), session=9, replica=1), values_of(1, (0,)))
+    link.turn += 1
+    assert server.short_push(link, push_of(2), values_of(2)) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "fields", "most"),
+    [
+        ({"summed_weight": 2}, {"clock": 1}, 1 << 20),
+        ({}, {"assign": True}, 1 << 20),
+        ({}, {"epoch": 1}, 1 << 20),
+        ({}, {"incarnation": 9, "replica": 5}, 1 << 20),
+        ({}, {}, 64),
+    ],
+    ids=["bsp", "assignment", "early epoch", "unnamed", "large answer"],
+)
+def test_some_pushes_have_no_lane(options, fields, most):
+    server, link = Server(**options), Wire(max_message_bytes=most)
+    push = msgspec.structs.replace(push_of(1), **fields)
+    server.short.prepare(link, push, server.applier)
+    link.turn += 1
+    is_plain = fields == {"incarnation": 9, "replica": 5}
+    # The map may name this client later: until then its pushes count, as on the long way.
+    assert (server.short_push(link, push, values_of(0)) is not None) == is_plain
+
+
+def test_a_push_of_an_ended_generation_has_no_lane():
+    server, link = Server(), Wire()
+    server.tell(ReplicasChanged({Replica(0): 2, Replica(1): 1}))
+    server.short.prepare(link, push_of(1), server.applier)
+    link.turn += 1
+    assert server.short_push(link, push_of(1), values_of(0)) is None
+
+
+def test_bundles_with_a_log_have_no_lanes():
+    server, link = Server(), Wire()
+    server.state.alone = False
+    server.short.prepare(link, push_of(1), server.applier)
+    assert server.short_push(link, push_of(1), values_of(0)) is None
+
+
+def test_lanes_of_closed_links_end_and_lanes_are_bounded():
+    server, links = Server(), [Wire() for _ in range(MOST_LANES + 1)]
+    for link in links:
+        server.short.prepare(link, push_of(1), server.applier)
+    assert len(server.short) == 1
+    links[-1].closed = True
+    server.short.links_closed()
+    assert len(server.short) == 0
+
+
+def test_a_kernel_that_fails_ends_the_server_and_no_number_is_used():
+    server, link = on_its_lane()
+
+    def apply(*_):
+        raise MemoryError("no scratch")
+
+    server.applier.batches.apply = apply
+    link.turn += 1
+    with pytest.raises(MemoryError):
+        server.short_push(link, push_of(2), values_of(1))
+    assert [str(defect) for defect in server.defects] == ["no scratch"]
+    assert server.state.shards[ShardId(0)].ordered == {(7, 1): 1}
