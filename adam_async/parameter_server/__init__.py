@@ -1,14 +1,16 @@
 """Parameter servers and their clients: shards in bundles, pushes applied exactly once, copies, disks.
 
 A `ParameterClient` numbers each push, and a `BundleConnection` repeats it until the primary of the bundle
-answers. On the server `service.py` receives the push, `state.py` orders it by its number and forms batches,
-and each batch becomes an entry of the bundle's log. With several copies `replication/` commits the entry
-once all members in sync hold it. Then `bundle.py` takes the entry, `apply.py` changes the values, and
-`answers.py` acknowledges the push. In bsp each push of gradients is an entry, and the server acknowledges it
-before it applies the sum of the step.
+answers. On the server `service.py` receives the push. If nothing waits for its shards, `at_once.py` applies
+and answers it in that call. Otherwise `state.py` orders it by its number and forms batches, and each batch
+becomes an entry of the bundle's log. With several copies `replication/` commits the entry once all members in
+sync hold it. Then `bundle.py` takes the entry, `apply.py` changes the values, and `answers.py` acknowledges
+the push. In bsp each push of gradients is an entry, and the server acknowledges it before it applies the sum
+of the step.
 
 The way of a push through its primary:
     served_store.py                                 start here: one bundle on a server, the shell of its state
+    at_once.py                                      short way of a push that meets idle shards: one call
     state.py, events.py                             front of the primary: events in, effects out
     push_numbers.py, push_queue.py                  exactly once: duplicates and gaps; batches of pushes
     bundle.py                                       shards after each entry: versions, clocks, staleness

@@ -40,7 +40,7 @@ MOST_LANES = 256
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What the long way has checked for the pushes of one link to one group of shards."""
+    """Outcome of the checks of the long way for the pushes of one link to one group of shards."""
 
     head: tuple[Any, ...]
     """The fields of a push that are the same on this lane, see `_head`."""
@@ -148,11 +148,11 @@ class ShortWay:
         versions, owns = push.versions, push.own_applied
         if not len(versions) == len(owns) == shards:
             return None
-        read, own = versions[0], owns[0]
-        if versions.count(read) != shards or owns.count(own) != shards:
+        read, own_applied = versions[0], owns[0]
+        if versions.count(read) != shards or owns.count(own_applied) != shards:
             return None
         tensors = request.message.tensors
-        if read > tables.version or own >= number or len(tensors) != 1:
+        if read > tables.version or own_applied >= number or len(tensors) != 1:
             return None
         flat = tensors[0]
         if flat.dtype != lane.dtype or flat.shape != (lane.group.size,):
@@ -163,7 +163,7 @@ class ShortWay:
         self._last, self._turn = link, link.turn
         rate = push.rate
         if state.bundle.scales:
-            rate /= 1 + max(tables.version - read - own, 0)
+            rate /= 1 + max(tables.version - read - own_applied, 0)
         try:
             lane.applier.apply_at_once(lane.group, flat, rate)
         except Exception as defect:

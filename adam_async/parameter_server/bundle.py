@@ -272,8 +272,8 @@ class Bundle:
         self.entries_applied += 1
         self.batches += 1
         self.batched_pushes += 1
-        read, own = push.versions[0], push.own_applied[0]
-        tables.count_push(session, push.numbers[0], push.replica, read=read, own=own)
+        read, own_applied = push.versions[0], push.own_applied[0]
+        tables.count_push(session, push.numbers[0], push.replica, read=read, own_applied=own_applied)
         if push.clock:
             self.replicas.advance(group, Replica(push.replica), push.incarnation, push.clock)
         if self.log is not None:
@@ -482,9 +482,9 @@ def _count_together(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> bo
         return False
     for queued in pushes:
         push = queued.push
-        read, own = push.versions[0], push.own_applied[0]
+        read, own_applied = push.versions[0], push.own_applied[0]
         session: Session = (push.session, push.incarnation)
-        tables.count_push(session, push.numbers[0], push.replica, read=read, own=own)
+        tables.count_push(session, push.numbers[0], push.replica, read=read, own_applied=own_applied)
     return True
 
 
@@ -495,8 +495,8 @@ def _count_apart(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> None:
         tables = shard.separate()
         for queued, session in zip(pushes, sessions, strict=True):
             push = queued.push
-            read, own = push.versions[place], push.own_applied[place]
-            tables.count_push(session, push.numbers[place], push.replica, read=read, own=own)
+            read, own_applied = push.versions[place], push.own_applied[place]
+            tables.count_push(session, push.numbers[place], push.replica, read=read, own_applied=own_applied)
     for queued, session in zip(pushes, sessions, strict=True):
         push = queued.push
         for place, shard in zip(queued.refused, queued.refused_shards(), strict=True):

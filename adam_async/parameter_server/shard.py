@@ -170,15 +170,15 @@ class ShardTables:
             staleness = 1 << staleness.bit_length() - 1
         row[staleness] += pushes
 
-    def count_push(self, session: Session, number: int, replica: int, *, read: int, own: int) -> None:
+    def count_push(self, session: Session, number: int, replica: int, *, read: int, own_applied: int) -> None:
         """Count an applied push.
 
         Args:
             read: Version that its gradients were computed from.
-            own: Number of the client's own pushes that the values had in addition to this version.
+            own_applied: Number of the client's own pushes that the values had in addition to this version.
         """
         # Negative if the client claims more own pushes than were applied: it counts as current.
-        self.count_staleness(replica, max(self.version - read - own, 0))
+        self.count_staleness(replica, max(self.version - read - own_applied, 0))
         self.version = Version(self.version + 1)
         self.last_number[session] = number
 

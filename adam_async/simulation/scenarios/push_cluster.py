@@ -16,7 +16,7 @@ from adam_async.parameter_server.server_disk import ServerDisk
 from adam_async.parameter_server.server_links import CopiesPath
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.config import Waits
-from adam_async.simulation.nodes import Node, World
+from adam_async.simulation.nodes import Node, World, takes_at_once
 from adam_async.simulation.scenario import Ledger
 from adam_async.simulation.scenarios.bundle_watch import BundleWatch, numerics_of
 from adam_async.simulation.scenarios.training_cluster import (
@@ -112,6 +112,7 @@ class PushCluster:
                 numerics=numerics_of(node.name),
                 copies=copies_path_of(node) if self._is_apart else None,
                 disk=disk,
+                at_once=takes_at_once(incarnation),
             )
             self.bundles.started(server, (node.name, incarnation))
             async with server:

@@ -41,7 +41,7 @@ from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.timeline import Timeline
 from adam_async.simulation.checkers.checkpoints import CheckedFolder
 from adam_async.simulation.faults import is_running
-from adam_async.simulation.nodes import Node, World
+from adam_async.simulation.nodes import Node, World, takes_at_once
 from adam_async.simulation.pool import SimulatedPool
 from adam_async.simulation.scenario import Ledger, Violation
 from adam_async.simulation.scenarios.bundle_watch import BundleWatch, numerics_of
@@ -217,6 +217,7 @@ class TrainingCluster:
             buffers=BufferPool(),
             observe=self.bundles.applies,
             numerics=numerics_of(node.name),
+            at_once=takes_at_once(settings.identity.incarnation),
         )
         self.bundles.started(server, (node.name, settings.identity.incarnation))
         async with server:
