@@ -29,13 +29,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.ablations.bounds import BOUNDS
-from tests.ablations.copies import COPIES
-from tests.ablations.disks import DISKS
-from tests.ablations.learned import LEARNED
-from tests.ablations.members import MEMBERS
+from tests.ablations.every import EVERY
 from tests.ablations.plugin import name_of
-from tests.ablations.safeguards import ABLATIONS, Ablation
+from tests.ablations.safeguards import Ablation
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("adam_async", "dataflow", "transport")
@@ -227,7 +223,7 @@ def main() -> None:
     options = parser.parse_args()
     chosen = [
         ablation
-        for ablation in (*ABLATIONS, *BOUNDS, *COPIES, *DISKS, *LEARNED, *MEMBERS)
+        for ablation in EVERY
         if options.only in ablation.name and options.scenario in ("", ablation.scenario)
     ]
     if options.guards:

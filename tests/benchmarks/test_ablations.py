@@ -15,18 +15,13 @@ from benchmarks.ablations import (
     seeds_until_found,
 )
 from tests.ablations import patches
-from tests.ablations.bounds import BOUNDS
-from tests.ablations.copies import COPIES
-from tests.ablations.disks import DISKS
-from tests.ablations.members import MEMBERS
+from tests.ablations.every import EVERY
 from tests.ablations.plugin import name_of, patch_of
-from tests.ablations.safeguards import ABLATIONS
 
-ALL = (*ABLATIONS, *BOUNDS, *COPIES, *DISKS, *MEMBERS)
-each = pytest.mark.parametrize("ablation", ALL, ids=lambda ablation: ablation.name)
-TEXTS = [ablation for ablation in ALL if ablation.patch is None]
-PATCHED = [ablation for ablation in ALL if ablation.patch is not None]
-NAMED = {ablation.name: ablation for ablation in ALL}
+each = pytest.mark.parametrize("ablation", EVERY, ids=lambda ablation: ablation.name)
+TEXTS = [ablation for ablation in EVERY if ablation.patch is None]
+PATCHED = [ablation for ablation in EVERY if ablation.patch is not None]
+NAMED = {ablation.name: ablation for ablation in EVERY}
 BOUND = NAMED["a wait is bounded"]
 """A safeguard in source text."""
 LOSS = NAMED["a loss takes effect after agreement"]
@@ -76,11 +71,11 @@ def test_a_safeguard_that_no_seed_is_expected_to_show_has_a_reason(ablation):
 
 
 def test_names_of_safeguards_are_unique():
-    assert len(NAMED) == len(ALL)
+    assert len(NAMED) == len(EVERY)
 
 
 def test_seeds_show_at_least_twelve_safeguards():
-    assert sum(bool(ablation.breaks) for ablation in ABLATIONS) >= 12
+    assert sum(bool(ablation.breaks) for ablation in EVERY) >= 12
 
 
 def test_a_safeguard_is_removed_for_the_duration_of_the_block_and_in_the_copy_alone():

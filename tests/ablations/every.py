@@ -1,0 +1,11 @@
+"""All safeguards whose removal a seed or a test must find."""
+
+from tests.ablations.at_once import AT_ONCE
+from tests.ablations.bounds import BOUNDS
+from tests.ablations.copies import COPIES
+from tests.ablations.disks import DISKS
+from tests.ablations.learned import LEARNED
+from tests.ablations.members import MEMBERS
+from tests.ablations.safeguards import ABLATIONS
+
+EVERY = (*ABLATIONS, *AT_ONCE, *BOUNDS, *COPIES, *DISKS, *LEARNED, *MEMBERS)
