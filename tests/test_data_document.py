@@ -11,8 +11,8 @@ from adam_async.cli.commands import app
 from adam_async.cli.data_inspect import run_inspection
 from adam_async.cli.options import InspectOptions
 from adam_async.cli.terminal import Terminal
-from adam_async.data_server.transforms.recipe import Recipe, read_steps
-from adam_async.data_server.transforms.steps import KINDS, REQUIRED
+from adam_async.data_server.transforms.recipe import Recipe
+from adam_async.data_server.transforms.steps import KINDS, REQUIRED, read_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "reference" / "data.md").read_text()

@@ -4,7 +4,8 @@ During a run `writer.py` reads all shards by `shard_transfer.py`, and joins them
 (`tensors.py`). `files.py` writes the tensors to a hidden folder, and renames the folder at the end. For a
 resume `files.py` chooses the newest whole checkpoint, and `reader.py` checks each of its files.
 
-    manifest.py                    start here: content and files of a checkpoint, options of a resumed run
+    manifest.py, names.py          start here: content and files of a checkpoint, options of a resumed run;
+                                   names of files and folders
     writer.py                      checkpoints during training: one at a time, misses, notes of progress
     shard_transfer.py, tensors.py  all shards read from the primaries, perhaps at one clock, or loaded into
                                    them; whole tensors, joined from shards and cut into shards

@@ -39,14 +39,13 @@ from adam_async.checkpoint.manifest import (
     FileRecord,
     Manifest,
     ProgressNote,
-    age_order,
     index_file,
-    is_folder_name,
     manifest_file,
     split,
     tensor_file,
     trained_again,
 )
+from adam_async.checkpoint.names import age_order, is_folder_name
 from adam_async.checkpoint.reader import (
     NOTE_BYTES,
     checkpoint_manifest,

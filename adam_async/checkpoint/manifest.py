@@ -228,17 +228,6 @@ def folder_name(epoch: int, groups: int) -> str:
     return f"checkpoint-{epoch:04}-{groups:06}"
 
 
-def is_folder_name(name: str) -> bool:
-    """Return whether a name is that of a checkpoint's folder."""
-    head, *numbers = name.split("-")
-    return head == "checkpoint" and len(numbers) == 2 and all(n.isascii() and n.isdigit() for n in numbers)
-
-
-def age_order(name: str) -> tuple[int, ...]:
-    """Return the key that sorts the names of checkpoint folders, older ones first."""
-    return tuple(int(number) for number in name.split("-")[1:])
-
-
 # --- files -----------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
+from adam_async.checkpoint.names import FILE_NAME
 from adam_async.data_server.dataset import is_name
 from adam_async.errors import ConfigError, SpecError
 from adam_async.model.layer import Layer
@@ -26,7 +27,6 @@ from adam_async.model.spec import ModelSpec
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.runtime.disk import Disk
 
-FILE_NAME = "model.safetensors"
 FORMAT = "adam-async/model/1"
 """Name and version of the format."""
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 
 from adam_async.checkpoint.files import candidates_in, named_checkpoint
-from adam_async.checkpoint.manifest import MANIFEST_FILE, CheckpointError, Manifest, age_order
+from adam_async.checkpoint.manifest import MANIFEST_FILE, CheckpointError, Manifest
+from adam_async.checkpoint.names import age_order
 from adam_async.checkpoint.reader import check_size, checkpoint_manifest, file_facts
 from adam_async.checkpoint.run_notes import NAME
 from adam_async.persistence.scan import segment_name

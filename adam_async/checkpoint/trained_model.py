@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.checkpoint.model_file import FILE_NAME, SavedModel, dump_model, load_model
+from adam_async.checkpoint.model_file import SavedModel, dump_model, load_model
+from adam_async.checkpoint.names import FILE_NAME
 from adam_async.data_server.dataset import Dataset
 from adam_async.errors import ConfigError, ModelError
 from adam_async.model.layer import Layer

@@ -14,6 +14,7 @@ Files, in reading order:
     options.py                   options of `train`, of roles and of some commands; others have own files
     running.py, signals.py       one event loop per command; Ctrl-C and SIGTERM: ordered end, then at once
 
+    train_checks.py              options of `train`, checked before the modules of a training are imported
     train.py                     `train`: options merged, a cluster started or joined, training, results
     live_table.py                progress on a terminal as a table, elsewhere as lines; the summary
     results.py                   model, report, profile and record of a run, also of an interrupted one
@@ -38,7 +39,8 @@ Files, in reading order:
     contact_sheet.py             images in rows of a PNG file, for `data inspect` and `predict`
     plan/                        `plan`: cuts of a model over workers, their predicted rates, the best one
 
-    simulate.py                  `simulate`: seeds of scenarios in child processes; failing plans shrunk
+    simulate.py, simulate_options.py    `simulate`: seeds of scenarios in child processes; failing plans
+                                 shrunk; the options and their checks
     drill.py                     `drill`: faults of real servers under a workload, measured and judged
 
     terminal.py, tables.py       results on stdout, notices and errors on stderr; tables and JSON

@@ -9,11 +9,14 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from adam_async.cli.checkpoint_options import CheckpointExportOptions, CheckpointOptions
+from adam_async.cli.files import check_checkpoints
 from adam_async.cli.options import to_read
 from adam_async.cli.running import run_in_loop
 
 CheckpointsPath = Annotated[
-    Path, to_read("checkpoint"), Parameter(help="Folder of `train --checkpoint`, or one checkpoint in it.")
+    Path,
+    to_read("checkpoint", check_checkpoints),
+    Parameter(help="Folder of `train --checkpoint`, or one checkpoint in it."),
 ]
 
 checkpoint_commands = App(name="checkpoint", help="List, verify and export the checkpoints of a run.")

@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 import adam_async
 from adam_async.cli.checkpoint_commands import checkpoint_commands
 from adam_async.cli.drill_options import DrillOptions
+from adam_async.cli.files import check_model_path, check_present
 from adam_async.cli.help_text import FilledHelp
 from adam_async.cli.launch_commands import launch_commands
 from adam_async.cli.operation_options import OperatorOptions, StatusOptions
@@ -40,8 +41,9 @@ from adam_async.cli.options import (
 )
 from adam_async.cli.running import run_driver, run_in_loop, run_role
 from adam_async.cli.signals import EARLY
-from adam_async.cli.simulate_options import SimulateOptions
-from adam_async.cli.store_options import StoreOptions
+from adam_async.cli.simulate_options import SimulateOptions, check_options
+from adam_async.cli.store_options import Action, StoreOptions
+from adam_async.cli.store_options import check_words as check_store_words
 from adam_async.cli.terminal import Terminal, explain, reader_left
 from adam_async.data_server.sources.names import check_exists
 from adam_async.errors import ConfigError, first_cause
@@ -50,7 +52,7 @@ from adam_async.run.image_size import read_image_size
 
 USAGE = 2
 
-ModelPath = Annotated[Path, to_read("model")]
+ModelPath = Annotated[Path, to_read("model", check_model_path)]
 
 app = App(
     name="adam-async",
@@ -203,7 +205,7 @@ def evaluate(
 @app.command
 def predict(
     model: ModelPath,
-    *images: Annotated[Path, to_read("image")],
+    *images: Annotated[Path, to_read("image", check_present)],
     options: PredictOptions = PredictOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Classify images with a model of `train --out`.
@@ -286,6 +288,7 @@ def doctor(*, model: str = "mnist-adam", images_per_group: int = 16, loop: LoopN
 @app.command
 def simulate(options: SimulateOptions = SimulateOptions()) -> int:  # noqa: B008 - frozen
     """Run the shipped code in simulated clusters with faults, seed by seed."""
+    check_options(options)
     from adam_async.cli.simulate import run_simulation, serve
 
     if options.supervised:
@@ -314,6 +317,9 @@ def controller(options: ControllerOptions = ControllerOptions()) -> int:  # noqa
     Three or five controllers with the same --peers agree on the map; the cluster works while more than half
     of them run. A controller with --dir continues after a restart.
     """
+    from adam_async.cli.roles.checks import check_controller
+
+    check_controller(options)
     from adam_async.cli.roles.controller import serve_controller
 
     return run_role(lambda _, health: serve_controller(options, os.environ, health), options)
@@ -322,6 +328,9 @@ def controller(options: ControllerOptions = ControllerOptions()) -> int:  # noqa
 @app.command
 def ps(options: ServerOptions) -> int:
     """Run a parameter server, which stores shards of the model and applies updates to them."""
+    from adam_async.cli.roles.checks import check_server
+
+    check_server(options)
     from adam_async.cli.roles.parameter_server import serve_ps
 
     return run_role(lambda _, health: serve_ps(options, os.environ, health), options)
@@ -351,6 +360,9 @@ def data(
     """
     if stage.stage is None:
         check_exists(data)
+    from adam_async.cli.roles.checks import check_data_server
+
+    check_data_server(options)
     from adam_async.cli.staging import serve_staged
 
     return run_role(
@@ -396,9 +408,14 @@ def worker(
     in_flight
         Groups in flight per replica; 0 is twice its threads.
     """
+    from adam_async.cli.roles.checks import check_worker
+
+    allowed = check_worker(options, threads, in_flight)
     from adam_async.cli.roles.worker import serve_worker
 
-    return run_role(lambda _, health: serve_worker(options, threads, in_flight, os.environ, health), options)
+    return run_role(
+        lambda _, health: serve_worker(options, allowed, threads, in_flight, os.environ, health), options
+    )
 
 
 @app.command
@@ -430,7 +447,7 @@ def role(options: FromEnvironmentOptions = FromEnvironmentOptions()) -> int:  # 
 
 @app.command
 def store(
-    action: Literal["list", "show", "save", "delete"],
+    action: Action,
     name: str | None = None,
     file: Path | None = None,
     /,
@@ -449,6 +466,7 @@ def store(
     file
         File for the values.
     """
+    check_store_words(action, name, file, options)
     from adam_async.cli.store import run_store
 
     return run_in_loop(

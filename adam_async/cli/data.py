@@ -15,9 +15,9 @@ from adam_async.data_server.damage import Policy
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.datasets import load
 from adam_async.data_server.sources.downloads import Downloader
-from adam_async.data_server.sources.names import is_import_path
+from adam_async.data_server.sources.names import address_error, is_import_path
 from adam_async.data_server.sources.objects import from_object
-from adam_async.errors import AdamError, ConfigError, DataError
+from adam_async.errors import AdamError, ConfigError
 from adam_async.run.cache_size import CacheLimits, room_for_whole
 from adam_async.run.image_size import Size
 from adam_async.run.user_code import import_named
@@ -56,10 +56,7 @@ async def load_data(
     if is_import_path(source):
         return replace(await imported_dataset(source), cache=cache)
     if "://" in source:
-        raise DataError(
-            f"{source} is an address, not a name, a folder or a file; only train takes addresses of data "
-            "servers, tcp://HOST:PORT"
-        )
+        raise address_error(source)
     with Downloads(Terminal().err) as downloads:
         dataset = await load(
             source,

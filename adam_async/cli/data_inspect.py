@@ -16,7 +16,8 @@ from adam_async.cli.options import InspectOptions, check_within
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.datasets import kind_of_name, split_folders
-from adam_async.data_server.transforms.recipe import Recipe, read_steps
+from adam_async.data_server.transforms.recipe import Recipe
+from adam_async.data_server.transforms.steps import read_steps
 from adam_async.driver.augmentation import steps_for
 from adam_async.errors import ConfigError, DataError
 from adam_async.run.image_size import read_image_size

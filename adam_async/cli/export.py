@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from adam_async.checkpoint.model_file import FILE_NAME
+from adam_async.checkpoint.names import FILE_NAME
 from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.files import announce_existing, check_target, write_file
 from adam_async.cli.options import ExportOptions

@@ -1,9 +1,11 @@
 """Files and folders that options name: checks before the work that makes their content, reads and writes."""
 
+import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from adam_async.checkpoint.names import FILE_NAME, is_folder_name
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError
 from adam_async.model.toml_text import MOST_TEXT_BYTES
@@ -24,6 +26,43 @@ async def read_model_file(model: str, disk: Disk) -> str | None:
     return await read_file(Path(model), "--model", disk) if is_file(model) else None
 
 
+def check_present(option: str, path: Path) -> None:
+    """Check that a file or folder exists. Raises ConfigError: the system does not find it."""
+    try:
+        path.stat()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{option} {path} cannot be read: {why}") from None
+
+
+def check_file(option: str, path: Path) -> None:
+    """Check that a file exists. Raises ConfigError: the system does not find it, or it is a folder."""
+    check_present(option, path)
+    if path.is_dir():
+        raise ConfigError(f"{option} {path} cannot be read: {os.strerror(errno.EISDIR)}")
+
+
+def check_model_path(option: str, path: Path) -> None:
+    """Check that the file of a model, or its folder, has one. Raises ConfigError: there is none."""
+    check_present(option, path)
+    if path.is_dir() and not (path / FILE_NAME).exists():
+        raise ConfigError(
+            f"{option} {path / FILE_NAME} cannot be read: {os.strerror(errno.ENOENT)}; name a file that "
+            "`train --out` wrote"
+        )
+
+
+def check_checkpoints(option: str, path: Path) -> None:
+    """Check that a path is a checkpoint, or a folder with one. Raises ConfigError: it has none."""
+    check_present(option, path)
+    try:
+        names = os.listdir(path)
+    except OSError as error:
+        raise ConfigError(f"no checkpoint in {path}: {error.strerror or error}") from None
+    if not any(map(is_folder_name, [path.name, *names])):
+        raise ConfigError(f"no checkpoint in {path} can be read: train --checkpoint writes them")
+
+
 async def check_target(file: Path, disk: Disk) -> None:
     """Make the folder of a result file, and check that the file can be written.
 
@@ -40,16 +79,24 @@ async def announce_existing(file: Path, disk: Disk, terminal: Terminal) -> None:
         terminal.notice(f"{file} exists, and is replaced")
 
 
+def check_folder(folder: Path) -> None:
+    """Check that a folder for results can be made or written to. Raises ConfigError: it cannot."""
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not os.path.isdir(there):
+        what = "it" if there == folder else there
+        raise ConfigError(f"{folder} cannot be made: {what} exists and is no folder; name another")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{folder} cannot be written to")
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder for results. Raises ConfigError: the folder cannot be made or written to."""
+    check_folder(folder)
     try:
         os.makedirs(folder, exist_ok=True)
-    except FileExistsError:
-        raise ConfigError(f"{folder} cannot be made: it exists and is no folder; name another") from None
     except OSError as error:
         raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"{folder} cannot be written to")
+    check_folder(folder)
 
 
 def check_regular(file: Path) -> None:

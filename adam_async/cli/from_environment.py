@@ -15,17 +15,10 @@ from adam_async.cli.files import is_file, read_file
 from adam_async.cli.options import FromEnvironmentOptions
 from adam_async.cli.printable import printable
 from adam_async.cli.terminal import Terminal
-from adam_async.cli.token import read_token
-from adam_async.cluster.launcher import data_words
-from adam_async.cluster.local_launcher import LocalLauncher
-from adam_async.cluster.networks import address_towards
-from adam_async.cluster.processes import orders_for
-from adam_async.cluster.supervision import Supervisor
-from adam_async.data_server.transforms.recipe import read_steps
+from adam_async.data_server.transforms.steps import read_steps
 from adam_async.errors import ConfigError, first_cause
 from adam_async.launch.environment import Assignment, Layout, assigned_roles
 from adam_async.run.config import Config
-from adam_async.run.model_selection import image_size
 from adam_async.run.option_sources import (
     ENVIRONMENT,
     for_children,
@@ -104,6 +97,10 @@ async def find_roles(options: FromEnvironmentOptions, environment: Mapping[str, 
             f"--health is for one role, and this process has {len(assignment.roles)}: leave it out, or start "
             "as many ranks as roles"
         )
+    # The variables and the file are right: only now import the modules of a cluster, which takes longer.
+    from adam_async.cluster.launcher import data_words
+    from adam_async.run.model_selection import image_size
+
     size = image_size(config.size, config.model, text=model)
     controllers = ",".join(assignment.controllers)
     arguments = {}
@@ -151,6 +148,12 @@ async def supervise(
     Raises:
         RoleDied: A role could not start, or a role with the only copy of some state died.
     """
+    from adam_async.cli.token import read_token
+    from adam_async.cluster.local_launcher import LocalLauncher
+    from adam_async.cluster.networks import address_towards
+    from adam_async.cluster.processes import orders_for
+    from adam_async.cluster.supervision import Supervisor
+
     token = await read_token(options.token_file, environment)
     kept = for_children(environment)
     launcher = LocalLauncher(kept)

@@ -8,11 +8,8 @@ from adam_async.cli.files import read_file
 from adam_async.cli.launch_options import RayOptions
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
-from adam_async.cli.train import run_training
 from adam_async.errors import ConfigError
 from adam_async.launch.hosts import read_hosts
-from adam_async.launch.ray import RayLauncher
-from adam_async.launch.ssh import SshLauncher
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.user_cache import user_cache
@@ -30,6 +27,10 @@ async def launch_over_ssh(
     options = launched(options, file)
     async with Disk() as disk:
         found = read_hosts(await read_file(hosts, "the file of hosts", disk), source=str(hosts))
+    # The file is right: only now import the modules of a training, which takes longer.
+    from adam_async.cli.train import run_training
+    from adam_async.launch.ssh import SshLauncher
+
     records = records_folder(environment)
     async with SshLauncher(found, records=records, entropy=system_entropy) as launcher:
         return await run_training(options, environment, terminal, launcher)
@@ -50,6 +51,9 @@ async def launch_on_ray(
         DeadlineExceeded: Ray has no room for the roles.
     """
     options = launched(options, file)
+    from adam_async.cli.train import run_training
+    from adam_async.launch.ray import RayLauncher
+
     async with RayLauncher(ray.settings(), entropy=system_entropy) as launcher:
         return await run_training(options, environment, terminal, launcher)
 

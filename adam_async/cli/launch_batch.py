@@ -22,7 +22,6 @@ from adam_async.cli.signals import EARLY
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.token import TOKEN_BYTES, read_token
 from adam_async.cli.train import configure, run_training
-from adam_async.cluster.external_data import addresses_in
 from adam_async.cluster.parent_pipe import Parent, die_with_parent
 from adam_async.errors import ConfigError, first_cause
 from adam_async.launch.agent import Agent, AgentSettings, DriverLost
@@ -39,6 +38,7 @@ from adam_async.launch.slurm import (
     run_step,
     submit,
 )
+from adam_async.run.addresses import addresses_in
 from adam_async.run.option_sources import for_children
 from adam_async.run.token_file import root_token
 from adam_async.runtime.child_process import COMMAND

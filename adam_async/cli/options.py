@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 from cyclopts import Parameter, Token, convert
 
+from adam_async.cli.files import check_file, check_model_path
 from adam_async.errors import ConfigError
 from adam_async.run.addresses import check_address
 from adam_async.run.cache_size import cache_limits, read_budget
@@ -75,27 +76,19 @@ def checked_by(check: Callable[[Any], object]) -> Parameter:
     return Parameter(validator=lambda _, value: check(value))
 
 
-def to_read(option: str) -> Parameter:
+def to_read(option: str, check_path: Callable[[str, Path], None] = check_file) -> Parameter:
     """Return the cyclopts parameter of a file or folder to read, which must exist before modules load.
 
     Args:
         option: Name of the option or argument in the error.
+        check_path: Checks the path, with this name in its error.
     """
 
     def check(_: Any, value: Path | tuple[Path, ...] | None) -> None:
         for path in value if isinstance(value, tuple) else () if value is None else (value,):
-            check_present(option, path)
+            check_path(option, path)
 
     return Parameter(validator=check)
-
-
-def check_present(option: str, path: Path) -> None:
-    """Check that a file or folder exists. Raises ConfigError: the system does not find it."""
-    try:
-        path.stat()
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{option} {path} cannot be read: {why}") from None
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -313,7 +306,7 @@ class TrainOptions:
     ack: Literal["auto", "single", "replicated", "durable"] | None = None
     """When a push is acknowledged: in the memory of one server (single), of all copies in sync (replicated),
     or on their disks too (durable)."""
-    init: Annotated[Path | None, to_read("--init")] = None
+    init: Annotated[Path | None, to_read("--init", check_model_path)] = None
     """Begin with the tensors of this saved model with the same names and shapes; other tensors get initial
     values."""
     step: str | None = None
@@ -375,7 +368,7 @@ class RoleOptions:
     ] = ()
     """Slow down this node: NODE:SHARE of its cores, or NODE~NODE:DELAY of messages to another node;
     repeatable."""
-    advertise: str | None = None
+    advertise: Annotated[str | None, addresses_of("--advertise")] = None
     """tcp://HOST:PORT at which other hosts reach --bind tcp://0.0.0.0:PORT; port 0 is the port of --bind."""
     memory_budget: Annotated[
         str,
@@ -476,7 +469,7 @@ class StageOptions:
 
     stage: Path | None = None
     """Folder into which the data server copies --data, a shared folder or file; it loads the copy."""
-    stage_peers: str = ""
+    stage_peers: Annotated[str | None, addresses_of("--stage-peers")] = None
     """tcp://HOST:PORT of each server that copies this source, with commas between them; the same list for
     each."""
     stage_wait: float = 60.0

@@ -1,26 +1,15 @@
 """Runs of the commands' coroutines, each in an event loop of its own."""
 
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from adam_async.cli.log import JsonLine, NodeLine, OneLine, RoleLine
-from adam_async.cli.options import LogLevel, LoopName, RoleOptions, TrainOptions, check_present
+from adam_async.cli.options import LogLevel, LoopName, RoleOptions, TrainOptions
 from adam_async.cli.signals import EARLY, loop_factory
 from adam_async.cli.terminal import Terminal, log_to_stderr
-from adam_async.data_server.sources.names import check_exists
-from adam_async.model.named import check_model
-from adam_async.run.config import check_ranges
-from adam_async.run.option_sources import (
-    COMMAND_LINE,
-    ENVIRONMENT,
-    PLAIN,
-    check_variables,
-    from_environment,
-    from_toml,
-    make_config,
-)
+from adam_async.run.option_sources import PLAIN, check_variables
 from adam_async.runtime.health import Health
 
 
@@ -68,6 +57,8 @@ def run_driver(
         reads_files: Whether the driver runs in this process, and so reads the files that options name.
     """
 
+    from adam_async.cli.train_checks import check_values
+
     async def checked(terminal: Terminal) -> int:
         await check_values(options, os.environ, options.config or file, reads_files=reads_files)
         return await main(terminal)
@@ -80,40 +71,3 @@ def run_driver(
         level=options.log_level,
         lines=JsonLine("driver") if options.log_json else None,
     )
-
-
-async def check_values(
-    options: TrainOptions, environment: Mapping[str, str], file: Path | None, *, reads_files: bool
-) -> None:
-    """Check options before the modules of a training are imported, which takes longer than the checks.
-
-    Options that join those of a checkpoint or a record are checked later, together with them, except for
-    the bounds of numbers.
-
-    Raises:
-        ConfigError: A value is wrong, or the file of options cannot be read.
-        DataError: The data are missing.
-    """
-    given = {name: value for name, value in options.layer().items() if value is not None}
-    check_ranges(given)
-    if options.resume is not None and options.attach is None:
-        check_present("--resume", options.resume)
-    if options.resume is not None or options.store is not None or options.replay is not None:
-        return
-    in_file: Mapping[str, Any] = {}
-    if file is not None:
-        from adam_async.cli.files import read_file
-        from adam_async.runtime.disk import Disk
-
-        async with Disk() as disk:
-            in_file = from_toml(await read_file(file, "--config", disk), source=str(file))
-    layers = (in_file, from_environment(environment), options.layer())
-    config = make_config(*layers, sources=(str(file), ENVIRONMENT, COMMAND_LINE))
-    check_model(config.model)
-    if reads_files:
-        if config.model.endswith(".toml"):
-            check_present("--model", Path(config.model))
-        if config.transforms:
-            check_present("--transforms", Path(config.transforms))
-        if options.controller is None:
-            check_exists(config.data)

@@ -5,8 +5,6 @@ the options that repeat the run.
 """
 
 import asyncio
-import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -16,9 +14,8 @@ from typing import TextIO
 
 import msgspec
 
-from adam_async.cli.files import check_regular, write_file
-from adam_async.cli.options import check_within
-from adam_async.cli.simulate_options import SimulateOptions
+from adam_async.cli.files import write_file
+from adam_async.cli.simulate_options import SimulateOptions, chosen_seeds, is_one_run
 from adam_async.cli.terminal import Terminal
 from adam_async.cluster.parent_pipe import die_with_parent
 from adam_async.errors import ConfigError
@@ -50,10 +47,6 @@ ones."""
 SHRINK_NOTICE_S = 5.0
 """Minimum time between two notices about the shrinking of a plan, in seconds."""
 
-MOST_JOBS_PER_CORE = 4
-
-RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
-
 Save = Callable[[str, Sequence[SeedResult]], Awaitable[None]]
 """Callback that saves new results; its arguments are the name of the scenario and the results."""
 
@@ -62,7 +55,7 @@ async def run_simulation(options: SimulateOptions, terminal: Terminal) -> int:
     """Run seeds of scenarios, and print their results.
 
     Raises:
-        ConfigError: An option is wrong, or contradicts another; or a file cannot be read or written.
+        ConfigError: A scenario is unknown, or a file cannot be read or written.
         RoleDied: A child process died.
     """
     names = chosen_scenarios(options.scenario)
@@ -71,15 +64,10 @@ async def run_simulation(options: SimulateOptions, terminal: Terminal) -> int:
             terminal.print(f"{name}: {SCENARIOS[name].about}")
         return 0
     seeds = chosen_seeds(options)
-    check_options(options, names)
     async with (
         Disk() as disk,
         ProcessPool(1 if is_one_run(options) else options.jobs or usable_cores()) as process_pool,
     ):
-        for file in (options.trace, options.soak):
-            if file is not None:
-                await disk.run(check_regular, file)
-                await disk.run(check_in_folder, file)
         if is_one_run(options):
             case = await chosen_case(options, names[0], disk)
             failed = await run_one(case, options.trace, process_pool, disk, terminal)
@@ -116,56 +104,6 @@ def chosen_scenarios(words: Sequence[str]) -> list[str]:
     if unknown:
         raise ConfigError(f"unknown scenario {unknown[0]!r}: known are {', '.join(SCENARIOS)}, and all")
     return [name for name in SCENARIOS if not words or "all" in words or name in words]
-
-
-def chosen_seeds(options: SimulateOptions) -> tuple[int, int] | None:
-    """Return the first and the last seed that the options name; None without such an option.
-
-    Raises:
-        ConfigError: The text is not a range.
-    """
-    if options.seed is not None:
-        if options.seed < 0:
-            raise ConfigError(f"--seed must be a whole number from 0 on, not {options.seed}")
-        return options.seed, options.seed
-    if options.seeds is None:
-        return None
-    found = RANGE.fullmatch(options.seeds.strip())
-    if found is None or int(found[1]) > int(found[2]):
-        raise ConfigError(
-            f"--seeds must be A..B, from 0 on and A at most B, such as 0..99, not {options.seeds!r}"
-        )
-    return int(found[1]), int(found[2])
-
-
-def check_options(options: SimulateOptions, names: Sequence[str]) -> None:
-    """Check that options do not contradict one another.
-
-    Raises ConfigError: some contradict; the error lists them.
-    """
-    check_within("--jobs", options.jobs, 0, usable_cores() * MOST_JOBS_PER_CORE)
-    if options.seed is not None and options.seeds is not None:
-        raise ConfigError("--seed and --seeds contradict each other: leave one out")
-    if options.plan is not None:
-        others = {"--seed": options.seed, "--seeds": options.seeds, "--scenario": options.scenario or None}
-        given = [name for name, value in others.items() if value is not None]
-        if given:
-            raise ConfigError(f"--plan decides the run: leave out {', '.join(given)}")
-    elif options.trace is not None and (options.seed is None or len(names) > 1):
-        raise ConfigError("--trace is of one run: name it with --seed and one --scenario, or with --plan")
-    if options.soak is not None and is_one_run(options):
-        raise ConfigError("--soak is for many seeds: leave out --plan and --trace")
-
-
-def check_in_folder(file: Path) -> None:
-    """Check that the folder of a result file exists. Raises ConfigError: the folder does not exist."""
-    if not os.path.isdir(file.parent):
-        raise ConfigError(f"{file} cannot be written: {file.parent} is no folder; make it, or name another")
-
-
-def is_one_run(options: SimulateOptions) -> bool:
-    """Return whether the options name a single run."""
-    return options.plan is not None or options.trace is not None
 
 
 async def chosen_case(options: SimulateOptions, name: str, disk: Disk) -> Case:

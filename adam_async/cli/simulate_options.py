@@ -1,11 +1,21 @@
-"""The options of `simulate`."""
+"""The options of `simulate`, and their checks."""
 
+import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from adam_async.cli.options import ONLY_ON, LoopName, options, to_read
+from adam_async.cli.files import check_regular
+from adam_async.cli.options import ONLY_ON, LoopName, check_within, options, to_read
+from adam_async.errors import ConfigError
+from adam_async.runtime.machine import usable_cores
+
+MOST_JOBS_PER_CORE = 4
+
+RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 
 ScenarioName = Literal[
     "members",
@@ -45,3 +55,63 @@ class SimulateOptions:
     """For child processes: take work on stdin."""
     loop: LoopName = "uvloop"
     """The event loop of the command; the simulation has its own."""
+
+
+def chosen_seeds(options: SimulateOptions) -> tuple[int, int] | None:
+    """Return the first and the last seed that the options name; None without such an option.
+
+    Raises:
+        ConfigError: The text is not a range.
+    """
+    if options.seed is not None:
+        if options.seed < 0:
+            raise ConfigError(f"--seed must be a whole number from 0 on, not {options.seed}")
+        return options.seed, options.seed
+    if options.seeds is None:
+        return None
+    found = RANGE.fullmatch(options.seeds.strip())
+    if found is None or int(found[1]) > int(found[2]):
+        raise ConfigError(
+            f"--seeds must be A..B, from 0 on and A at most B, such as 0..99, not {options.seeds!r}"
+        )
+    return int(found[1]), int(found[2])
+
+
+def check_options(options: SimulateOptions) -> None:
+    """Check the options before the modules of a simulation are imported.
+
+    Raises:
+        ConfigError: A value is wrong, some contradict each other, or a file of results cannot be written.
+    """
+    chosen_seeds(options)
+    check_within("--jobs", options.jobs, 0, usable_cores() * MOST_JOBS_PER_CORE)
+    if options.seed is not None and options.seeds is not None:
+        raise ConfigError("--seed and --seeds contradict each other: leave one out")
+    if options.plan is not None:
+        others = {"--seed": options.seed, "--seeds": options.seeds, "--scenario": options.scenario or None}
+        given = [name for name, value in others.items() if value is not None]
+        if given:
+            raise ConfigError(f"--plan decides the run: leave out {', '.join(given)}")
+    elif options.trace is not None and (options.seed is None or not _is_one(options.scenario)):
+        raise ConfigError("--trace is of one run: name it with --seed and one --scenario, or with --plan")
+    if options.soak is not None and is_one_run(options):
+        raise ConfigError("--soak is for many seeds: leave out --plan and --trace")
+    for file in (options.trace, options.soak):
+        if file is not None:
+            check_regular(file)
+            _check_in_folder(file)
+
+
+def _is_one(scenarios: Sequence[str]) -> bool:
+    return len(set(scenarios)) == 1 and "all" not in scenarios
+
+
+def _check_in_folder(file: Path) -> None:
+    """Check that the folder of a result file exists. Raises ConfigError: the folder does not exist."""
+    if not os.path.isdir(file.parent):
+        raise ConfigError(f"{file} cannot be written: {file.parent} is no folder; make it, or name another")
+
+
+def is_one_run(options: SimulateOptions) -> bool:
+    """Return whether the options name a single run."""
+    return options.plan is not None or options.trace is not None

@@ -14,7 +14,6 @@ from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.data_server.staging.peer import Patience
 from adam_async.data_server.staging.service import staging
 from adam_async.errors import ConfigError
-from adam_async.run.addresses import check_address
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.health import Health
@@ -86,7 +85,7 @@ def _checked(stage: StageOptions, data: str) -> list[str]:
         raise ConfigError(f"--stage-wait must be a positive number of seconds, not {stage.stage_wait}")
     if not stage.stage_peers:
         return [LOOPBACK]
-    peers = [check_address(peer.strip(), "--stage-peers") for peer in stage.stage_peers.split(",")]
+    peers = [peer.strip() for peer in stage.stage_peers.split(",")]
     twice = next((peer for peer in peers if peers.count(peer) > 1), None)
     if twice is not None:
         raise ConfigError(f"--stage-peers names {twice} more than once; each server has one address")

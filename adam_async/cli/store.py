@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from adam_async.cli.files import announce_existing, check_target
 from adam_async.cli.operation import print_copies
 from adam_async.cli.roles.serving import waits_at_start
-from adam_async.cli.store_options import StoreOptions
+from adam_async.cli.store_options import Action, StoreOptions
 from adam_async.cli.tables import new_table, print_json
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.token import read_token
@@ -20,9 +20,6 @@ from adam_async.runtime.disk import Disk
 from adam_async.store.store import ParameterStore
 from adam_async.store.survey import ClientSummary, StoreSummary, Survey, join
 from transport import BufferPool
-
-Action = Literal["list", "show", "save", "delete"]
-"""Action of the command, its first argument."""
 
 MOST_ROWS = 1000
 """Maximum number of arrays in the table of `show`; --json has all."""
@@ -43,7 +40,6 @@ async def run_store(
         StoreError: The cluster has no store of this name, or the store may not be deleted.
         RoleUnreachable: No controller answered.
     """
-    _check_words(action, name, file, options)
     if action == "list":
         await _with_survey(options, environment, lambda survey: _list(survey, options, terminal))
     elif action == "show":
@@ -61,19 +57,6 @@ async def run_store(
         work = lambda survey: _delete(survey, name, options, terminal)  # noqa: E731
         await _with_survey(options, environment, work, role="client" if is_client else "driver")
     return 0
-
-
-def _check_words(action: Action, name: str | None, file: Path | None, options: StoreOptions) -> None:
-    if action == "list" and name is not None:
-        raise ConfigError(f"store list takes no name; show it with: adam-async store show {name}")
-    if action != "list" and name is None:
-        raise ConfigError(f"store {action} needs the name of a store; adam-async store list shows them")
-    if action == "save" and file is None:
-        raise ConfigError(f"store save needs a file: adam-async store save {name} FILE.safetensors")
-    if action != "save" and file is not None:
-        raise ConfigError(f"store {action} takes no file: leave {file} out")
-    if action != "delete" and options.yes:
-        raise ConfigError("--yes belongs to store delete: leave it out")
 
 
 async def _with_survey(

@@ -25,12 +25,12 @@ from adam_async.checkpoint.manifest import (
     resumed_spec,
     resumed_transforms,
 )
-from adam_async.checkpoint.model_file import FILE_NAME
+from adam_async.checkpoint.names import FILE_NAME
 from adam_async.checkpoint.run_notes import open_run_notes, read_run_notes
 from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.baseline import BaselineAround
 from adam_async.cli.data import check_data_named, load_data
-from adam_async.cli.files import check_regular, is_file, make_folder, read_file
+from adam_async.cli.files import is_file, make_folder, read_file
 from adam_async.cli.health import with_serving
 from adam_async.cli.live_table import LiveTable
 from adam_async.cli.options import WAITING, TrainOptions
@@ -39,35 +39,32 @@ from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.signals import EARLY
 from adam_async.cli.terminal import Terminal, explain
 from adam_async.cli.token import read_token
-from adam_async.cluster.external_data import addresses_in, hosts_of
+from adam_async.cli.train_checks import check_code, check_results, check_together, config_file, result_files
 from adam_async.cluster.launcher import Launcher
 from adam_async.cluster.local import LocalCluster
 from adam_async.cluster.networks import network_for
 from adam_async.cluster.processes import ProcessCluster
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.names import is_import_path
-from adam_async.data_server.transforms.recipe import read_steps
+from adam_async.data_server.transforms.steps import read_steps
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.takeover import Attach
 from adam_async.errors import AdamError, ConfigError, Diverged, RunFailed, first_cause
 from adam_async.report.baseline import Baseline
 from adam_async.report.report import Report, build_report, without_invalid, write
-from adam_async.run.addresses import check_addresses
+from adam_async.run.addresses import addresses_in, check_addresses
 from adam_async.run.cache_size import cache_limits
 from adam_async.run.config import Config
 from adam_async.run.memory_need import check_memory
 from adam_async.run.model_selection import image_size
-from adam_async.run.option_sources import COMMAND_LINE, ENVIRONMENT, from_environment, from_toml, make_config
+from adam_async.run.option_sources import COMMAND_LINE, ENVIRONMENT, from_environment, make_config
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.user_code import (
     NamedStep,
-    add_import_folder,
     import_layers,
     named_functions,
     named_step,
-    read_layers,
-    read_step_args,
 )
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
@@ -241,14 +238,9 @@ def import_code(options: TrainOptions, terminal: Terminal) -> Imports:
         ConfigError: The step cannot be imported, or contradicts an option.
     """
     for folder in options.step_path:
-        add_import_folder(folder)
         terminal.notice(f"imports also find modules in {folder.resolve()}")
-    if options.step is None and options.step_args is not None:
-        raise ConfigError("--step-args are for the factory of --step, which is not given")
-    if options.step is not None and options.model is not None:
-        raise ConfigError("--model and --step both name what is trained: leave one of them out")
-    args = read_step_args(options.step_args)
-    return Imports(read_layers(options.layers), args, named_step(options.step, args))
+    layers, args = check_code(options)
+    return Imports(layers, args, named_step(options.step, args))
 
 
 async def _read_contents(
@@ -272,11 +264,10 @@ async def _read_contents(
         if options.allow_functions:
             transforms = resumed.transforms
         announce_imports(resumed_transforms(resumed, transforms), resumed.name, terminal)
-    for folder in (options.out, *(file.parent for file in _files(options))):
+    await disk.run(check_results, options)
+    for folder in (options.out, *(file.parent for file in result_files(options))):
         if folder is not None:
             await disk.run(make_folder, folder)
-    for file in _files(options):
-        await disk.run(check_regular, file)
     await announce_replaced(options.out, disk, terminal)
     init = None
     if options.init is not None:
@@ -392,10 +383,6 @@ async def _report_cut_short(
         terminal.notice(f"{path} cannot be written: {failure.strerror or failure}")
 
 
-def _files(options: TrainOptions) -> list[Path]:
-    return [file for file in (options.report, options.profile, options.record) if file is not None]
-
-
 def needs_data(options: TrainOptions, config: Config) -> bool:
     """Return whether this process needs the images: to serve them, or for a report's baseline."""
     if options.controller is not None or addresses_in(config.data):
@@ -420,7 +407,7 @@ async def configure(
         CheckpointError: An option differs from the checkpoint's, and must not differ.
         ConfigError: A value is wrong, or two options contradict each other.
     """
-    layers = (await _config_file(options, disk), from_environment(environment), options.layer())
+    layers = (await config_file(options.config, disk), from_environment(environment), options.layer())
     config = make_config(
         resumed_options(resumed) if resumed is not None else {},
         *layers,
@@ -434,86 +421,22 @@ async def configure(
         raise ConfigError(
             "--allow-functions is for --resume and --replay, and neither is given: leave it out"
         )
-    _check_attach(options)
-    other = "--resume" if options.resume is not None else "--record" if config.record else ""
-    if options.init is not None and other:
-        raise ConfigError(f"--init and {other} both set the first weights: leave one of them out")
-    for name in ("checkpoint_every", "checkpoint_misses", "keep"):
-        if getattr(options, name) is not None and options.checkpoint is None and options.resume is None:
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} needs a folder for the checkpoints: give --checkpoint DIR")
-    if options.controller is None and not launched:
-        config.threads_per_worker(usable_cores())
-    if options.flush_s is not None and options.store is None:
-        raise ConfigError("--flush-s needs a folder for the shards: give --store DIR")
-    config.weights_in(one_process=not config.processes and options.controller is None)
-    _check_links(options, config, launched=launched)
-    return config
-
-
-def _check_links(options: TrainOptions, config: Config, *, launched: bool) -> None:
-    """Refuse options of roles and of links that this command does not start."""
-    if options.controller is not None and config.processes:
-        raise ConfigError("--processes starts roles and --controller joins roles that run: give one of them")
-    if options.controller is not None and options.profile is not None:
-        raise ConfigError(
-            "--profile is for roles that this command starts, not for those at --controller: leave one of "
-            "them out"
-        )
-    if options.controller is not None and config.slow:
-        raise ConfigError(
-            "--slow is for roles that this command starts: leave it out, and give it to those at "
-            "--controller at their start"
-        )
-    hosts = hosts_of(config, (), starts_own=False) if options.controller is None else ()
-    linked = config.processes or options.controller is not None or hosts
-    if not linked and options.token_file is not None:
-        raise ConfigError(
-            "--token-file is the token of a cluster of processes, and all roles share this one: leave it "
-            "out, or give --processes"
-        )
-    if options.memory is not None and not config.processes:
-        raise ConfigError(
-            "--memory is for processes that this command starts, and it starts none: leave it out, or give "
-            "--processes"
-        )
-    for name in ("memory_budget", "checksum"):
-        if getattr(options, name) is not None and not linked:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} is for links between processes, and all roles share this one: "
-                "leave it out, or give --processes"
-            )
+    check_together(options, config)
     if options.controller is not None:
         roles = ("data", "damaged", "cache", "spill", "threads", "in_flight", "controllers")
         idle = [name for name in roles if getattr(options, name) is not None]
         if idle:
             logger.warning("no effect with --controller, whose roles have their own: %s", ", ".join(idle))
-
-
-def _check_attach(options: TrainOptions) -> None:
-    for name in ("attach", "replace"):
-        if getattr(options, name) and options.controller is None:
-            raise ConfigError(
-                f"--{name} is for a cluster whose roles outlive train: give its --controller. A cluster that "
-                "train starts ends with it, and --resume continues from its checkpoints"
-            )
-    if options.attach and options.replace:
-        raise ConfigError("--attach takes over the run that --replace gives up: give one of them")
-
-
-async def _config_file(options: TrainOptions, disk: Disk) -> Mapping[str, Any]:
-    """Read the options of the file of `--config`; none without one."""
-    if options.config is None:
-        return {}
-    text = await read_file(options.config, "--config", disk)
-    return from_toml(text, source=str(options.config))
+    if options.controller is None and not launched:
+        config.threads_per_worker(usable_cores())
+    return config
 
 
 async def _attach_of(options: TrainOptions, environment: Mapping[str, str], disk: Disk) -> Attach | None:
     """Return the request to take over a run, with the names of all set options; None without `--attach`."""
     if options.attach is None:
         return None
-    layers = (await _config_file(options, disk), from_environment(environment), options.layer())
+    layers = (await config_file(options.config, disk), from_environment(environment), options.layer())
     given = frozenset(name for layer in layers for name, value in layer.items() if value is not None)
     return Attach(run="" if options.attach == WAITING else options.attach, given=given)
 

@@ -9,8 +9,7 @@ from adam_async.cluster.networks import address_towards
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleUnreachable, RunFailed
 from adam_async.messages import Serve, Serving, pack, read_text_tensor, unpack
 from adam_async.messages.bounds import MOST_INFO_BYTES
-from adam_async.run.addresses import check_address
-from adam_async.run.config import Config, Waits
+from adam_async.run.config import Waits
 from adam_async.runtime.channel import Channel, Endpoint
 from transport import (
     CallTimeout,
@@ -25,59 +24,6 @@ from transport import (
 
 SAME = ("shape", "classes", "train_images", "test_images", "digest")
 """Names of the facts of a data set that must be equal in all data servers of a cluster."""
-
-ITS_OWN = {"cache": "auto", "spill": "", "damaged": "error"}
-"""Options that belong to the start of a data server, with their defaults."""
-
-
-def addresses_in(data: str) -> tuple[str, ...]:
-    """Return the addresses of data hosts in `Config.data`; none if it names a data set.
-
-    Raises:
-        ConfigError: An address is invalid, or is named twice.
-    """
-    return _checked(data.split(",")) if data.startswith("tcp://") else ()
-
-
-def hosts_of(config: Config, data: Sequence[str], *, starts_own: bool) -> tuple[str, ...]:
-    """Return the addresses of the data hosts that a cluster uses; none if it starts its own data servers.
-
-    Args:
-        config: The run.
-        data: Addresses that the caller names; empty: the addresses in `config.data`.
-        starts_own: Whether the caller brings a data set.
-
-    Raises:
-        ConfigError: An address is invalid or named twice; or addresses are given together with a data set, a
-            number of data servers, or options that belong to the start of a data server.
-    """
-    if isinstance(data, str):
-        raise ConfigError(f"data is a list of addresses, not {data!r}")
-    if starts_own and not data:
-        return ()
-    hosts = _checked(data) if data else addresses_in(config.data)
-    if hosts and starts_own:
-        raise ConfigError(f"there is a dataset, and data names {', '.join(hosts)}: give one of them")
-    if hosts and config.data_servers > 1:
-        raise ConfigError(
-            f"data_servers={config.data_servers} has no effect with data servers at {', '.join(hosts)}: "
-            "leave it out, and give the address of each data server"
-        )
-    idle = [name for name, usual in ITS_OWN.items() if hosts and getattr(config, name) != usual]
-    if idle:
-        raise ConfigError(
-            f"{' and '.join(idle)}: no force with data servers at {', '.join(hosts)}: give it where these "
-            "are started"
-        )
-    return hosts
-
-
-def _checked(addresses: Sequence[str]) -> tuple[str, ...]:
-    found = tuple(check_address(address.strip(), "data") for address in addresses)
-    for address in found:
-        if found.count(address) > 1:
-            raise ConfigError(f"data: {address} is named twice; name each data server once")
-    return found
 
 
 async def address_for(hosts: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from adam_async.checkpoint.trained_model import Model as TrainedModel
-from adam_async.cluster.external_data import DataHosts, address_for, hosts_of
+from adam_async.cluster.external_data import DataHosts, address_for
 from adam_async.cluster.networks import LOOPBACK, SchemeNetworks, network_for, slowed
 from adam_async.cluster.setup import ClusterSetup, path_of
 from adam_async.controller.consensus_node import ConsensusSetup
@@ -37,7 +37,7 @@ from adam_async.model.spec import ModelSpec
 from adam_async.parameter_server.server_disk import opened_disk
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.parameter_server.storage import StoragePool
-from adam_async.run.addresses import controller_names
+from adam_async.run.addresses import controller_names, hosts_of
 from adam_async.run.cache_size import cache_limits, room_for_whole
 from adam_async.run.config import Config
 from adam_async.run.result import OnEpoch, RunResult

@@ -22,7 +22,7 @@ import msgspec
 
 from adam_async.checkpoint.manifest import resumed_spec
 from adam_async.checkpoint.trained_model import Model as TrainedModel
-from adam_async.cluster.external_data import DataHosts, hosts_of
+from adam_async.cluster.external_data import DataHosts
 from adam_async.cluster.launcher import Launcher, RestartPolicy, data_words
 from adam_async.cluster.local_launcher import LocalLauncher
 from adam_async.cluster.networks import address_towards, network_for, slowed
@@ -36,7 +36,7 @@ from adam_async.driver.driver import OUTSIDE, Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.errors import AdamError, BindFailed, ConfigError, RoleDied, RunFailed, first_cause
 from adam_async.model.spec import ModelSpec
-from adam_async.run.addresses import controller_names
+from adam_async.run.addresses import controller_names, hosts_of
 from adam_async.run.cache_size import one_of
 from adam_async.run.config import Config, Waits
 from adam_async.run.option_sources import for_children

@@ -6,13 +6,17 @@
 """
 
 import re
+from collections.abc import Sequence
 
 from adam_async.errors import ConfigError
-from adam_async.run.config import CONTROLLERS, CONTROLLERS_WORDS
+from adam_async.run.config import CONTROLLERS, CONTROLLERS_WORDS, Config
 from transport.sockets import is_loopback, parse_tcp_address
 
 EVERYWHERE = ("0.0.0.0", "::", "*")
 """Hosts that stand for every interface."""
+
+ITS_OWN = {"cache": "auto", "spill": "", "damaged": "error"}
+"""Options that belong to the start of a data server, with their defaults."""
 
 PEER = re.compile(r"\s*(\d{1,9})\s*=(.*)")
 
@@ -109,3 +113,53 @@ def peer_name(number: str) -> str:
 def controller_names(count: int) -> list[str]:
     """Return the node ids of the controllers of a cluster that is started as a whole."""
     return ["controller"] if count == 1 else [f"controller-{number}" for number in range(1, count + 1)]
+
+
+def addresses_in(data: str) -> tuple[str, ...]:
+    """Return the addresses of data hosts in `Config.data`; none if it names a data set.
+
+    Raises:
+        ConfigError: An address is invalid, or is named twice.
+    """
+    return _checked(data.split(",")) if data.startswith("tcp://") else ()
+
+
+def hosts_of(config: Config, data: Sequence[str], *, starts_own: bool) -> tuple[str, ...]:
+    """Return the addresses of the data hosts that a cluster uses; none if it starts its own data servers.
+
+    Args:
+        config: The run.
+        data: Addresses that the caller names; empty: the addresses in `config.data`.
+        starts_own: Whether the caller brings a data set.
+
+    Raises:
+        ConfigError: An address is invalid or named twice; or addresses are given together with a data set, a
+            number of data servers, or options that belong to the start of a data server.
+    """
+    if isinstance(data, str):
+        raise ConfigError(f"data is a list of addresses, not {data!r}")
+    if starts_own and not data:
+        return ()
+    hosts = _checked(data) if data else addresses_in(config.data)
+    if hosts and starts_own:
+        raise ConfigError(f"there is a dataset, and data names {', '.join(hosts)}: give one of them")
+    if hosts and config.data_servers > 1:
+        raise ConfigError(
+            f"data_servers={config.data_servers} has no effect with data servers at {', '.join(hosts)}: "
+            "leave it out, and give the address of each data server"
+        )
+    idle = [name for name, usual in ITS_OWN.items() if hosts and getattr(config, name) != usual]
+    if idle:
+        raise ConfigError(
+            f"{' and '.join(idle)}: no force with data servers at {', '.join(hosts)}: give it where these "
+            "are started"
+        )
+    return hosts
+
+
+def _checked(addresses: Sequence[str]) -> tuple[str, ...]:
+    found = tuple(check_address(address.strip(), "data") for address in addresses)
+    for address in found:
+        if found.count(address) > 1:
+            raise ConfigError(f"data: {address} is named twice; name each data server once")
+    return found

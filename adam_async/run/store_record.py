@@ -39,6 +39,9 @@ MOST_VALUES = 1 << 40
 MOST_NAME = 1024
 """Maximum length of an array's name, in bytes of UTF-8."""
 
+MOST_STEP_NAME = 512
+"""Maximum length of a step's import path, in characters."""
+
 MOST_STORE_NAME = 128
 """Maximum length of a store's name, in bytes of UTF-8."""
 

@@ -29,13 +29,7 @@ from numpy.typing import DTypeLike, NDArray
 from adam_async.errors import ConfigError, StepFailed
 from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.config import OF_CUTS, Config
-from adam_async.run.store_record import MOST_NAME
-
-MOST_STEP_NAME = 512
-"""Maximum length of a step's import path, in characters."""
-
-MOST_STEP_ARGS = 32 << 10
-"""Maximum length of the arguments of a step, in bytes of JSON text."""
+from adam_async.run.store_record import MOST_NAME, MOST_STEP_NAME
 
 MOST_SAMPLE = 1 << 16
 """Maximum number of training images in the sample of a step."""

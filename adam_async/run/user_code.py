@@ -15,15 +15,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from adam_async.errors import ConfigError, install_command
-from adam_async.model.layer import Layer
-from adam_async.model.layers import BUILTIN_LAYERS
-from adam_async.run.train_step import MOST_STEP_ARGS, MOST_STEP_NAME, StepSpec, TrainStep
+from adam_async.run.store_record import MOST_STEP_NAME
 from adam_async.runtime.user_thread import on_user_thread
+
+# Commands check import paths with this file before they import NumPy.
+if TYPE_CHECKING:
+    from adam_async.model.layer import Layer
+    from adam_async.run.train_step import StepSpec, TrainStep
+
+MOST_STEP_ARGS = 32 << 10
+"""Maximum length of the arguments of a step, in bytes of JSON text."""
 
 IMPORTED_S = 600.0
 """Maximum time for the imports of the functions of transforms, in seconds."""
@@ -33,16 +39,18 @@ IMPORTED_S = 600.0
 class NamedStep:
     """A step with its name and arguments."""
 
-    step: TrainStep
+    step: "TrainStep"
     name: str
     args: Mapping[str, Any] = field(default_factory=dict)
 
-    def spec(self, data: Mapping[str, Any]) -> StepSpec:
+    def spec(self, data: Mapping[str, Any]) -> "StepSpec":
         """Return the step's record, with the image shape and the number of classes of the data.
 
         Raises:
             ConfigError: The step's `sample` or `constants` exceed their bounds; names the bound.
         """
+        from adam_async.run.train_step import StepSpec  # imports NumPy
+
         channels, rows, columns = data["shape"]
         sample = getattr(self.step, "sample", 0)
         if type(sample) is not int or sample < 0:
@@ -72,7 +80,7 @@ class StepSource:
     allowed: frozenset[str] = frozenset()
     given: NamedStep | None = None
 
-    def step_for(self, spec: StepSpec) -> TrainStep:
+    def step_for(self, spec: "StepSpec") -> "TrainStep":
         """Return the step of a run.
 
         Raises:
@@ -206,7 +214,7 @@ def import_named(kind: str, where: str) -> Callable[..., Any]:
     return function
 
 
-def import_layers(names: Mapping[str, str]) -> Mapping[str, type[Layer]]:
+def import_layers(names: Mapping[str, str]) -> Mapping[str, "type[Layer]"]:
     """Return all kinds of layers: those of this package, and imported ones.
 
     Args:
@@ -215,6 +223,9 @@ def import_layers(names: Mapping[str, str]) -> Mapping[str, type[Layer]]:
     Raises:
         ConfigError: A path cannot be imported, or is no layer; the error has the kind.
     """
+    from adam_async.model.layer import Layer  # imports NumPy
+    from adam_async.model.layers import BUILTIN_LAYERS
+
     found: dict[str, type[Layer]] = {}
     for kind, name in names.items():
         layer = import_named(name, f"layer {kind!r}")
@@ -224,7 +235,7 @@ def import_layers(names: Mapping[str, str]) -> Mapping[str, type[Layer]]:
     return {**BUILTIN_LAYERS, **found}
 
 
-def named_step(step: TrainStep | str | None, args: Mapping[str, Any] | None) -> NamedStep | None:
+def named_step(step: "TrainStep | str | None", args: Mapping[str, Any] | None) -> NamedStep | None:
     """Return a caller's step, a ready object or an import path, with its name; None without one.
 
     Raises:
@@ -244,41 +255,53 @@ def named_step(step: TrainStep | str | None, args: Mapping[str, Any] | None) -> 
     return NamedStep(step, f"{kind.__module__}:{kind.__qualname__}"[:MOST_STEP_NAME])
 
 
+def import_factory(path: str) -> Callable[..., Any]:
+    """Import the factory of a step.
+
+    Args:
+        path: ``package.module:factory``; the module itself must define the factory.
+
+    Raises:
+        ConfigError: The path or the import is wrong; names the cause.
+    """
+    module, colon, name = path.partition(":")
+    if not colon or "." in name or len(path) > MOST_STEP_NAME:
+        raise ConfigError(
+            f"step is {path!r:.200}: give package.module:factory, a function or class of the module"
+        )
+    factory = import_named(path, "step")
+    if getattr(factory, "__module__", None) != module:
+        # Otherwise the name of any import of an allowed module, such as `system` of `os`, could be called.
+        raise ConfigError(f"step {path}: {module} does not define {name}: define a factory in the module")
+    return factory
+
+
 def import_step(path: str, args: Mapping[str, Any]) -> NamedStep:
     """Import a step's factory, and call it.
 
     Args:
-        path: ``package.module:factory``; the module itself must define the factory.
+        path: As for `import_factory`.
         args: Arguments of the factory, as JSON values.
 
     Raises:
         ConfigError: The path, the arguments, the import or the factory is wrong; names the cause.
     """
-    where = "step"
-    module, colon, name = path.partition(":")
-    if not colon or "." in name or len(path) > MOST_STEP_NAME:
-        raise ConfigError(
-            f"{where} is {path!r:.200}: give package.module:factory, a function or class of the module"
-        )
+    factory = import_factory(path)
     try:
         text = msgspec.json.encode(args)
         same = msgspec.json.decode(text)
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{where} {path}: its arguments have no form in JSON: {error}") from None
+        raise ConfigError(f"step {path}: its arguments have no form in JSON: {error}") from None
     if not isinstance(same, dict) or same != dict(args) or len(text) > MOST_STEP_ARGS:
         raise ConfigError(
-            f"{where} {path}: its arguments are an object of JSON values of at most {MOST_STEP_ARGS} bytes, "
+            f"step {path}: its arguments are an object of JSON values of at most {MOST_STEP_ARGS} bytes, "
             f"not {args!r:.80}"
         )
-    factory = import_named(path, where)
-    home = getattr(factory, "__module__", None)
-    if home != module:
-        # Otherwise the name of any import of an allowed module, such as `system` of `os`, could be called.
-        raise ConfigError(f"{where} {path}: {module} does not define {name}: define a factory in the module")
     try:
         step = factory(**same)
     except Exception as error:  # user code may raise anything
-        raise ConfigError(f"{where} {path}: {name}(**{same}) failed: {error!r}") from error
+        name = path.partition(":")[2]
+        raise ConfigError(f"step {path}: {name}(**{same}) failed: {error!r}") from error
     return NamedStep(step, path, same)
 
 

@@ -10,11 +10,10 @@ import resource
 import sys
 from collections.abc import Mapping
 from functools import cache
-from importlib import metadata, util
+from importlib import util
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from adam_async.runtime.clock import fine_clock
 from adam_async.runtime.control_groups import group_folders, memory_left, quota_cores
@@ -87,7 +86,7 @@ def describe_machine(*, loop: str) -> Machine:
         l3_kb=cache_kb(3),
         memory_nodes=memory_nodes(),
         python=platform.python_version(),
-        numpy=np.__version__,
+        numpy=installed_version("numpy") or "",
         blas=blas,
         loop=loop.partition(".")[0],
         uvloop=installed_version("uvloop"),
@@ -101,7 +100,7 @@ def numerics() -> dict[str, str]:
     return {
         "adam-async": installed_version("adam-async") or "",
         "python": platform.python_version(),
-        "numpy": np.__version__,
+        "numpy": installed_version("numpy") or "",
         "numba": installed_version("numba") or "",
         "blas": blas_name(),
         "blas threads": "" if threads is None else str(threads),
@@ -220,6 +219,8 @@ def processor_name() -> str:
 
 def blas_name() -> str:
     """Return name and version of the BLAS of numpy's build."""
+    import numpy as np  # only here: commands count cores before they import NumPy
+
     built: Mapping[str, Any] = np.show_config(mode="dicts")
     blas = built.get("Build Dependencies", {}).get("blas", {})
     return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
@@ -247,6 +248,8 @@ def blas_core() -> str:
 
 def installed_version(package: str) -> str | None:
     """Return the version of an installed package, or None."""
+    from importlib import metadata  # takes long to import
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

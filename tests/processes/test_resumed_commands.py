@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adam_async.checkpoint.manifest import is_folder_name
+from adam_async.checkpoint.names import is_folder_name
 from adam_async.report.report import Report
 from tests.processes.commands import Command, run, until
 

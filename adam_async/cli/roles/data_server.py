@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 
 from adam_async.cli.data import load_data
 from adam_async.cli.options import DataServerOptions
-from adam_async.cli.roles.serving import add_folders, serve, serve_member
+from adam_async.cli.roles.serving import serve, serve_member
 from adam_async.cluster.networks import LOOPBACK
 from adam_async.cluster.roles.data_server import data_host, data_server
 from adam_async.cluster.roles.place import Place, Role
@@ -29,7 +29,6 @@ async def serve_data(
     size: str = "",
 ) -> int:
     """Load the data, then run a data server until cancelled; without a controller a data host."""
-    add_folders(options)
     functions = allow_functions(options.allow_transform)
     async with Disk() as disk:
         cache = cache_limits(options.cache, options.spill, available_bytes=available_bytes())

@@ -20,7 +20,6 @@ from adam_async.cli.options import (
     MemberOptions,
     RoleOptions,
     ServerOptions,
-    WorkerOptions,
 )
 from adam_async.cli.printable import printable
 from adam_async.cli.token import read_token
@@ -38,7 +37,6 @@ from adam_async.run.addresses import check_address, check_addresses
 from adam_async.run.config import Waits
 from adam_async.run.stragglers import check_own
 from adam_async.run.token_file import holds_keys
-from adam_async.run.user_code import add_import_folder
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.health import Health
 from adam_async.runtime.role_handle import address_line
@@ -65,18 +63,6 @@ Open = Callable[[Place], AbstractAsyncContextManager[_R]]
 
 WAITS = Waits()
 """Deadlines of a role started by hand, except the wait for its controller."""
-
-
-def add_folders(options: DataServerOptions | WorkerOptions) -> None:
-    """Let imports find the modules of the folders that a command line names.
-
-    Raises:
-        ConfigError: A folder does not exist.
-    """
-    for folder in options.step_path:
-        add_import_folder(folder)
-        if not options.supervised:  # the parent has printed the line
-            sys.stderr.write(f"imports also find modules in {printable(str(folder.resolve()))}\n")
 
 
 async def serve_member(
@@ -117,8 +103,6 @@ async def serve(
         is_cut_off: Returns whether a role that joins this one would have to wait; the printed line then has
             no command for the next role.
     """
-    if options.advertise is not None:
-        check_address(options.advertise, "--advertise")
     check_address(bind, "--bind", everywhere=options.advertise is not None)
     if not options.supervised:
         token = await read_token(options.token_file, environment, role=role.removesuffix("-host"))

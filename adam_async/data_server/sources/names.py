@@ -21,8 +21,10 @@ def check_exists(source: str) -> None:
     Raises:
         DataError: The source is missing; the error has the known names.
     """
-    if source in NAMES or source.startswith("synthetic:") or "://" in source or is_import_path(source):
+    if source in NAMES or source.startswith(("synthetic:", "tcp://")) or is_import_path(source):
         return
+    if "://" in source:
+        raise address_error(source)
     try:
         Path(source).stat()
     except FileNotFoundError:
@@ -38,4 +40,12 @@ def missing(source: str) -> DataError:
     return DataError(
         f"{source} does not exist{meant}; name a folder with a data set, an .npz, .parquet, .tar or .csv "
         f"file, or one of {', '.join(NAMES)}"
+    )
+
+
+def address_error(source: str) -> DataError:
+    """Return the error of a source that is an address."""
+    return DataError(
+        f"{source} is an address, not a name, a folder or a file; only train takes addresses of data "
+        "servers, tcp://HOST:PORT"
     )

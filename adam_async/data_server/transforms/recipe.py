@@ -26,7 +26,6 @@ from adam_async.data_server.transforms.pipeline import ImagePass, Kernels, Shape
 from adam_async.data_server.transforms.steps import KINDS, Step, check_step
 from adam_async.errors import ConfigError
 from adam_async.model.keyed_random import Dice
-from adam_async.model.toml_text import read_toml
 
 PURPOSE = "augment"
 
@@ -180,28 +179,6 @@ def _keys(seed: int, epoch: int, blocks: tuple[int, ...]) -> NDArray[np.uint64]:
     """Return the key of every block that an image draws. Cached: hashing takes as long as drawing."""
     keys = [Dice(seed).key(PURPOSE, (epoch, at)) for at in range(len(blocks))]
     return np.repeat(np.array(keys, np.uint64).reshape(-1, 2), blocks, axis=0)
-
-
-def read_steps(text: str, origin: str) -> list[dict[str, Any]]:
-    """Read the steps of a TOML file: tables ``[[transform]]``, each with a `kind` and its options.
-
-    `Recipe.of` checks unknown kinds, because it has the user's functions.
-
-    Raises:
-        ConfigError: The text is no such file, or an option is wrong; the error has origin, step and key.
-    """
-    table = read_toml(text, origin)
-    others = sorted(set(table) - {"transform"})
-    if others:
-        raise ConfigError(f"{origin} has {others[0]!r}; expected nothing but tables [[transform]]")
-    steps = table.get("transform")
-    if not isinstance(steps, list):
-        raise ConfigError(f"{origin} has no [[transform]] tables; write one for each step, with a kind")
-    for at, step in enumerate(steps, 1):
-        kind = step.get("kind") if isinstance(step, dict) else None
-        if not isinstance(kind, str) or kind in KINDS:
-            check_step(step, f"{origin}, step {at}")
-    return steps
 
 
 def default_steps(image_shape: tuple[int, int, int]) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adam_async.errors import ConfigError
+from adam_async.model.toml_text import read_toml
 
 REQUIRED = object()
 
@@ -113,6 +114,28 @@ class Step:
     def error(self, key: str, trouble: str) -> ConfigError:
         """Return the error for the value of an option."""
         return ConfigError(f"{self.where} ({self.kind}): {key} = {self.options[key]!r}, {trouble}")
+
+
+def read_steps(text: str, origin: str) -> list[dict[str, Any]]:
+    """Read the steps of a TOML file: tables ``[[transform]]``, each with a `kind` and its options.
+
+    `Recipe.of` checks unknown kinds, because it has the user's functions.
+
+    Raises:
+        ConfigError: The text is no such file, or an option is wrong; the error has origin, step and key.
+    """
+    table = read_toml(text, origin)
+    others = sorted(set(table) - {"transform"})
+    if others:
+        raise ConfigError(f"{origin} has {others[0]!r}; expected nothing but tables [[transform]]")
+    steps = table.get("transform")
+    if not isinstance(steps, list):
+        raise ConfigError(f"{origin} has no [[transform]] tables; write one for each step, with a kind")
+    for at, step in enumerate(steps, 1):
+        kind = step.get("kind") if isinstance(step, dict) else None
+        if not isinstance(kind, str) or kind in KINDS:
+            check_step(step, f"{origin}, step {at}")
+    return steps
 
 
 def check_step(step: object, where: str, functions: Collection[str] = ()) -> Step:

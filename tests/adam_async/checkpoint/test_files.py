@@ -27,10 +27,10 @@ from adam_async.checkpoint.manifest import (
     MANIFEST_BYTES,
     CheckpointError,
     ProgressNote,
-    is_folder_name,
     manifest_file,
     read_manifest,
 )
+from adam_async.checkpoint.names import is_folder_name
 from adam_async.checkpoint.verification import verify_checkpoint
 from adam_async.runtime.disk import Disk
 from tests.adam_async.checkpoint.checkpoints import checkpoint_of, manifest_of, name_of, written

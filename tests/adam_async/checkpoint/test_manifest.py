@@ -12,12 +12,10 @@ from adam_async.checkpoint.manifest import (
     CheckpointError,
     EpochValues,
     ProgressNote,
-    age_order,
     check_data,
     epoch_values,
     folder_name,
     index_file,
-    is_folder_name,
     manifest_file,
     read_manifest,
     resumed_config,
@@ -26,6 +24,7 @@ from adam_async.checkpoint.manifest import (
     tensor_file,
     trained_again,
 )
+from adam_async.checkpoint.names import age_order, is_folder_name
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import decide
 from adam_async.run.option_sources import make_config

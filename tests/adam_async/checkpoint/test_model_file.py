@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from adam_async.checkpoint.model_file import FILE_NAME, SavedModelError, dump_model, load_model, save_model
+from adam_async.checkpoint.model_file import SavedModelError, dump_model, load_model, save_model
+from adam_async.checkpoint.names import FILE_NAME
 from adam_async.model import Network, mlp, named_model
 from adam_async.model.keyed_random import Dice
 from adam_async.runtime.disk import Disk

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from adam_async.checkpoint.model_file import FILE_NAME, dump_model
+from adam_async.checkpoint.model_file import dump_model
+from adam_async.checkpoint.names import FILE_NAME
 from adam_async.cli.commands import app, run_command
 from adam_async.cli.export import NO_TELEMETRY, run_export
 from adam_async.cli.options import ExportOptions

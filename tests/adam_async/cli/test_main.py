@@ -165,10 +165,13 @@ def test_a_worker_is_told_what_to_join(option: str) -> None:
 
 
 def test_reports_are_named_one_after_the_other() -> None:
-    command, arguments = parsed("report", "tests", "docs", "--plot", "runs.png")
+    command, arguments = parsed("report", "README.md", "CHANGELOG.md", "--plot", "runs.png")
 
     assert command == "report"
-    assert (arguments["files"], arguments["plot"]) == ((Path("tests"), Path("docs")), Path("runs.png"))
+    assert (arguments["files"], arguments["plot"]) == (
+        (Path("README.md"), Path("CHANGELOG.md")),
+        Path("runs.png"),
+    )
 
 
 @pytest.mark.parametrize(

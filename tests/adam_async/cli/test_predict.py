@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from adam_async.checkpoint.model_file import FILE_NAME, dump_model
+from adam_async.checkpoint.model_file import dump_model
+from adam_async.checkpoint.names import FILE_NAME
 from adam_async.cli.commands import app, run_command
 from adam_async.cli.options import PredictOptions
 from adam_async.cli.predict import ACROSS, run_prediction

@@ -13,13 +13,11 @@ from adam_async.cli import simulate as command
 from adam_async.cli.commands import run_command
 from adam_async.cli.simulate import (
     FAILED,
-    check_options,
     chosen_scenarios,
-    chosen_seeds,
     report_unreached,
     serve,
 )
-from adam_async.cli.simulate_options import ScenarioName, SimulateOptions
+from adam_async.cli.simulate_options import ScenarioName, SimulateOptions, check_options, chosen_seeds
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError
 from adam_async.simulation.plan import Case, Fault, read_case
@@ -202,7 +200,7 @@ def test_seeds_that_are_no_range_are_refused(seeds: str) -> None:
 )
 def test_options_that_contradict_one_another_are_refused(options: SimulateOptions, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check_options(options, ["members"])
+        check_options(options)
 
 
 @pytest.mark.parametrize("words", [("--seed", 2, "--trace", "."), ("--seeds", "2..3", "--soak", "/")])
@@ -226,7 +224,7 @@ def test_no_folder_is_made_for_results(
 
 def test_a_trace_of_several_scenarios_is_refused() -> None:
     with pytest.raises(ConfigError, match="one --scenario"):
-        check_options(SimulateOptions(trace=Path("t"), seed=1), ["members", "others"])
+        check_options(SimulateOptions(trace=Path("t"), seed=1, scenario=("members", "power")))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import numpy as np
 import pytest
 
-from adam_async.cluster.external_data import address_for, addresses_in
+from adam_async.cluster.external_data import address_for
 from adam_async.cluster.local import LocalCluster
 from adam_async.controller.role import RoleSettings
 from adam_async.data_server.service import DataServer
@@ -21,6 +21,7 @@ from adam_async.errors import (
 )
 from adam_async.messages import role_table
 from adam_async.model.named import digits
+from adam_async.run.addresses import addresses_in
 from adam_async.run.config import Config, Waits
 from adam_async.run.option_sources import make_config
 from adam_async.run.user_code import allow_functions

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.data_server.transforms.recipe import Recipe, read_steps
+from adam_async.data_server.transforms.recipe import Recipe
+from adam_async.data_server.transforms.steps import read_steps
 from adam_async.errors import ConfigError, TransformFailed, install_command
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layers import BUILTIN_LAYERS

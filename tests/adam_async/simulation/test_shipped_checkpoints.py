@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
-from adam_async.checkpoint.manifest import CheckpointError, is_folder_name
+from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.checkpoint.names import is_folder_name
 from adam_async.checkpoint.verification import verify_checkpoint
 from adam_async.simulation.nodes import simulate
 from tests.adam_async.checkpoint.checkpoints import checkpoint_of

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adam_async.data_server.transforms import pipeline
-from adam_async.data_server.transforms.recipe import Recipe, default_steps, read_steps
+from adam_async.data_server.transforms.recipe import Recipe, default_steps
+from adam_async.data_server.transforms.steps import read_steps
 from adam_async.errors import ConfigError, TransformFailed
 from adam_async.model.keyed_random import Dice
 from tests.adam_async.data_server.transforms.reference import variant

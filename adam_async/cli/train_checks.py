@@ -1,0 +1,195 @@
+"""Checks of the options of a training that need neither NumPy nor the modules of a training.
+
+A command makes them before it imports those modules, which takes longer than the checks. `train` makes them
+again once the options of a checkpoint or a record have joined.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from adam_async.cli.files import check_checkpoints, check_folder, check_regular, read_file, read_model_file
+from adam_async.cli.options import TrainOptions
+from adam_async.data_server.sources.names import check_exists, is_import_path
+from adam_async.data_server.transforms.steps import check_step, read_steps
+from adam_async.errors import ConfigError
+from adam_async.model.named import check_model
+from adam_async.model.spec import ModelSpec
+from adam_async.run.addresses import hosts_of
+from adam_async.run.config import Config, check_ranges
+from adam_async.run.option_sources import COMMAND_LINE, ENVIRONMENT, from_environment, from_toml, make_config
+from adam_async.run.user_code import (
+    add_import_folder,
+    import_factory,
+    import_named,
+    named_functions,
+    read_layers,
+    read_step_args,
+)
+from adam_async.runtime.disk import Disk
+from adam_async.runtime.user_thread import on_user_thread
+
+IMPORTED_S = 3600.0
+"""Maximum time of the import of a user's function that makes a data set, in seconds."""
+
+
+async def check_values(
+    options: TrainOptions, environment: Mapping[str, str], file: Path | None, *, reads_files: bool
+) -> None:
+    """Check the options of a training.
+
+    Options that join those of a checkpoint or a record are checked later, together with them, except for
+    the bounds of numbers.
+
+    Args:
+        file: File of options.
+        reads_files: Whether the driver runs in this process, and so reads the files that options name.
+
+    Raises:
+        ConfigError: A value is wrong, or the file of options cannot be read.
+        DataError: The data are missing.
+    """
+    given = {name: value for name, value in options.layer().items() if value is not None}
+    check_ranges(given)
+    check_code(options)
+    if options.resume is not None and options.attach is None:
+        check_checkpoints("--resume", options.resume)
+    async with Disk() as disk:
+        if reads_files:
+            await disk.run(check_results, options)
+        if options.resume is not None or options.store is not None or options.replay is not None:
+            return
+        layers = (await config_file(file, disk), from_environment(environment), options.layer())
+        config = make_config(*layers, sources=(str(file), ENVIRONMENT, COMMAND_LINE))
+        check_model(config.model)
+        if reads_files:
+            check_together(options, config)
+            await _check_sources(options, config, disk)
+
+
+async def _check_sources(options: TrainOptions, config: Config, disk: Disk) -> None:
+    """Check the model's file, the transforms and the data that options name."""
+    if (text := await read_model_file(config.model, disk)) is not None:
+        ModelSpec.from_toml(text)
+    if config.transforms:
+        steps = read_steps(await read_file(Path(config.transforms), "--transforms", disk), config.transforms)
+        for at, step in enumerate(steps, 1):
+            check_step(step, f"step {at}", named_functions(steps))
+    if options.controller is not None:
+        return
+    check_exists(config.data)
+    if is_import_path(config.data):
+        what = f"the import of {config.data}"
+        await on_user_thread(lambda: import_named(config.data, "data"), what, within_s=IMPORTED_S)
+
+
+async def config_file(file: Path | None, disk: Disk) -> Mapping[str, Any]:
+    """Read the options of a file; none without a file. Raises ConfigError: the file is wrong."""
+    return {} if file is None else from_toml(await read_file(file, "--config", disk), source=str(file))
+
+
+def check_code(options: TrainOptions) -> tuple[Mapping[str, str], Mapping[str, Any]]:
+    """Import the layers and the step that the command line names.
+
+    Returns the import paths of the layers by kind, and the arguments of the step.
+
+    Raises:
+        ConfigError: A folder does not exist, a name cannot be imported, or options contradict each other.
+    """
+    for folder in options.step_path:
+        add_import_folder(folder)
+    if options.step is None and options.step_args is not None:
+        raise ConfigError("--step-args are for the factory of --step, which is not given")
+    if options.step is not None and options.model is not None:
+        raise ConfigError("--model and --step both name what is trained: leave one of them out")
+    layers, args = read_layers(options.layers), read_step_args(options.step_args)
+    for kind, path in layers.items():
+        import_named(path, f"layer {kind!r}")
+    if options.step is not None:
+        import_factory(options.step)
+    return layers, args
+
+
+def result_files(options: TrainOptions) -> list[Path]:
+    """Return the files of results that options name."""
+    return [file for file in (options.report, options.profile, options.record) if file is not None]
+
+
+def check_results(options: TrainOptions) -> None:
+    """Check that results can be written to the files and folders that options name.
+
+    Raises:
+        ConfigError: A name belongs to something else, or is below a file.
+    """
+    files = result_files(options)
+    for file in files:
+        check_regular(file)
+    folders = (options.out, options.checkpoint, options.store, *(file.parent for file in files))
+    for folder in folders:
+        if folder is not None:
+            check_folder(folder)
+
+
+def check_together(options: TrainOptions, config: Config) -> None:
+    """Check options that contradict or need each other.
+
+    Raises:
+        ConfigError: Options contradict each other, or lack one that they need.
+    """
+    _check_attach(options)
+    other = "--resume" if options.resume is not None else "--record" if config.record else ""
+    if options.init is not None and other:
+        raise ConfigError(f"--init and {other} both set the first weights: leave one of them out")
+    for name in ("checkpoint_every", "checkpoint_misses", "keep"):
+        if getattr(options, name) is not None and options.checkpoint is None and options.resume is None:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} needs a folder for the checkpoints: give --checkpoint DIR")
+    if options.flush_s is not None and options.store is None:
+        raise ConfigError("--flush-s needs a folder for the shards: give --store DIR")
+    config.weights_in(one_process=not config.processes and options.controller is None)
+    _check_links(options, config)
+
+
+def _check_links(options: TrainOptions, config: Config) -> None:
+    """Refuse options of roles and of links that this command does not start."""
+    if options.controller is not None and config.processes:
+        raise ConfigError("--processes starts roles and --controller joins roles that run: give one of them")
+    if options.controller is not None and options.profile is not None:
+        raise ConfigError(
+            "--profile is for roles that this command starts, not for those at --controller: leave one of "
+            "them out"
+        )
+    if options.controller is not None and config.slow:
+        raise ConfigError(
+            "--slow is for roles that this command starts: leave it out, and give it to those at "
+            "--controller at their start"
+        )
+    hosts = hosts_of(config, (), starts_own=False) if options.controller is None else ()
+    linked = config.processes or options.controller is not None or hosts
+    if not linked and options.token_file is not None:
+        raise ConfigError(
+            "--token-file is the token of a cluster of processes, and all roles share this one: leave it "
+            "out, or give --processes"
+        )
+    if options.memory is not None and not config.processes:
+        raise ConfigError(
+            "--memory is for processes that this command starts, and it starts none: leave it out, or give "
+            "--processes"
+        )
+    for name in ("memory_budget", "checksum"):
+        if getattr(options, name) is not None and not linked:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is for links between processes, and all roles share this one: "
+                "leave it out, or give --processes"
+            )
+
+
+def _check_attach(options: TrainOptions) -> None:
+    for name in ("attach", "replace"):
+        if getattr(options, name) and options.controller is None:
+            raise ConfigError(
+                f"--{name} is for a cluster whose roles outlive train: give its --controller. A cluster that "
+                "train starts ends with it, and --resume continues from its checkpoints"
+            )
+    if options.attach and options.replace:
+        raise ConfigError("--attach takes over the run that --replace gives up: give one of them")
