@@ -10,9 +10,14 @@ of each size in shards of at most 1 MiB. Both sides of ours are measured on the 
 
 One row compares `--many` arrays of 1 KiB, pushed and pulled together, with one array of 1 MiB.
 
+The yardstick is the *floor* (`benchmarks/floor.py`): the shortest honest program over our link. `--floor-of
+CHECKOUT` adds the floor over the link of another checkout, by its own program if it has one. Machines differ
+by a factor of two, the multiples of the floor do not. ``OPENBLAS_CORETYPE=Haswell ADAM_VECTORS=avx2`` forces
+the narrower vectors on all sides.
+
 A peer is a command that prints JSON lines with ``peer``, ``bytes`` and ``pair_us``; it alternates with ours
 for `--rounds` rounds, and medians are compared. Rows: case, ours and peer in microseconds, ratio (peer /
-ours, above 1 we are faster), unit.
+ours, above 1 we are faster), unit; beside a floor also multiple (ours / floor, median of the rounds).
 """
 
 import os
@@ -27,7 +32,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,9 +49,11 @@ from adam_async.messages import Part
 from adam_async.parameter_server.client import StepPush
 from adam_async.run.config import Waits
 from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.kernel_cache import use_kernel_cache
 from transport import BufferPool
 
 SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
+ROOT = Path(__file__).resolve().parents[1]
 RATE = 0.1
 MANY = 1000
 """Number of small arrays pushed and pulled together."""
@@ -191,10 +198,12 @@ def ours(sizes: list[int], many: int, warm_s: float) -> Times:
             server.kill()
 
 
-def peer_round(command: str, sizes: list[int]) -> Times:
+def peer_round(
+    command: Sequence[str], sizes: Sequence[int], environment: Mapping[str, str] = os.environ
+) -> Times:
     """One round of a peer."""
     done = subprocess.run(
-        [*shlex.split(command), "--sizes", *map(str, sizes)], capture_output=True, text=True, timeout=600
+        [*command, "--sizes", *map(str, sizes)], capture_output=True, text=True, timeout=600, env=environment
     )
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if not rows:
@@ -202,26 +211,49 @@ def peer_round(command: str, sizes: list[int]) -> Times:
     return {str(row["bytes"]): row["pair_us"] for row in rows}
 
 
+def floor_round(checkout: Path, sizes: Sequence[int]) -> Times:
+    """One round of the floor over the link of a checkout."""
+    own = checkout / "benchmarks" / "floor.py"
+    program = own if own.exists() else ROOT / "benchmarks" / "floor.py"
+    return peer_round(
+        [sys.executable, str(program)], sizes, {**os.environ, "PYTHONPATH": str(checkout.resolve())}
+    )
+
+
 def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Interleave ours with each peer; medians over the rounds."""
+    """Interleave ours with the floors and each peer; medians over the rounds."""
     peers = dict(peer.split("=", 1) for peer in arguments.peer)
+    floors = {"floor": ROOT, **{f"floor of {path.name}": path for path in arguments.floor_of}}
+    flat = arguments.many * SMALL_BYTES
     mine: list[Times] = []
-    theirs: dict[str, list[Times]] = {name: [] for name in peers}
+    theirs: dict[str, list[Times]] = {name: [] for name in (*floors, *peers)}
     for _ in range(arguments.rounds):
         mine.append(ours(arguments.sizes, arguments.many, arguments.warm))
+        for name, checkout in floors.items():
+            theirs[name].append(floor_round(checkout, [*arguments.sizes, flat]))
         for name, command in peers.items():
-            theirs[name].append(peer_round(command, arguments.sizes))
+            theirs[name].append(peer_round(shlex.split(command), arguments.sizes))
     rows = []
     for size in arguments.sizes:
         face, client = median_of(mine, f"store {size}"), median_of(mine, f"client {size}")
         case = f"push, SGD, pull of {size} bytes"
         rows.append(row(f"{case}: store against client", face, client))
-        for name, rounds in theirs.items():
-            peer = median_of(rounds, str(size))
+        key = f"store {size}"
+        rows += [floor_row(f"{case}: store against {n}", mine, key, theirs[n], size) for n in floors]
+        for name in peers:
+            peer = median_of(theirs[name], str(size))
             rows += [row(f"{case}: {side} against {name}", us, peer) for side, us in sides(face, client)]
-    case = f"{arguments.many} arrays of {SMALL_BYTES} bytes together against one of 1 MiB"
-    rows.append(row(case, median_of(mine, "many"), median_of(mine, "one")))
+    case = f"{arguments.many} arrays of {SMALL_BYTES} bytes together against"
+    rows.append(row(f"{case} one of 1 MiB", median_of(mine, "many"), median_of(mine, "one")))
+    rows += [floor_row(f"{case} one of all in the {n}", mine, "many", theirs[n], flat) for n in floors]
     return rows
+
+
+def floor_row(case: str, mine: list[Times], key: str, floor: list[Times], size: int) -> dict[str, Any]:
+    """Row of ours beside a floor, round by round: the machine changes between the rounds."""
+    found = row(case, median_of(mine, key), median_of(floor, str(size)))
+    multiples = [ours[key] / short[str(size)] for ours, short in zip(mine, floor, strict=True)]
+    return {**found, "multiple": round(statistics.median(multiples), 2)}
 
 
 def sides(face: float, client: float) -> tuple[tuple[str, float], ...]:
@@ -250,11 +282,15 @@ def main() -> None:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
+    parser.add_argument(
+        "--floor-of", action="append", default=[], type=Path, metavar="CHECKOUT", help="may be repeated"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
     parser.add_argument("--many", type=int, default=MANY, help="number of arrays pushed together")
     parser.add_argument("--warm", type=float, default=WARM_S, help="seconds before each measurement")
     arguments = parser.parse_args()
+    use_kernel_cache()
     if arguments.serve:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve())

@@ -273,7 +273,6 @@ class Worker:
             self.pool.deliver()
             await until(self.is_installed)
         self.data.finished(self.reports.pop())
-        await turns(SETTLED)
 
     def is_installed(self) -> bool:
         """Whether the values after the step are installed, and its push is acknowledged."""
@@ -339,7 +338,7 @@ async def worker_push() -> Counts:
 
         async def walk(trace: Trace) -> None:
             worker.admit()
-            await turns(SETTLED)  # the client may ask for more groups
+            await turns(SETTLED)  # the data client may ask for groups, and report some
             await worker.push(trace)
 
         return await count(walk)
@@ -358,6 +357,7 @@ async def image_group() -> Counts:
                 worker.admit()  # the client has half of its groups left, and asks for the next eight
                 await until(worker.has_all)
             await worker.push(Trace())
+            await turns(SETTLED)  # the reports
 
         return await count(walk, parts=ANSWER)
 
