@@ -107,9 +107,9 @@ class Client:
     """Pushes and pulls of one array by the client that workers use, on the session of an open store."""
 
     def __init__(self, store: ParameterStore, name: str) -> None:
-        link = store._link
-        self._client, self._shards = link._client, link.layout.table.by_tensor[name]
-        self._server = link.layout.buckets[0]
+        client = store._client
+        self._client, self._shards = client.servers, client.layout.table.by_tensor[name]
+        self._server = client.layout.buckets[0]
         size = self._shards[-1].stop
         self._gradient, self._values = np.ones(size, np.float32), np.zeros(size, np.float32)
         self._version = 0

@@ -17,15 +17,14 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
 from adam_async.errors import ShardUnavailable
-from adam_async.parameter_server.session import Exchange, Session
+from adam_async.parameter_server.session import Exchange, PushExchange, Receiver, Session, SessionIdentity
 from adam_async.run.config import Waits
 from adam_async.run.primary import Primary
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Channel, Endpoint, wait_set
-from transport import DialFailed, Link, Message, ProtocolError, RemoteError, TransportError, WouldBlock
+from transport import DialFailed, Link, ProtocolError, RemoteError, TransportError, WouldBlock
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ NOT_SERVING = frozenset({"not-primary", "not-ready", "wrong-run"})
 """Codes of refusals by a server that is not, not yet or no longer the primary of a bundle."""
 
 
-class BundleConnection:
+class BundleConnection(Session):
     """The session with one bundle, over links to its primary, one after the other."""
 
     def __init__(
@@ -45,9 +44,19 @@ class BundleConnection:
         *,
         home: str,
         primary: Primary | None,
+        identity: SessionIdentity,
         waits: Waits,
         callbacks: Callbacks,
+        copies: bool,
     ) -> None:
+        self._progress = asyncio.Event()
+        super().__init__(
+            identity,
+            limit=MAX_UNACKNOWLEDGED,
+            answer_s=waits.answer_s,
+            copies=copies,
+            on_progress=self._progress.set,
+        )
         self.home = home
         self.primary = primary
         """The primary in the newest map; None while the bundle has none."""
@@ -56,23 +65,21 @@ class BundleConnection:
         peer, address = (primary.node, primary.address) if primary is not None else (home, "")
         self.channel = Channel(endpoint, peer=peer, address=address, patience_s=waits.patience_s)
         self._callbacks = callbacks
-        self._identity = endpoint.identity
+        self._node = endpoint.identity.node
         self._waits = waits
+        self._loop = asyncio.get_running_loop()
         self._moved = asyncio.Event()
         """Event that is set when the primary changes, or when the bundle's lack of copies begins or ends;
         cleared by the next dial."""
         self._dialling: asyncio.Timeout | None = None
         """Timeout of the dial in progress, which a change of the primary ends early; None between dials."""
         self._trouble = asyncio.Event()
-        self._progress = asyncio.Event()
         self._backlog: deque[Exchange] = deque()
         self._has_backlog = asyncio.Event()
         self.lacks_copies = False
         """Whether pushes wait for another copy of the bundle; if so, the patience is `copies_s`."""
-        self._settled = 0
         self._refusal = ""
         """Text of the last refusal on the last link; empty without one."""
-        self.session = Session(limit=MAX_UNACKNOWLEDGED)
         self.reconnects = -1
         self.moves = 0
 
@@ -93,7 +100,7 @@ class BundleConnection:
             settled = await self._attend(link)
             if settled:
                 channel.progressed()
-            elif not self.session.open:
+            elif not self.open:
                 # A broken idle link had no open request, so the patience begins now.
                 channel.renew()
             if self._refusal or not settled:
@@ -114,7 +121,7 @@ class BundleConnection:
                 self.moves += 1
                 moved = f"primary of bundle {self.home} moved from {last.node} to {primary.node}"
                 # The driver, or the controller, has a line for an operator.
-                logger.debug("%s: %s", self._identity.node, moved)
+                logger.debug("%s: %s", self._node, moved)
             self._last, self._refusal = primary, ""
             channel.peer, channel.address = primary.node, primary.address
             channel.progressed()  # the new primary has the whole patience
@@ -163,31 +170,30 @@ class BundleConnection:
     async def _attend(self, link: Link) -> bool:
         """Use one link until a fault. Returns whether any request was settled on it."""
         self._trouble.clear()
-        self._settled, self._refusal = 0, ""
-        node, bundle = self._identity.node, self.home
+        self.settled, self._refusal = 0, ""
+        node, bundle = self._node, self.home
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(link), name=f"{node}/watch-{bundle}")
             self._backlog.clear()
-            self._backlog.extend(self.session.to_send_again())
+            self._backlog.extend(self.to_send_again())
             pump = group.create_task(self._pump(link), name=f"{node}/pump-{bundle}")
             try:
                 await self._trouble.wait()
             finally:
                 pump.cancel()
                 self.channel.drop()
-        return self._settled > 0
+        return self.settled > 0
 
     async def _watch(self, link: Link) -> None:
         await link.wait_closed()
         self._trouble.set()
 
-    def send(self, exchange: Exchange) -> None:
-        """Send a new request; without a link it is sent on the next one."""
-        self.session.opened(exchange)
+    def _send(self, exchange: Exchange) -> None:
+        """See `Session`. Without a link the exchange is sent on the next one."""
         link = self.channel.link
         if link is None:
             return
-        if self._backlog or not self._send(link, exchange):
+        if self._backlog or not self._ask(link, exchange):
             self._backlog.append(exchange)
             self._has_backlog.set()
 
@@ -195,50 +201,41 @@ class BundleConnection:
         """Send the backlog in order, as fast as the server reads."""
         while True:
             while self._backlog:
-                if self._send(link, self._backlog[0]):
+                if self._ask(link, self._backlog[0]):
                     self._backlog.popleft()
                 else:
                     await link.wait_writable()
             self._has_backlog.clear()
             await self._has_backlog.wait()
 
-    def _send(self, link: Link, exchange: Exchange) -> bool:
+    def _ask(self, link: Link, exchange: Exchange) -> bool:
         """Send a request on this link. Returns False if the server does not read fast enough."""
+        push = exchange if isinstance(exchange, PushExchange) and not self._copies else None
+        if push is not None:
+            push.reading += 1
+        exchange.sent += 1
         try:
             link.ask(
                 exchange.message,
-                partial(self._answered, link, exchange),
-                timeout_s=self._waits.answer_s,
+                exchange.arrived,
+                timeout_s=self._answer_s,
                 into=exchange.into,
-                release=_on_loop(exchange.sending()),
+                release=None if push is None else push.released,
                 ordered=True,
             )
-        except WouldBlock:
-            exchange.not_sent()
-            return False
-        except TransportError:
-            exchange.not_sent()
+        except (WouldBlock, TransportError) as error:
+            # The transport did not take the message, and will not release it.
+            exchange.sent -= 1
+            if push is not None:
+                push.reading -= 1
+            if isinstance(error, WouldBlock):
+                return False
             self._trouble.set()
-            return True
         return True
 
-    def _answered(self, link: Link, exchange: Exchange, answer: Message | TransportError) -> None:
-        error = answer if isinstance(answer, TransportError) else None
-        if isinstance(answer, Message):
-            try:
-                settled = self.session.answered(exchange, answer)
-            except TransportError as malformed:
-                error = malformed
-            except Exception as defect:
-                # No caller awaits the answer: without this, the exchange would stay open for ever.
-                self._callbacks.fail(defect)
-                return
-            else:
-                self._settled += settled
-                self._progress.set()
-                if settled:
-                    return
-        if link is not self.channel.link:
+    def refused(self, exchange: Exchange, error: TransportError | None) -> None:
+        """See `Session`; a link that was dropped has failed all its questions at once."""
+        if self.channel.link is None:
             return
         if isinstance(error, ProtocolError):  # an answer that does not fit its question
             self._refusal = str(error)
@@ -250,34 +247,34 @@ class BundleConnection:
                 logger.warning("%s refused %s: %s", self.channel.peer, asked, error)
         self._trouble.set()
 
+    def fail(self, error: Exception) -> None:
+        """See `Session`."""
+        self._callbacks.fail(error)
+
+    def free(self, call: Receiver) -> None:
+        """See `Session`."""
+        try:
+            call.freed()
+        except Exception as error:
+            self._callbacks.fail(error)
+
+    def passes_on(self, callback: Callable[[], None]) -> bool:
+        """See `Session`."""
+        if asyncio._get_running_loop() is self._loop:
+            return False
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(callback)
+        return True
+
     async def wait_progress(self) -> None:
         """Wait for an answer, a new primary, or a change of `lacks_copies`. Cancelling it loses nothing."""
         self._progress.clear()
         await self._progress.wait()
 
     def __repr__(self) -> str:
-        return f"<BundleConnection {self.home} over {self.channel!r}, {len(self.session.open)} open>"
+        return f"<BundleConnection {self.home} over {self.channel!r}, {len(self.open)} open>"
 
     def __str__(self) -> str:
         if self.primary is None:
             return f"a primary of bundle {self.home}{f' after {self._last.node}' if self._last else ''}"
         return f"{self.channel}, the primary of bundle {self.home}"
-
-
-def _on_loop(release: Callable[[], None] | None) -> Callable[[], None] | None:
-    """Return a callback for any thread that calls a callback of this loop; None for None.
-
-    In one process a thread of a disk or of the garbage collector may drop the last view of a tensor.
-    """
-    if release is None:
-        return None
-    loop = asyncio.get_running_loop()
-
-    def released() -> None:
-        if asyncio._get_running_loop() is loop:
-            release()
-            return
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(release)
-
-    return released

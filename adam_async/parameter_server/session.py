@@ -10,64 +10,224 @@ An answer may leave part of a push open: shards with a gap (an earlier push has 
 has moved. Such an exchange stays open and needs the remedy.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.messages import DUPLICATE, REFUSED, Pushed
+from adam_async.messages import (
+    DUPLICATE,
+    REFUSED,
+    Part,
+    Pull,
+    Push,
+    Pushed,
+    ReportSteps,
+    StepReport,
+    StepsReported,
+    Tick,
+    Ticked,
+    Values,
+    pack,
+    unpack,
+)
 from adam_async.run.ids import ShardId
-from transport import Message
+from transport import Message, RemoteProtocolError, TransportError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionIdentity:
+    """Identity of a client, under which each of its pushes is applied exactly once."""
+
+    store: str
+    session: int
+    incarnation: int
+    replica: int
+    generation: int
+
+
+class StepPush(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The part of a step's gradients for one bundle, in one message."""
+
+    parts: tuple[Part, ...]
+    shards: tuple[ShardId, ...]
+    tensors: Sequence[NDArray[Any]]
+    versions: tuple[int, ...]
+    own_applied: tuple[int, ...]
+    clock: int
+    weight: int
+    rate: float
+    pull: bool = False
+    epoch: int = 0
+    """Epoch of the step's groups, in ssp and bsp; see `Push.epoch`."""
+    assign: bool = False
+    """Whether the tensors are values that replace those of the shards."""
+
+
+class Receiver(Protocol):
+    """A call of several messages, which takes the answer to each by the message's number in the call."""
+
+    def freed(self) -> None:
+        """Note that a push is settled and that no sending reads its tensors, or that a pull has ended."""
+        ...
+
+
+class PushReceiver(Receiver, Protocol):
+    """A call that pushes."""
+
+    def pushed(self, number: int, answer: Pushed, values: NDArray[Any] | None) -> None:
+        """Take the acknowledgement of every shard of a push, and its values if the push pulls."""
+        ...
+
+
+class PullReceiver(Receiver, Protocol):
+    """A call that pulls."""
+
+    def pulled(self, number: int, answer: Values, values: NDArray[Any]) -> None:
+        """Take the values of a pull, one shard after the other, flat."""
+        ...
+
+    def behind(self, answer: Values) -> bool:
+        """Take an answer without values, but with the slowest clock and the replicas that are behind.
+
+        Such an answer comes within about half of `answer_s`. Returns whether the caller still wants values.
+        """
+        ...
 
 
 class Exchange(msgspec.Struct, kw_only=True, eq=False):
     """One question to a bundle, from its first sending until an answer settles it."""
 
+    session: "Session"
     message: Message
-    on_answer: Callable[[Message], bool]
-    """Callback for an answer: True settles the exchange, False lets the client send it again."""
-    on_free: Callable[[], None] | None = None
-    """Callback that is called once, when the exchange is settled and no sending reads its tensors any
-    more."""
     into: Sequence[NDArray[Any]] | None = None
     """Memory for the tensors of the answer."""
     is_push: bool = False
     sent: int = 0
     """Number of times that the exchange was sent."""
-    _reading: int = 0
-    _settled: bool = False
 
-    def sending(self) -> Callable[[], None] | None:
-        """Count one more sending.
-
-        Returns the function for the transport to call when it no longer reads the tensors.
-        """
-        self.sent += 1
-        if self.on_free is None:
-            return None
-        self._reading += 1
-        return self._released
-
-    def not_sent(self) -> None:
-        """Take back the last sending: the transport did not take it, and will not release it."""
-        self.sent -= 1
-        self._reading -= self.on_free is not None
-
-    def _released(self) -> None:
-        self._reading -= 1
-        self._free_if_done()
+    def answered(self, answer: Message) -> bool:
+        """Take an answer. Returns True if it settles the exchange, and False to send the exchange again."""
+        raise NotImplementedError
 
     def settle(self) -> None:
-        """Settle the exchange: its answer has arrived."""
-        self._settled = True
-        self._free_if_done()
+        """Note that the answer has arrived."""
 
-    def _free_if_done(self) -> None:
-        if self._settled and not self._reading and self.on_free is not None:
-            free, self.on_free = self.on_free, None
-            free()
+    def arrived(self, answer: Message | TransportError) -> None:
+        """Take the answer of the link, or the error in its place."""
+        error = None
+        if isinstance(answer, Message):
+            try:
+                if self.session.answered(self, answer):
+                    return
+            except TransportError as malformed:
+                error = malformed
+            except Exception as defect:
+                # No caller awaits the answer: without this, the exchange would stay open for ever.
+                self.session.fail(defect)
+                return
+        else:
+            error = answer
+        self.session.refused(self, error)
+
+
+class PushExchange(Exchange, kw_only=True, eq=False):
+    """A push, whose tensors belong to it until it is settled and no sending reads them."""
+
+    call: PushReceiver
+    number: int
+    shards: int
+    pulls: bool
+    reading: int = 0
+    """Number of sendings that still read the tensors."""
+    settled: bool = False
+
+    def answered(self, answer: Message) -> bool:
+        """See `Exchange`. Every shard must have acknowledged the push."""
+        acknowledged = unpack(answer, Pushed)
+        settled, counts = True, self.session.counts
+        for problem in acknowledged.problems:
+            if problem.status == DUPLICATE:
+                counts.duplicates += 1
+            elif problem.status == REFUSED:
+                counts.refused += 1
+            else:
+                settled = False
+        if settled:
+            counts.acknowledged += self.shards
+            self.call.pushed(self.number, acknowledged, _values_of(answer) if self.pulls else None)
+        return settled
+
+    def settle(self) -> None:
+        """See `Exchange`."""
+        self.settled = True
+        if not self.reading:
+            self.session.free(self.call)
+
+    def released(self) -> None:
+        """Note, on any thread, that one sending no longer reads the tensors."""
+        if self.session.passes_on(self.released):
+            return
+        self.reading -= 1
+        if self.settled and not self.reading:
+            self.session.free(self.call)
+
+
+class PullExchange(Exchange, kw_only=True, eq=False):
+    """A pull, sent again until an answer has the values."""
+
+    call: PullReceiver
+    number: int
+    has_shards: bool
+    clock: int
+
+    def answered(self, answer: Message) -> bool:
+        """See `Exchange`. After an answer without values, pull again while they are wanted."""
+        values = unpack(answer, Values)
+        if values.versions or not self.has_shards:
+            self.call.pulled(self.number, values, _values_of(answer))
+        elif not self.clock:  # such a question would be asked again without an end
+            raise RemoteProtocolError("values", "a Values has no values, and the Pull named no clock")
+        elif self.call.behind(values):
+            self.session.ask(msgspec.structs.replace(self, sent=0))
+            return True
+        self.session.free(self.call)
+        return True
+
+
+class TickExchange(Exchange, kw_only=True, eq=False):
+    """The end of a step on some shards."""
+
+    def answered(self, answer: Message) -> bool:
+        """See `Exchange`."""
+        unpack(answer, Ticked)
+        return True
+
+
+class ReportExchange(Exchange, kw_only=True, eq=False):
+    """A report of steps that were applied in place."""
+
+    on_answer: Callable[[], None]
+    acknowledges: int
+    """Number of steps, counted on each shard."""
+    refused: int
+
+    def answered(self, answer: Message) -> bool:
+        """See `Exchange`."""
+        unpack(answer, StepsReported)
+        self.session.counts.acknowledged += self.acknowledges
+        self.session.counts.refused += self.refused
+        self.on_answer()
+        return True
+
+
+def _values_of(answer: Message) -> NDArray[Any]:
+    if len(answer.tensors) != 1:
+        raise RemoteProtocolError("tensors", f"{answer.type} must carry the values as one tensor")
+    return answer.tensors[0]
 
 
 @dataclass(slots=True)
@@ -80,33 +240,25 @@ class PushCounts:
     resent: int = 0
 
 
-@dataclass(slots=True)
-class Session:
-    """Numbers and open exchanges of one client with one bundle.
+class ShardNumbers:
+    """The number of the last push to each shard of one bundle."""
 
-    `limit` is the number of unacknowledged pushes after which admission waits.
-    """
+    def __init__(self) -> None:
+        self._last: dict[ShardId, int] = {}
+        """Last number of each shard that is in no group of `_together`."""
+        self._together: dict[tuple[ShardId, ...], int] = {}
+        """Last number of groups of shards that were pushed with the same numbers, in the same messages."""
+        self._group_of: dict[ShardId, tuple[ShardId, ...]] = {}
 
-    limit: int = 8
-    _last: dict[ShardId, int] = field(default_factory=dict)
-    """Last number of each shard that is in no group of `_together`."""
-    _together: dict[tuple[ShardId, ...], int] = field(default_factory=dict)
-    """Last number of groups of shards that were pushed with the same numbers, in the same messages."""
-    _group_of: dict[ShardId, tuple[ShardId, ...]] = field(default_factory=dict)
-    open: dict[Exchange, None] = field(default_factory=dict)
-    open_pushes: int = 0
-    counts: PushCounts = field(default_factory=PushCounts)
-
-    def next_numbers(self, shards: Sequence[ShardId]) -> tuple[int, ...]:
+    def next(self, shards: tuple[ShardId, ...]) -> tuple[int, ...]:
         """Give the next number on each shard, from 1 without gaps."""
-        shards = tuple(shards)
         last = self._together.get(shards)
         if last is not None:
             self._together[shards] = last + 1
             return (last + 1,) * len(shards)
         self._separate(shards)
         numbers = tuple([self._last.get(shard, 0) + 1 for shard in shards])
-        if len(shards) > 1 and numbers.count(numbers[0]) == len(numbers) == len(set(shards)):
+        if len(set(numbers)) == 1 and len(set(shards)) == len(shards):
             self._together[shards] = numbers[0]
             self._group_of.update(dict.fromkeys(shards, shards))
         else:
@@ -122,7 +274,7 @@ class Session:
                 for member in group:
                     del self._group_of[member]
 
-    def last_numbers(self, shards: Sequence[ShardId]) -> tuple[int, ...]:
+    def last(self, shards: Sequence[ShardId]) -> tuple[int, ...]:
         """Return the last number given on each of some shards; 0 for a shard without a number."""
         shards = tuple(shards)
         last = self._together.get(shards)
@@ -136,7 +288,7 @@ class Session:
             ]
         )
 
-    def numbers(self) -> dict[ShardId, int]:
+    def all(self) -> dict[ShardId, int]:
         """Return the last number given on each shard that was pushed."""
         together = {shard: number for shards, number in self._together.items() for shard in shards}
         return {**self._last, **together}
@@ -148,42 +300,200 @@ class Session:
         self._last.update(dict.fromkeys(shards, first + steps - 1))
         return first
 
-    @property
-    def may_push(self) -> bool:
-        """Whether the number of open pushes is below `limit`."""
-        return self.open_pushes < self.limit
 
-    def opened(self, exchange: Exchange) -> None:
-        """Add an exchange, before its first sending."""
+class Session:
+    """The numbers and the open exchanges of one client with one bundle; a subclass sends the exchanges.
+
+    Args:
+        identity: Identity of the client.
+        limit: Number of unacknowledged pushes after which admission waits.
+        answer_s: Deadline of an answer, in seconds.
+        copies: Whether pushes have copies of their tensors, so that no server reads the caller's memory.
+        on_progress: Called for each answer.
+    """
+
+    def __init__(
+        self,
+        identity: SessionIdentity,
+        *,
+        limit: int,
+        answer_s: float,
+        copies: bool,
+        on_progress: Callable[[], object],
+    ) -> None:
+        self._identity = identity
+        self._answer_s = answer_s
+        self._copies = copies
+        self.limit = limit
+        self.numbers = ShardNumbers()
+        self.open: dict[Exchange, None] = {}
+        self.open_pushes = 0
+        self.counts = PushCounts()
+        self.settled = 0
+        """Number of exchanges that were settled on the present link."""
+        self._on_progress = on_progress
+
+    @abstractmethod
+    def _send(self, exchange: Exchange) -> None:
+        """Send an open exchange after the earlier ones."""
+
+    @abstractmethod
+    def refused(self, exchange: Exchange, error: TransportError | None) -> None:
+        """Send all open exchanges again: one has an error, or for None an answer that settles it in part."""
+
+    @abstractmethod
+    def fail(self, error: Exception) -> None:
+        """End the client with an error of one of its calls."""
+
+    @abstractmethod
+    def free(self, call: Receiver) -> None:
+        """Call `Receiver.freed`; an error ends the client."""
+
+    @abstractmethod
+    def passes_on(self, callback: Callable[[], None]) -> bool:
+        """Return False on the client's loop; elsewhere pass a callback on to the loop, and return True.
+
+        In one process a thread of a disk or of the garbage collector may drop the last view of a tensor.
+        """
+
+    def push(
+        self,
+        step: StepPush,
+        call: PushReceiver,
+        number: int,
+        into: NDArray[Any] | None = None,
+    ) -> None:
+        """Push gradients under the next numbers.
+
+        Args:
+            step: The message.
+            call: Takes the answer.
+            number: Number of the message in its call.
+            into: Memory for the values; pooled memory without it.
+        """
+        identity = self._identity
+        body = Push(
+            store=identity.store,
+            session=identity.session,
+            incarnation=identity.incarnation,
+            replica=identity.replica,
+            clock=step.clock,
+            weight=step.weight,
+            rate=step.rate,
+            generation=identity.generation,
+            parts=step.parts,
+            shards=step.shards,
+            numbers=self.numbers.next(step.shards),
+            versions=step.versions,
+            own_applied=step.own_applied,
+            pull=step.pull,
+            epoch=step.epoch,
+            assign=step.assign,
+        )
+        exchange = PushExchange(
+            session=self,
+            message=pack(body, [each.copy() for each in step.tensors] if self._copies else step.tensors),
+            into=None if into is None else (into,),
+            is_push=True,
+            call=call,
+            number=number,
+            shards=len(step.shards),
+            pulls=step.pull,
+        )
+        self.open[exchange] = None
+        self.open_pushes += 1
+        self._send(exchange)
+
+    def pull(
+        self,
+        shards: tuple[ShardId, ...],
+        call: PullReceiver,
+        number: int,
+        clock: int = 0,
+        into: NDArray[Any] | None = None,
+    ) -> None:
+        """Ask for values; see `ParameterClient.pull`."""
+        body = Pull(
+            store=self._identity.store,
+            generation=self._identity.generation,
+            shards=shards,
+            clock=clock,
+            wait_s=self._answer_s / 2 if clock else 0.0,
+        )
+        self.ask(
+            PullExchange(
+                session=self,
+                message=pack(body),
+                into=None if into is None else (into,),
+                call=call,
+                number=number,
+                has_shards=bool(shards),
+                clock=clock,
+            )
+        )
+
+    def tick(self, shards: tuple[ShardId, ...], clock: int, epoch: int) -> None:
+        """End a step; see `ParameterClient.tick`."""
+        identity = self._identity
+        body = Tick(
+            store=identity.store,
+            session=identity.session,
+            incarnation=identity.incarnation,
+            replica=identity.replica,
+            clock=clock,
+            generation=identity.generation,
+            shards=shards,
+            numbers=self.numbers.last(shards),
+            epoch=epoch,
+        )
+        self.ask(TickExchange(session=self, message=pack(body)))
+
+    def report_steps(
+        self, shards: tuple[ShardId, ...], steps: tuple[StepReport, ...], on_answer: Callable[[], None]
+    ) -> None:
+        """Report steps; see `ParameterClient.report_steps`."""
+        identity = self._identity
+        body = ReportSteps(
+            store=identity.store,
+            session=identity.session,
+            incarnation=identity.incarnation,
+            replica=identity.replica,
+            generation=identity.generation,
+            shards=shards,
+            number=self.numbers.next_steps(shards, len(steps)),
+            steps=steps,
+        )
+        self.ask(
+            ReportExchange(
+                session=self,
+                message=pack(body),
+                is_push=True,
+                on_answer=on_answer,
+                acknowledges=len(shards) * len(steps),
+                refused=sum([len(step.refused) for step in steps]),
+            )
+        )
+
+    def ask(self, exchange: Exchange) -> None:
+        """Open an exchange, and send it."""
         self.open[exchange] = None
         self.open_pushes += exchange.is_push
+        self._send(exchange)
 
     def answered(self, exchange: Exchange, answer: Message) -> bool:
         """Take an answer. Returns False if all open exchanges must be sent again."""
         if exchange not in self.open:
             return True
-        if not exchange.on_answer(answer):
-            return False
-        del self.open[exchange]
-        self.open_pushes -= exchange.is_push
-        exchange.settle()
-        return True
+        is_settled = exchange.answered(answer)
+        if is_settled:
+            del self.open[exchange]
+            self.open_pushes -= exchange.is_push
+            self.settled += 1
+            exchange.settle()
+        self._on_progress()
+        return is_settled
 
     def to_send_again(self) -> list[Exchange]:
         """Return all open exchanges, in the order of their first sending."""
         self.counts.resent += sum(exchange.sent > 0 for exchange in self.open)
         return list(self.open)
-
-    def settle_push(self, answer: Pushed, shards: int) -> bool:
-        """Count an acknowledgement. Returns whether it settled every shard of the push."""
-        settled = True
-        for problem in answer.problems:
-            if problem.status == DUPLICATE:
-                self.counts.duplicates += 1
-            elif problem.status == REFUSED:
-                self.counts.refused += 1
-            else:
-                settled = False
-        if settled:
-            self.counts.acknowledged += shards
-        return settled

@@ -3,7 +3,7 @@
 Letters: K rows of a batch, I inputs, R outputs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -162,6 +162,34 @@ def _check_finite(flat: NDArray[Any], what: str) -> None:
             f"{what} has the value {flat[place]} at index {place} of its flat values: leave the step out, or "
             "lower the rate"
         )
+
+
+def out_memory(
+    arrays: Mapping[str, ArrayRecord], names: Collection[str], out: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Return the flat memory that a pull fills, for the arrays of `out`."""
+    if not isinstance(out, Mapping):
+        raise StoreError(f"out is a mapping of names to arrays, not {type(out).__name__}")
+    found, wanted = {}, frozenset(names)
+    for name, array in out.items():
+        if name not in wanted:
+            raise StoreError(f"out names array {str(name)[:80]!r}, which is not pulled")
+        record = arrays[name]
+        if not isinstance(array, np.ndarray) or (array.shape, array.dtype.name) != (
+            record.shape,
+            record.dtype,
+        ):
+            shown = f"{array.dtype}{array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise StoreError(f"out of {name[:80]!r} is {shown}, the array {record.dtype}{record.shape}")
+        flags = array.flags
+        is_plain = flags.c_contiguous and flags.writeable and array.dtype.isnative
+        if not is_plain or isinstance(array, np.ma.MaskedArray):
+            raise StoreError(
+                f"out of {name[:80]!r} must be C-contiguous, writable, of native byte order and without a "
+                "mask: give a plain array"
+            )
+        found[name] = np.asarray(array).reshape(-1)  # a matrix has two dimensions in each shape
+    return found
 
 
 def names_in(known: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -6,7 +6,9 @@ their numbers. The layout caches the plan of each set of names.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import isfinite
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +17,7 @@ from adam_async.messages import Part
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, ShardTable
 from adam_async.run.store_record import ArrayRecord
-from adam_async.store.arrays import is_surely_finite, names_in
+from adam_async.store.arrays import names_in
 
 MESSAGE_BYTES = 2 << 20
 """Maximum size of the values of one message, in bytes, unless one shard is larger: the server receives one
@@ -35,6 +37,10 @@ class ArrayRange:
     name: str
     start: int
     stop: int
+    at: int
+    """Index of the range in the values of its message."""
+    is_whole: bool
+    """Whether the range is the whole array."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +50,6 @@ class ShardMessage:
     server: str
     rule: int
     shards: tuple[ShardId, ...]
-    specs: tuple[ShardSpec, ...]
     ranges: tuple[ArrayRange, ...]
     """Ranges of arrays, in the order of the shards."""
     parts: tuple[Part, ...]
@@ -58,20 +63,21 @@ class ShardMessage:
     """Name of each shard's array."""
     whole: bool
     """Whether the message has several arrays, each of one shard."""
+    zeros: tuple[int, ...]
+    """A zero for each shard."""
 
     def gather(self, flat: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         """Return the values of the message, from flat arrays by name; a view if they are one range."""
         if self.whole:
-            return np.concatenate([flat[name] for name in self.names])
+            return np.concatenate([*map(flat.__getitem__, self.names)])
         if len(self.ranges) == 1:
             only = self.ranges[0]
-            return flat[only.name][only.start : only.stop]
+            return flat[only.name] if only.is_whole else flat[only.name][only.start : only.stop]
         return np.concatenate([flat[each.name][each.start : each.stop] for each in self.ranges])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerRange:
-    """Range of an array in the answer to a message of whole arrays."""
+class Place(NamedTuple):
+    """Range of a whole array in the answer to a message of several arrays."""
 
     message: int
     start: int
@@ -79,18 +85,26 @@ class AnswerRange:
     shape: tuple[int, ...]
 
 
+_KIND = attrgetter("__class__", "dtype", "shape")
+"""Function that returns what a fast check compares of an array."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorePlan:
     """The messages for all shards of some arrays.
 
     Attributes:
-        wanted: Name, shape and type of each array.
-        answer_ranges: Ranges of the arrays in answers to messages of whole arrays.
+        names: Names of the arrays.
+        kinds: Class, type and shape of each array in the form that needs no conversion.
+        places: Ranges of the arrays in answers to messages of several arrays.
+        apart: Arrays with memory of their own: they are cut into several messages, or alone in one.
     """
 
     messages: tuple[ShardMessage, ...]
-    wanted: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]
-    answer_ranges: Mapping[str, AnswerRange]
+    names: tuple[str, ...]
+    kinds: list[tuple[type, np.dtype[Any], tuple[int, ...]]]
+    places: Mapping[str, Place]
+    apart: tuple[ArrayRecord, ...]
 
     def gather(self, arrays: Mapping[str, Any]) -> list[NDArray[Any]] | None:
         """Return the values of each message, after a fast check of all arrays.
@@ -98,16 +112,17 @@ class StorePlan:
         Returns None if an array is not a plain one, or has another shape or type, or may have a value that is
         not finite.
         """
-        flat: dict[str, NDArray[Any]] = {}
-        for name, shape, dtype in self.wanted:
-            array = arrays[name]
-            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
+        given = [*map(arrays.__getitem__, self.names)]
+        try:
+            if [*map(_KIND, given)] != self.kinds:
                 return None
-            flat[name] = array.reshape(-1)
+        except AttributeError:  # a list, a number, or factors
+            return None
+        flat = dict(zip(self.names, map(np.ndarray.ravel, given), strict=True))
         found = []
         for message in self.messages:
             values = message.gather(flat)
-            if not is_surely_finite(values):
+            if not isfinite(np.vdot(values, values)):
                 return None
             found.append(values)
         return found
@@ -132,6 +147,11 @@ class FactorMessage:
         """Name of each shard's array."""
         return (self.name,) * len(self.shards)
 
+    @property
+    def zeros(self) -> tuple[int, ...]:
+        """A zero for each shard."""
+        return (0,) * len(self.shards)
+
 
 class StoreLayout:
     """The shards of a store, and their servers.
@@ -148,7 +168,7 @@ class StoreLayout:
         self.buckets = buckets
         self.unread: NDArray[np.int64] = np.full(len(table.shards), -1, np.int64)
         """Versions before any read: -1 for each shard."""
-        self._plans: dict[tuple[tuple[str, ...], ...], StorePlan] = {}
+        self.plans: dict[tuple[tuple[str, ...], ...], StorePlan] = {}
         self.everything = self.plan(tuple(self.arrays)).messages
 
     def plan(self, *groups: tuple[str, ...]) -> StorePlan:
@@ -157,39 +177,57 @@ class StoreLayout:
         Raises:
             StoreError: A name is unknown; the error lists it and some names of the store.
         """
-        plan = self._plans.get(groups)
+        plan = self.plans.get(groups)
         if plan is None:
-            names = [name for group in groups for name in group]
+            names = tuple([name for group in groups for name in group])
             names_in(self.arrays, names)
             messages = tuple([message for group in groups for message in self._cut(group)])
+            places = {
+                each.name: Place(number, each.at, each.at + each.stop, self.arrays[each.name].shape)
+                for number, message in enumerate(messages)
+                if len(message.ranges) > 1
+                for each in message.ranges
+                if each.is_whole
+            }
+            records = [self.arrays[name] for name in names]
             plan = StorePlan(
                 messages=messages,
-                wanted=tuple(
-                    [(name, self.arrays[name].shape, np.dtype(self.arrays[name].dtype)) for name in names]
-                ),
-                answer_ranges=self._answer_ranges(messages),
+                names=names,
+                kinds=[(np.ndarray, np.dtype(record.dtype), record.shape) for record in records],
+                places=places,
+                apart=tuple([record for record in records if record.name not in places]),
             )
-            if len(self._plans) >= PLANS_KEPT:
-                del self._plans[next(iter(self._plans))]
-            self._plans[groups] = plan
+            if len(self.plans) >= PLANS_KEPT:
+                del self.plans[next(iter(self.plans))]
+            self.plans[groups] = plan
         return plan
 
-    def _answer_ranges(self, messages: Sequence[ShardMessage]) -> Mapping[str, AnswerRange]:
-        ranges: dict[str, AnswerRange] = {}
-        for number, message in enumerate(messages):
-            if not message.whole:
-                continue
-            at = 0
-            for spec in message.specs:
-                shape = self.arrays[spec.tensor].shape
-                ranges[spec.tensor] = AnswerRange(message=number, start=at, stop=at + spec.size, shape=shape)
-                at += spec.size
-        return ranges
-
     def _message(self, server: str, specs: Sequence[ShardSpec]) -> ShardMessage:
-        names = tuple([spec.tensor for spec in specs])
-        whole = len(names) > 1 and all(len(self.table.by_tensor[name]) == 1 for name in names)
-        return _message(server, specs, names, whole)
+        """Plan the message of some shards of a server; neighbouring shards of an array are one range."""
+        ends: list[tuple[str, int, int]] = []
+        for spec in specs:
+            if ends and ends[-1][0] == spec.tensor and ends[-1][2] == spec.start:
+                ends[-1] = (spec.tensor, ends[-1][1], spec.stop)
+            else:
+                ends.append((spec.tensor, spec.start, spec.stop))
+        ranges, at = [], 0
+        for name, start, stop in ends:
+            is_whole = stop - start == self.arrays[name].size
+            ranges.append(ArrayRange(name=name, start=start, stop=stop, at=at, is_whole=is_whole))
+            at += stop - start
+        return ShardMessage(
+            server=server,
+            rule=specs[0].rule,
+            shards=tuple([spec.id for spec in specs]),
+            ranges=tuple(ranges),
+            parts=(Part(False, len(specs)),),
+            dtype=np.dtype(specs[0].dtype),
+            size=at,
+            index=_index(specs),
+            names=tuple([spec.tensor for spec in specs]),
+            whole=1 < len(specs) == len(ranges) and all(each.is_whole for each in ranges),
+            zeros=(0,) * len(specs),
+        )
 
     def _cut(self, names: Sequence[str]) -> list[ShardMessage]:
         """Cut the shards of arrays into messages of one server, rule and type each; see `MESSAGE_BYTES`."""
@@ -235,26 +273,3 @@ def _index(specs: Sequence[ShardSpec]) -> slice | NDArray[np.intp]:
     if all(int(spec.id) == first + at for at, spec in enumerate(specs)):
         return slice(first, first + count)
     return np.array([int(spec.id) for spec in specs], np.intp)
-
-
-def _message(server: str, specs: Sequence[ShardSpec], names: tuple[str, ...], whole: bool) -> ShardMessage:
-    """Plan the message of some shards of a server; neighbouring shards of an array are one range."""
-    ranges: list[ArrayRange] = []
-    for spec in specs:
-        if ranges and ranges[-1].name == spec.tensor and ranges[-1].stop == spec.start:
-            ranges[-1] = ArrayRange(name=spec.tensor, start=ranges[-1].start, stop=spec.stop)
-        else:
-            ranges.append(ArrayRange(name=spec.tensor, start=spec.start, stop=spec.stop))
-    return ShardMessage(
-        server=server,
-        rule=specs[0].rule,
-        shards=tuple(spec.id for spec in specs),
-        specs=tuple(specs),
-        ranges=tuple(ranges),
-        parts=(Part(False, len(specs)),),
-        dtype=np.dtype(specs[0].dtype),
-        size=sum(spec.size for spec in specs),
-        index=_index(specs),
-        names=names,
-        whole=whole,
-    )

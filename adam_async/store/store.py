@@ -40,7 +40,8 @@ from adam_async.run.token_file import check_token_is_for
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import Gradient, InitialArrays, records_of
-from adam_async.store.link import StoreLink, check_loop
+from adam_async.store.client import check_loop
+from adam_async.store.link import StoreLink
 from adam_async.store.local_servers import ServerAccess, local_servers
 from adam_async.store.pushing import Rate
 from adam_async.store.rules import Rule, Sgd
@@ -69,6 +70,7 @@ class ParameterStore:
     def __init__(self, opening: "Opening", link: StoreLink) -> None:
         self._opening = opening
         self._link = link
+        self._client = link.client
         self.name = link.name
 
     @classmethod
@@ -157,13 +159,13 @@ class ParameterStore:
         """The arrays of the store by name."""
         return {
             name: ArraySpec(each.shape, each.dtype, each.split)
-            for name, each in self._link.layout.arrays.items()
+            for name, each in self._client.layout.arrays.items()
         }
 
     @property
     def clock(self) -> int:
         """Number of steps that this client has ended; a late client begins at the clock of the others."""
-        return self._link.clock
+        return self._client.clock
 
     @property
     def rules(self) -> Mapping[str, Rule]:
@@ -205,7 +207,7 @@ class ParameterStore:
                 client.
             ShardUnavailable: A server did not answer within `patience_s`.
         """
-        return await self._link.pull(names, out)
+        return await self._client.pull(names, out)
 
     async def push(
         self,
@@ -235,7 +237,7 @@ class ParameterStore:
             DeadlineExceeded: Fewer than `replicas` clients joined for the first step within `prepare_s`.
             ShardUnavailable: A server did not answer within `patience_s`.
         """
-        return await self._link.push(gradients, read=read, rate=rate, weight=weight)
+        return await self._client.push(gradients, read=read, rate=rate, weight=weight)
 
     async def push_pull(
         self,
@@ -257,22 +259,22 @@ class ParameterStore:
             names: Arrays to pull; None for those of `gradients`.
             out: See `pull`.
         """
-        return await self._link.push_pull(gradients, names, out=out, read=read, rate=rate, weight=weight)
+        return await self._client.push_pull(gradients, names, out=out, read=read, rate=rate, weight=weight)
 
     async def assign(self, arrays: Mapping[str, NDArray[Any]]) -> PushOutcome:
         """Replace the values of some arrays, exactly once and in the order of this client's calls.
 
         The state of their rules (momentum, means) stays. For errors see `push`.
         """
-        return await self._link.push(arrays, assign=True)
+        return await self._client.push(arrays, assign=True)
 
     async def tick(self) -> None:
         """End a step of this client; without clocks this has no effect. For errors see `push`."""
-        await self._link.tick()
+        await self._client.tick()
 
     async def settled(self) -> None:
         """Wait until the servers have answered all pushes of this client, also cancelled ones; see `push`."""
-        await self._link.settled()
+        await self._client.settled()
 
     async def save(self, path: str | Path) -> Path:
         """Pull all values into a file in the safetensors format, whole or not at all, and return its path.
@@ -284,7 +286,7 @@ class ParameterStore:
             DeadlineExceeded: The slowest client did not reach the clock within `clock_s`.
             ShardUnavailable: A server did not answer within `patience_s`.
         """
-        if RESERVED in self._link.layout.arrays:
+        if RESERVED in self._client.layout.arrays:
             raise StoreError(
                 f"array {RESERVED!r} has a name that safetensors reserves: pull and write it apart"
             )
@@ -324,7 +326,7 @@ class ParameterStore:
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"clock {self.clock}"
-        return f"<ParameterStore {self.name!r} {counted(len(self._link.layout.arrays), 'array')}, {state}>"
+        return f"<ParameterStore {self.name!r} {counted(len(self._client.layout.arrays), 'array')}, {state}>"
 
 
 HOW_TO_OPEN = "use `async with` or `await`; without an event loop use adam_async.sync"

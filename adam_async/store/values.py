@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.store.layout import StorePlan
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadVersions:
@@ -26,27 +28,44 @@ class ReadVersions:
 class Values(Mapping[str, NDArray[Any]]):
     """Read-only arrays by name, and their versions.
 
+    An array that came with others in one message is made at its first use.
+
     Args:
-        arrays: The arrays.
-        read: Their versions.
+        plan: The pulled arrays, and the places of small ones.
+        flats: Values of messages of several arrays, by the number of the message.
+        arrays: The arrays made before.
+        read: Versions of the values.
         clock: Clock up to which the values contain the pushes of all clients; 0 in a store without clocks.
     """
 
-    __slots__ = ("_arrays", "clock", "read")
+    __slots__ = ("_arrays", "_flats", "_plan", "clock", "read")
 
-    def __init__(self, arrays: Mapping[str, NDArray[Any]], read: ReadVersions, clock: int) -> None:
+    def __init__(
+        self,
+        plan: StorePlan,
+        flats: Mapping[int, NDArray[Any]],
+        arrays: dict[str, NDArray[Any]],
+        read: ReadVersions,
+        clock: int,
+    ) -> None:
+        self._plan = plan
+        self._flats = flats
         self._arrays = arrays
         self.read = read
         self.clock = clock
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        return self._arrays[name]
+        array = self._arrays.get(name)
+        if array is None:
+            number, start, stop, shape = self._plan.places[name]
+            array = self._arrays[name] = self._flats[number][start:stop].reshape(shape)
+        return array
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
+        return iter(self._plan.names)
 
     def __len__(self) -> int:
-        return len(self._arrays)
+        return len(self._plan.names)
 
     def __repr__(self) -> str:
         return f"<Values of {len(self)} arrays>"

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from adam_async.controller import bundle_rules
+from adam_async.messages import Push, pack, unpack
 from adam_async.parameter_server import bundle_copy, log_entries, shard_pieces, state
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import Apply
@@ -22,7 +23,6 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import Replica
 from adam_async.run.store_record import StoreRecord
 from tests.ablations.patches import Change, replaces
-from transport import Message
 
 
 @replaces(shard_pieces, "_tables_state")
@@ -103,9 +103,9 @@ def send_again_under_new_numbers(to_send_again: Any, self: Session) -> Any:
     for exchange in exchanges:
         message = exchange.message
         if message.type == "Push" and exchange.sent:
-            numbers = self.next_numbers(message.meta["shards"])
-            meta = {**message.meta, "numbers": numbers}
-            exchange.message = Message(type=message.type, meta=meta, tensors=message.tensors)
+            push = unpack(message, Push)
+            numbers = self.numbers.next(push.shards)
+            exchange.message = pack(msgspec.structs.replace(push, numbers=numbers), message.tensors)
     return exchanges
 
 

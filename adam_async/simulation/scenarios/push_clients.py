@@ -200,7 +200,7 @@ class PushClients:
                     group.create_task(
                         self._pull(name, link, dice.choose(list(store.arrays))), name=f"{name}/pull"
                     )
-            await link.tick()
+            await link.client.tick()
             await self._pull(name, link, dice.choose(list(store.arrays)))
             await asyncio.sleep(dice.around(self._pace_s))
         self.are_going_on = self.are_going_on and not store.full
@@ -217,14 +217,16 @@ class PushClients:
             await self._push_infinity(name, link, array, pushes.rows)
             return
         weight = 1 + dice.below(3) if self._slack == 0 else 1
-        clock = link.clock + 1 if self._slack == 0 else link.clock  # with bsp the push ends the step
+        clock = (
+            link.client.clock + 1 if self._slack == 0 else link.client.clock
+        )  # with bsp the push ends the step
         column = pushes.begin(name, clock=clock, weight=weight)
         row = np.zeros((1, COLUMNS), np.float32)
         row[0, column] = -1
         factors = Factors(row, np.ones((1, pushes.rows), np.float32))
         gradient: Gradient = factors if dice.chance(0.3) else np.repeat(row, pushes.rows, axis=0)
         with self.pending.noted(name):
-            outcome = await link.push({array: gradient}, weight=weight)
+            outcome = await link.client.push({array: gradient}, weight=weight)
         pushes.acknowledged(column, _rows_of(outcome))
         self._ledger.operations += 1
 
@@ -232,15 +234,15 @@ class PushClients:
         """Push finite factors whose product is not finite, which no server may apply."""
         factors = Factors(np.full((1, COLUMNS), LARGE, np.float32), np.full((1, rows), LARGE, np.float32))
         with self.pending.noted(name):
-            outcome = await link.push({array: factors})
+            outcome = await link.client.push({array: factors})
         # A repetition is answered as a duplicate if the server has forgotten the refusal.
         self._ledger.counts["refused pushes"] += bool(outcome.refused)
 
     async def _pull(self, name: str, link: StoreLink, array: str) -> None:
         pushes = self._pushes_to(link).arrays[array]
-        bound = max(link.clock - self._slack, 0) if self._slack is not None else 0
+        bound = max(link.client.clock - self._slack, 0) if self._slack is not None else 0
         before = pushes.before()
-        values = await link.pull([array], None)
+        values = await link.client.pull([array], None)
         rows: NDArray[np.float64] = values[array].astype(np.float64)
         if self._momentum:
             rows = np.where((rows >= 1) & (rows < MOST_MOMENTUM), 1.0, rows)

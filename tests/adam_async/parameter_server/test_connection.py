@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import threading
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
@@ -26,7 +25,7 @@ from adam_async.messages import (
     unpack_any,
 )
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
-from adam_async.parameter_server.connection import NOT_SERVING, _on_loop
+from adam_async.parameter_server.connection import NOT_SERVING
 from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.ids import ShardId
@@ -139,7 +138,7 @@ class Room:
 
     def push(self, count=1):
         for _ in range(count):
-            number = self.connection.session.last_numbers((SHARD,))[0] + 1
+            number = self.connection.numbers.last((SHARD,))[0] + 1
             step = StepPush(
                 parts=(Part(False, 1),),
                 shards=(SHARD,),
@@ -421,17 +420,16 @@ async def test_a_primary_that_moves_time_and_again_while_pushes_go_on_gets_each_
 
 
 async def test_a_release_on_another_thread_is_noted_on_the_loop():
-    threads, released = [], asyncio.Event()
-
-    def release():
-        threads.append(threading.get_ident())
-        released.set()
-
-    on_loop = _on_loop(release)
-    on_loop()
-    assert len(threads) == 1
-    released.clear()
-    await asyncio.to_thread(on_loop)
-    await released.wait()
-    assert threads == [threading.get_ident()] * 2
-    assert _on_loop(None) is None
+    async with room_of(NETWORKS["local"]()) as room:
+        room.first.answers = 0
+        room.push()
+        await until(lambda: room.first.numbers == [1])
+        (exchange,) = room.connection.open
+        exchange.reading += 1  # as a link on another thread holds the tensors
+        room.first.answers = 1
+        room.move(None)
+        room.move(room.first)
+        await room.client.flush()
+        assert room.freed == []
+        await asyncio.to_thread(exchange.released)
+        await until(lambda: room.freed == [1])

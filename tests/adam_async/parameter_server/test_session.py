@@ -1,133 +1,152 @@
 """Numbers, open exchanges and repetitions, without a link."""
 
+import numpy as np
 import pytest
 
-from adam_async.messages import DUPLICATE, GAP, NOT_PRIMARY, REFUSED, Problem, Pushed, Tick, pack
-from adam_async.parameter_server.session import Exchange, Session
+from adam_async.messages import (
+    DUPLICATE,
+    GAP,
+    NOT_PRIMARY,
+    REFUSED,
+    Part,
+    Problem,
+    Push,
+    Pushed,
+    pack,
+    unpack,
+)
+from adam_async.parameter_server.session import Session, SessionIdentity, ShardNumbers, StepPush
 from adam_async.run.ids import ShardId
-from transport import Message
 
 A, B, C = ShardId(0), ShardId(1), ShardId(2)
-QUESTION = pack(Tick(store="run", session=1, incarnation=1, replica=0, clock=1, generation=1, shards=(0,)))
+IDENTITY = SessionIdentity(store="run", session=1, incarnation=1, replica=0, generation=1)
 
 
-def exchange(settles=True, **options):
-    return Exchange(message=QUESTION, on_answer=lambda _: settles, **options)
+class Collecting(Session):
+    """A session whose exchanges are collected instead of sent, and its only call."""
+
+    def __init__(self, limit=8):
+        super().__init__(IDENTITY, limit=limit, answer_s=1.0, copies=False, on_progress=lambda: None)
+        self.sent, self.answers, self.frees, self.again = [], [], 0, []
+
+    def push_to(self, *shards):
+        step = StepPush(
+            parts=(Part(False, len(shards)),),
+            shards=shards,
+            tensors=(np.ones(len(shards), np.float32),),
+            versions=(0,) * len(shards),
+            own_applied=(0,) * len(shards),
+            clock=1,
+            weight=1,
+            rate=1.0,
+        )
+        self.push(step, self, 7)
+        return self.sent[-1]
+
+    def send_now(self, exchange):
+        exchange.sent += 1
+        exchange.reading += 1
+
+    def _send(self, exchange):
+        self.sent.append(exchange)
+
+    def refused(self, exchange, error):
+        self.again.append((exchange, error))
+
+    def free(self, call):
+        assert call is self
+        self.frees += 1
+
+    def passes_on(self, callback):
+        return False
+
+    def pushed(self, number, answer, values):
+        self.answers.append((number, answer.versions, values))
+
+
+def answer(*problems, shards=1):
+    return pack(Pushed(versions=(1,) * shards, problems=problems))
 
 
 def test_numbers_begin_at_one_and_leave_no_gap_on_any_shard():
-    session = Session()
-    assert session.next_numbers((A, B)) == (1, 1)
-    assert session.numbers() == {A: 1, B: 1}
-    assert session.next_numbers((B, C)) == (2, 1)
-    assert session.next_numbers((A, B, C)) == (2, 3, 2)
-    assert session.numbers() == {A: 2, B: 3, C: 2}
-    assert session.next_numbers((A, B, C)) == (3, 4, 3)
-    assert session.numbers() == {A: 3, B: 4, C: 3}
+    session = ShardNumbers()
+    assert session.next((A, B)) == (1, 1)
+    assert session.all() == {A: 1, B: 1}
+    assert session.next((B, C)) == (2, 1)
+    assert session.next((A, B, C)) == (2, 3, 2)
+    assert session.all() == {A: 2, B: 3, C: 2}
+    assert session.next((A, B, C)) == (3, 4, 3)
+    assert session.all() == {A: 3, B: 4, C: 3}
 
 
 def test_several_steps_take_as_many_numbers_on_each_of_their_shards():
-    session = Session()
+    session = ShardNumbers()
     assert session.next_steps((A, B), 3) == 1
     assert session.next_steps((A, B), 1) == 4
     assert session.next_steps((C,), 2) == 1
-    assert session.next_numbers((A, B, C)) == (5, 5, 3)
+    assert session.next((A, B, C)) == (5, 5, 3)
 
 
-def test_open_exchanges_are_sent_again_in_the_order_of_their_first_sending():
-    session = Session()
-    said = [exchange() for _ in range(4)]
-    for one in said:
-        session.opened(one)
-    for one in said[:3]:
-        one.sending()
-    assert session.answered(said[1], QUESTION)
-    assert session.to_send_again() == [said[0], said[2], said[3]]
+def test_open_pushes_are_sent_again_in_order_and_under_their_numbers():
+    session = Collecting()
+    pushes = [session.push_to(A) for _ in range(4)]
+    for push in pushes[:3]:
+        session.send_now(push)
+    assert session.answered(pushes[1], answer())
+    assert session.to_send_again() == [pushes[0], pushes[2], pushes[3]]
     assert session.counts.resent == 2, "what was never sent is not sent again"
+    assert [unpack(each.message, Push).numbers for each in session.to_send_again()] == [(1,), (3,), (4,)]
 
 
-def test_a_push_is_sent_again_under_its_numbers():
-    session = Session()
-    meta = {"shards": (A, B), "numbers": session.next_numbers((A, B))}
-    push = Exchange(message=Message(type="Push", meta=meta, tensors=[]), on_answer=lambda _: True)
-    session.opened(push)
-    push.sending()
-
-    assert [each.message.meta["numbers"] for each in session.to_send_again()] == [(1, 1)]
-
-
-def test_an_answer_that_settles_nothing_keeps_the_exchange_open_and_asks_for_the_cure():
-    session = Session()
-    one = exchange(settles=False)
-    session.opened(one)
-    assert not session.answered(one, QUESTION)
-    assert session.to_send_again() == [one]
+def test_an_answer_that_settles_nothing_keeps_the_push_open_and_asks_for_the_cure():
+    session = Collecting()
+    push = session.push_to(A)
+    push.arrived(answer(Problem(0, GAP, 4)))
+    assert session.again == [(push, None)]
+    assert session.to_send_again() == [push]
 
 
 def test_a_second_answer_to_the_same_question_is_not_looked_at():
-    answers = []
-    one = Exchange(message=QUESTION, on_answer=lambda answer: answers.append(answer) or True)
-    session = Session()
-    session.opened(one)
-    assert session.answered(one, QUESTION)
-    assert session.answered(one, QUESTION)
-    assert answers == [QUESTION]
+    session = Collecting()
+    push = session.push_to(A)
+    assert session.answered(push, answer())
+    assert session.answered(push, answer())
+    assert session.answers == [(7, (1,), None)]
 
 
-def test_only_pushes_count_against_the_limit_and_each_answer_makes_room():
-    session = Session(limit=2)
-    pushes = [exchange(is_push=True) for _ in range(2)]
-    for one in (exchange(), *pushes):
-        assert session.may_push
-        session.opened(one)
-    assert not session.may_push
-    session.answered(pushes[0], QUESTION)
-    assert session.may_push
-
-
-def release(sending):
-    assert sending is not None
-    sending()
+def test_each_answer_makes_room_for_a_push():
+    session = Collecting(limit=2)
+    pushes = [session.push_to(A) for _ in range(2)]
+    session.tick((A,), 1, 0)
+    assert session.open_pushes == session.limit
+    session.answered(pushes[0], answer())
+    assert session.open_pushes == 1
 
 
 @pytest.mark.parametrize("first", ["settled", "released"])
 def test_memory_is_free_once_when_it_is_both_settled_and_released(first):
-    freed = []
-    one = exchange(on_free=lambda: freed.append(1))
-    sending = one.sending()
-    steps = [one.settle, lambda: release(sending)]
+    session = Collecting()
+    push = session.push_to(A)
+    session.send_now(push)
+    steps = [push.settle, push.released]
     if first == "released":
         steps.reverse()
     steps[0]()
-    assert freed == []
+    assert session.frees == 0
     steps[1]()
-    assert freed == [1]
+    assert session.frees == 1
 
 
 def test_memory_is_not_free_while_any_of_its_sendings_still_reads_it():
-    freed = []
-    one = exchange(on_free=lambda: freed.append(1))
-    first, second = one.sending(), one.sending()
-    one.settle()
-    release(second)
-    assert freed == []
-    release(first)
-    assert freed == [1]
-    assert one.sent == 2
-
-
-def test_a_sending_that_did_not_take_place_is_not_waited_for():
-    freed = []
-    one = exchange(on_free=lambda: freed.append(1))
-    one.sending()
-    one.not_sent()
-    assert (one.sent, freed) == (0, [])
-    one.settle()
-    assert freed == [1]
-
-
-def test_an_exchange_without_memory_needs_no_release():
-    assert exchange().sending() is None
+    session = Collecting()
+    push = session.push_to(A)
+    session.send_now(push)
+    session.send_now(push)
+    push.settle()
+    push.released()
+    assert session.frees == 0
+    push.released()
+    assert session.frees == 1
 
 
 @pytest.mark.parametrize(
@@ -140,7 +159,7 @@ def test_an_exchange_without_memory_needs_no_release():
     ],
 )
 def test_a_push_is_settled_unless_a_shard_has_a_gap_or_another_primary(problems, settled, counts):
-    session = Session()
-    assert session.settle_push(Pushed(versions=(1, 1, 1), problems=problems), 3) == settled
+    session = Collecting()
+    assert session.answered(session.push_to(A, B, C), answer(*problems, shards=3)) == settled
     told = session.counts
     assert (told.acknowledged, told.duplicates, told.refused) == counts

@@ -202,10 +202,10 @@ async def test_a_client_that_joins_amid_a_step_of_another_waits_for_no_step_of_i
             open_store(cluster.address, consistency, replicas=1, waits=waits)
         )
         await first.push_pull(marks_of(0))
-        link = first._link
+        link = first._client
         begun, *others = link.layout.everything
         assert others
-        link._client.tick(begun.server, begun.shards, 2, epoch=1)
+        link.connections[begun.server].tick(begun.shards, 2, 1)
         numbers = {int(shard) for shard in begun.shards}
 
         def reached():
@@ -223,6 +223,6 @@ async def test_a_client_that_joins_amid_a_step_of_another_waits_for_no_step_of_i
         )
         assert late.clock == 2
         for message in others:
-            link._client.tick(message.server, message.shards, 2, epoch=1)
+            link.connections[message.server].tick(message.shards, 2, 1)
         values = await late.pull()
     assert counts_of(values, 0) == (1, 1)

@@ -21,7 +21,7 @@ def test_factors_travel_up_to_the_number_of_rows_with_the_bytes_of_the_product(s
     random = np.random.default_rng(0)
     for count in (most, most + 1):
         factors = Factors(random.normal(size=(count, INPUTS)), random.normal(size=(count, ROWS)))
-        found = PushMessages(layout, (0.1,), is_summed=False).messages({"w": factors}, None, 1, False)
+        _, found = PushMessages(layout, (0.1,), is_summed=False).messages({"w": factors}, None, 1, False)
         assert len({message.shards.server for message in found}) == servers
         is_factors = {isinstance(message.shards, FactorMessage) for message in found}
         assert is_factors == {count == most}

@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,40 +10,58 @@ import pytest
 from adam_async import ParameterStore, Sgd
 from adam_async.run.shard_table import NUM_BUCKETS, shard_table
 from adam_async.run.store_record import ArrayRecord
+from adam_async.store.calls import PullCall
 from adam_async.store.layout import StoreLayout
-from adam_async.store.pulling import PullCollector
 from tests.adam_async.store.servers import servers
 from transport import RemoteProtocolError
 
 
-def collector(names: tuple[str, ...] = ("a", "b"), shard_bytes: int = 1 << 20) -> PullCollector:
-    """Return the collector of a pull of a (2, 3) and of b (4,), both float32."""
+class Future:
+    """A future without a loop."""
+
+    is_set = False
+
+    def done(self):
+        return self.is_set
+
+    def set_result(self, _):
+        self.is_set = True
+
+
+def pull_of(names=("a", "b"), shard_bytes=1 << 20):
+    """Return a pull of a (2, 3) and of b (4,), both float32, its messages, and the list of ended calls."""
     arrays = [ArrayRecord("a", (2, 3), "float32", 0, "auto"), ArrayRecord("b", (4,), "float32", 0, "auto")]
     layout = StoreLayout(arrays, shard_table(arrays, shard_bytes=shard_bytes), ["ps-0"] * NUM_BUCKETS)
-    return PullCollector("s", layout, layout.plan(names), lambda index, versions: None, {}, lambda call: None)
+    ended, plan = [], layout.plan(names)
+    calls = SimpleNamespace(
+        loop=SimpleNamespace(create_future=Future),
+        layout=layout,
+        store=SimpleNamespace(id="s"),
+        bound=0,
+        note_versions=lambda index, versions: None,
+        ended=ended.append,
+    )
+    return PullCall(calls, plan, {}), plan.messages, ended
 
 
 @pytest.mark.parametrize(
     ("versions", "size", "dtype"),
     [((1,), 10, "float32"), ((1, 1, 1), 10, "float32"), ((1, 1), 9, "float32"), ((1, 1), 10, "float64")],
 )
-async def test_an_answer_that_does_not_fit_its_message_is_refused_whole(versions, size, dtype):
-    pull = collector()
+def test_an_answer_that_does_not_fit_its_message_is_refused_whole(versions, size, dtype):
+    pull, _, _ = pull_of()
     with pytest.raises(RemoteProtocolError, match="do not fit 2 shards of 10 values float32"):
-        pull.answered(0, versions, np.zeros(size, dtype), 0)
-    pull.answered(0, (7, 8), np.arange(10, dtype=np.float32), 0)
+        pull.take(0, versions, 0, np.zeros(size, dtype))
+    pull.take(0, (7, 8), 0, np.arange(10, dtype=np.float32))
     assert pull.values().read.of_shards.tolist() == [7, 8]
 
 
-@pytest.mark.parametrize("prepared", [True, False])
-async def test_values_keep_the_order_of_the_names(prepared):
-    pull = collector(("b", "a"), shard_bytes=8)  # each array is cut into several messages or ranges
-    for number in range(len(pull.plan.messages)):
+def test_values_keep_the_order_of_the_names():
+    pull, messages, _ = pull_of(("b", "a"), shard_bytes=8)  # each array is cut into several ranges
+    pull.prepare()
+    for number, message in enumerate(messages):
         pull.into(number)
-    if prepared:
-        pull.prepare()
-    for number, message in enumerate(pull.plan.messages):
-        pull.answered(number, [1] * len(message.shards), np.zeros(message.size, np.float32), 0)
+        pull.take(number, [1] * len(message.shards), 0, np.zeros(message.size, np.float32))
         pull.freed()
     assert pull.done.done()
     values = pull.values()
@@ -51,12 +70,10 @@ async def test_values_keep_the_order_of_the_names(prepared):
     assert not values["a"].flags.writeable
 
 
-async def test_a_call_without_messages_ends_once():
-    ended = []
-    pull = collector(())
-    pull._on_end = ended.append
-    pull.freed()
-    await asyncio.wait_for(pull.done, 1)
+def test_a_call_without_messages_ends_once():
+    pull, _, ended = pull_of(())
+    pull.send()
+    assert pull.done.done()
     assert ended == [pull]
     assert dict(pull.values()) == {}
 
@@ -79,7 +96,7 @@ async def test_two_hundred_megabytes_pulled_beside_pushes_have_the_values_of_the
                 for _ in range(4):
                     values = await store.pull()
                     for name, array in values.items():
-                        (shard,) = store._link.layout.table.by_tensor[name]
+                        (shard,) = store._link.client.layout.table.by_tensor[name]
                         version = values.read.of_shards[shard.id]
                         assert (array == -version).all(), (name, version)
                         versions.add(version)

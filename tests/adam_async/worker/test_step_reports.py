@@ -76,9 +76,9 @@ async def test_a_group_is_not_finished_while_one_server_has_not_counted_it():
         channels["ps-1"].channel.link.abort()
         recorder.add(trained(1))
         recorder.close()
-        while any(channels[name].session.open for name in ("ps-0", "ps-2")):
+        while any(channels[name].open for name in ("ps-0", "ps-2")):
             await turns()
-            assert not finished or not channels["ps-1"].session.open
+            assert not finished or not channels["ps-1"].open
         await client.flush()
         assert [report.number for report in finished] == [1]
         assert versions(servers) == {1}

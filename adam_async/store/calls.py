@@ -1,0 +1,466 @@
+"""The calls of a client of a store: each sends its messages, and takes their answers."""
+
+import asyncio
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.controller.client import Membership
+from adam_async.errors import DeadlineExceeded, StoreError
+from adam_async.messages import REFUSED, Pushed
+from adam_async.messages import Values as ValuesMessage
+from adam_async.parameter_server.client import ParameterClient, StepPush
+from adam_async.run.ids import ShardId
+from adam_async.run.store_record import StoreRecord
+from adam_async.store.layout import ShardMessage, StoreLayout, StorePlan
+from adam_async.store.pushing import Outgoing
+from adam_async.store.values import PushOutcome, ReadVersions, RefusedShard, Values
+from adam_async.store.wish import StoreWish
+from transport import RemoteProtocolError
+
+
+class Call:
+    """One call, from its place in the queue to its last answer.
+
+    Args:
+        calls: The calls of the client.
+        messages: Number of messages whose answers the call waits for.
+    """
+
+    __slots__ = ("_calls", "_left", "done", "error")
+
+    is_push = False
+    """Whether the call waits in the queue until each server may get another push."""
+
+    def __init__(self, calls: "Calls", messages: int) -> None:
+        self._calls = calls
+        self._left = messages
+        self.done: asyncio.Future[None] = calls.loop.create_future()
+        """Future that ends with the call, unless its caller was cancelled."""
+        self.error: Exception | None = None
+        """Error with which the call was not sent."""
+
+    @abstractmethod
+    def send(self) -> None:
+        """Send the messages of the call."""
+
+    def freed(self) -> None:
+        """Note that a message is answered, and that no send reads its tensors."""
+        self._left -= 1
+        if self._left <= 0:
+            self._calls.ended(self)
+            if not self.done.done():
+                self.done.set_result(None)
+
+    def refuse(self, error: Exception) -> None:
+        """End an unsent call with an error."""
+        self.error = error
+        self._calls.ended(self)
+        self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End the wait of the caller with an error."""
+        if not self.done.done():
+            self.done.set_exception(error)
+            self.done.exception()  # a call without a waiting caller is no defect
+
+
+class Gathered(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A push, checked and gathered, before its sending.
+
+    Attributes:
+        versions: For each message, the versions of its shards that the gradients were computed from.
+        own: Number of this client's pushes that the values had in addition to these versions, by array.
+        assign: Whether the values replace the values of the store.
+    """
+
+    messages: Sequence[Outgoing]
+    versions: Sequence[tuple[int, ...]]
+    own: Mapping[str, int]
+    weight: int
+    assign: bool
+
+
+class PushCall(Call):
+    """A push whose answers bring no values."""
+
+    __slots__ = ("_push", "_refused", "_versions")
+
+    is_push = True
+
+    def __init__(self, calls: "Calls", push: Gathered) -> None:
+        super().__init__(calls, len(push.messages))
+        self._push = push
+        self._versions: dict[str, int] = {}
+        self._refused: list[RefusedShard] = []
+
+    def send(self) -> None:
+        """See `Call`."""
+        self._calls.send_push(self, self._push, pull=None)
+
+    def pushed(self, number: int, answer: Pushed, values: NDArray[Any] | None) -> None:
+        """Take an answer.
+
+        Raises:
+            RemoteProtocolError: The answer has another number of versions, or a problem of another shard.
+        """
+        of = self._push.messages[number].shards
+        if len(answer.versions) != len(of.shards) or any(
+            problem.index >= len(of.shards) for problem in answer.problems
+        ):
+            raise RemoteProtocolError(
+                "versions",
+                f"{len(answer.versions)} versions, and problems of shards "
+                f"{[problem.index for problem in answer.problems[:8]]}, do not fit {len(of.shards)} shards",
+            )
+        self._calls.note_versions(of.index, answer.versions)
+        table, versions = self._calls.layout.table.shards, self._versions
+        if isinstance(of, ShardMessage) and of.whole:
+            versions.update(zip(of.names, answer.versions, strict=True))
+        else:
+            for name, version in zip(of.names, answer.versions, strict=True):
+                versions[name] = min(versions.get(name, version), version)
+        for problem in answer.problems:
+            if problem.status == REFUSED:
+                spec = table[of.shards[problem.index]]
+                self._refused.append(RefusedShard(name=spec.tensor, start=spec.start, stop=spec.stop))
+
+    def outcome(self) -> PushOutcome:
+        """Return the outcome; call it when `done` has ended."""
+        return PushOutcome(versions=self._versions, refused=tuple(self._refused))
+
+
+class TickCall(Call):
+    """The end of a step, unless the push `after` was refused."""
+
+    __slots__ = ("_after",)
+
+    def __init__(self, calls: "Calls", after: PushCall | None) -> None:
+        super().__init__(calls, 1)
+        self._after = after
+
+    def send(self) -> None:
+        """See `Call`. The call ends at once: no caller waits for the answers of ticks."""
+        if self._after is not None and self._after.error is not None:
+            raise self._after.error
+        self._calls.send_ticks()
+        self.freed()
+
+
+class PullCall(Call):
+    """A pull, whose answers fill arrays.
+
+    Args:
+        plan: Messages for the shards of the arrays.
+        targets: Flat memory to fill, by name; the call allocates the memory of other arrays.
+    """
+
+    __slots__ = ("_arrays", "_bound", "_flats", "_late", "_plan", "_read", "_targets", "_timer", "clocks")
+
+    def __init__(self, calls: "Calls", plan: StorePlan, targets: dict[str, NDArray[Any]]) -> None:
+        super().__init__(calls, len(plan.messages))
+        self._plan = plan
+        self._targets = targets
+        for record in plan.apart:
+            if record.name not in targets:
+                targets[record.name] = np.empty(record.shape, record.dtype).reshape(-1)
+        self._flats: dict[int, NDArray[Any]] = {}
+        """Values of messages of several arrays, by the number of the message."""
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._read = calls.layout.unread.copy()
+        self._late: tuple[int, ...] = ()
+        self._bound = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.clocks: list[int] = []
+        """Clock of each answer."""
+
+    def send(self) -> None:
+        """See `Call`. A call whose caller was cancelled is not sent."""
+        if self.done.done():
+            self._calls.ended(self)
+            return
+        self._bound = self._calls.bound
+        if self._bound:
+            self._timer = self._calls.loop.call_later(self._calls.clock_s, self._expire)
+        for number, message in enumerate(self._plan.messages):
+            connection = self._calls.connections[message.server]
+            connection.pull(message.shards, self, number, self._bound, self.into(number))
+        if not self._plan.messages:
+            self.freed()
+
+    def _expire(self) -> None:
+        late = self._calls.named(self._late)
+        self.fail(DeadlineExceeded(f"{late} to end step {self._bound}", self._calls.clock_s))
+
+    def into(self, number: int) -> NDArray[Any] | None:
+        """Return memory for the answer to a message of one range; None for pooled memory."""
+        ranges = self._plan.messages[number].ranges
+        if len(ranges) != 1:
+            return None
+        only = ranges[0]
+        return self._targets[only.name][only.start : only.stop]
+
+    def prepare(self) -> None:
+        """Make the arrays whose memory is known, while the answers are on their way."""
+        records = self._calls.layout.arrays
+        for name, flat in self._targets.items():
+            array = self._arrays[name] = flat.reshape(records[name].shape)
+            array.flags.writeable = False
+
+    def behind(self, answer: ValuesMessage) -> bool:
+        """Take an answer without values; the pull goes on while its caller waits."""
+        self._late = tuple(answer.behind)
+        return not self.done.done()
+
+    def pulled(self, number: int, answer: ValuesMessage, values: NDArray[Any]) -> None:
+        """Take the answer to a message. For errors see `take`."""
+        self.take(number, answer.versions, answer.clock, values)
+
+    def take(self, number: int, versions: Sequence[int], clock: int, flat: NDArray[Any]) -> None:
+        """Take the values of a message.
+
+        Raises:
+            RemoteProtocolError: The answer has another number of versions or values, or another type.
+        """
+        message = self._plan.messages[number]
+        if (
+            len(versions) != len(message.shards)
+            or flat.shape != (message.size,)
+            or flat.dtype != message.dtype
+        ):
+            raise RemoteProtocolError(
+                "values",
+                f"{len(versions)} versions and values {flat.dtype}{flat.shape} do not fit "
+                f"{len(message.shards)} shards of {message.size} values {message.dtype}",
+            )
+        self._calls.note_versions(message.index, versions)
+        self._read[message.index] = versions
+        self.clocks.append(clock)
+        if len(message.ranges) > 1:
+            flat.flags.writeable = False
+            self._flats[number] = flat
+            for each in message.ranges if self._targets else ():
+                target = self._targets.get(each.name)
+                if target is not None:
+                    target[each.start : each.stop] = flat[each.at : each.at + each.stop - each.start]
+
+    def freed(self) -> None:
+        """See `Call`."""
+        if self._timer is not None and self._left <= 1:
+            self._timer.cancel()
+        super().freed()
+
+    def values(self) -> Values:
+        """Return the values; call it when `done` has ended."""
+        read = ReadVersions(self._calls.store.id, self._read)
+        return Values(self._plan, self._flats, self._arrays, read, min(self.clocks, default=0))
+
+
+class PushPullCall(PullCall):
+    """A push whose answers bring the values of its arrays."""
+
+    __slots__ = ("_push",)
+
+    is_push = True
+
+    def __init__(
+        self, calls: "Calls", plan: StorePlan, targets: dict[str, NDArray[Any]], push: Gathered
+    ) -> None:
+        super().__init__(calls, plan, targets)
+        self._push = push
+
+    def send(self) -> None:
+        """See `Call`."""
+        self._calls.send_push(self, self._push, pull=self)
+
+    def pushed(self, number: int, answer: Pushed, values: NDArray[Any] | None) -> None:
+        """Take an answer, whose values are present. `push_pull` reports no refused parts."""
+        assert values is not None
+        self.take(number, answer.versions, answer.clock, values)
+
+
+class Calls:
+    """The calls of one client of a store, in order: a push waits while a server owes too many answers.
+
+    The calls after a queued push wait behind it. A queued call is independent of its caller, so that a
+    cancelled push keeps its place.
+
+    Args:
+        wish: Arguments of the caller.
+        store: The store.
+        layout: Its shards.
+        servers: Client of the servers.
+        membership: Membership of the client.
+    """
+
+    def __init__(
+        self,
+        wish: StoreWish,
+        store: StoreRecord,
+        layout: StoreLayout,
+        servers: ParameterClient,
+        membership: Membership,
+    ) -> None:
+        self.store = store
+        self.layout = layout
+        self.loop = asyncio.get_running_loop()
+        self.connections = servers.connections
+        self.clock_s = wish.waits.clock_s
+        self.clock = 0
+        """Number of steps that this client has ended."""
+        self._is_reader = wish.reader
+        self._is_summed = store.summed_weight > 0
+        self._slack = store.slack
+        self.servers = servers
+        self._membership = membership
+        self._seen: NDArray[np.int64] = np.zeros(len(layout.table.shards), np.int64)
+        """Newest version of each shard that this client has seen."""
+        self._pushed: set[ShardId] = set()
+        """Shards pushed in the step in progress, in bsp."""
+        self._queued: deque[Call] = deque()
+        self._has_queued = asyncio.Event()
+        self._open: dict[Call, None] = {}
+        """Calls that have not ended."""
+        self._settling: list[asyncio.Future[None]] = []
+        """Futures of callers that wait for the end of all pushes."""
+        self._beginning: set[asyncio.Timeout] = set()
+        """Timeouts of the waits for the first step; a failure of this client ends them."""
+        self._error: BaseException | None = None
+
+    def put(self, call: Call) -> None:
+        """Send a call after the earlier ones: at once if none waits, otherwise later."""
+        self._open[call] = None
+        if self._queued or (call.is_push and not self.servers.may_push):
+            self._queued.append(call)
+            self._has_queued.set()
+        else:
+            _send(call)
+
+    async def run(self) -> None:
+        """Send the queued calls."""
+        while True:
+            while self._queued:
+                if self._queued[0].is_push:
+                    await self.servers.admit()
+                _send(self._queued.popleft())
+            self._has_queued.clear()
+            await self._has_queued.wait()
+
+    def ended(self, call: Call) -> None:
+        """Take note of the end of a call."""
+        self._open.pop(call, None)
+        if self._settling and not self._is_pushing():
+            for waiter in self._settling:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._settling.clear()
+
+    def _is_pushing(self) -> bool:
+        return any(call.is_push for call in self._open)
+
+    def fail(self, error: BaseException) -> None:
+        """End all waits with an error; only the first error counts."""
+        if self._error is None:
+            self._error = error
+            for call in self._open:
+                call.fail(error)
+            for waiter in self._settling:
+                if not waiter.done():
+                    waiter.set_exception(error)
+            for limit in self._beginning:
+                limit.reschedule(self.loop.time())
+
+    async def until_settled(self) -> None:
+        """Wait until no push is open."""
+        if self._error is None and self._is_pushing():
+            waiter: asyncio.Future[None] = self.loop.create_future()
+            self._settling.append(waiter)
+            await waiter
+
+    def send_push(self, call: PushCall | PushPullCall, push: Gathered, pull: PullCall | None) -> None:
+        """Send the messages of a push; the answers bring the values for `pull`."""
+        if self._is_summed:
+            self._note_pushed(push)
+        clock = epoch = 0
+        if self._slack is not None and not push.assign:
+            clock, epoch = self.clock + self._is_summed, 1
+        own = push.own
+        for number, message in enumerate(push.messages):
+            of = message.shards
+            step = StepPush(
+                parts=of.parts,
+                shards=of.shards,
+                tensors=message.tensors,
+                versions=push.versions[number],
+                own_applied=tuple([own.get(name, 0) for name in of.names]) if own else of.zeros,
+                clock=clock,
+                weight=push.weight,
+                rate=message.rate,
+                epoch=epoch,
+                assign=push.assign,
+                pull=pull is not None,
+            )
+            into = None if pull is None else pull.into(number)
+            self.connections[of.server].push(step, call, number, into)
+        if not push.messages:
+            call.freed()
+
+    def _note_pushed(self, push: Gathered) -> None:
+        """Refuse a second push of an array in a step of bsp, and an assignment after a push."""
+        shards = {shard for message in push.messages for shard in message.shards.shards}
+        if again := shards & self._pushed:
+            name = self.layout.table.shards[min(again)].tensor
+            raise StoreError(
+                f"array {name[:80]!r} was pushed before in this step: with bsp call tick() after each step"
+            )
+        if not push.assign:
+            self._pushed |= shards
+
+    def note_versions(self, index: slice | NDArray[np.intp], versions: Sequence[int]) -> None:
+        """Take note of the versions of an answer."""
+        seen = self._seen
+        if len(versions) == 1 and isinstance(index, slice):
+            # One shard is the usual case of small stores; numpy would take half of the call's time.
+            seen[index.start] = max(versions[0], seen[index.start])
+        else:
+            seen[index] = np.maximum(seen[index], versions)
+
+    def send_ticks(self) -> None:
+        """End the step on all shards that no push of the step has ended."""
+        self.clock += 1
+        self._tick_all()
+        self._pushed.clear()
+
+    def _tick_all(self) -> None:
+        for message in self.layout.everything:
+            shards = tuple([shard for shard in message.shards if shard not in self._pushed])
+            if shards:
+                self.connections[message.server].tick(shards, self.clock, 1)
+
+    @property
+    def bound(self) -> int:
+        """Clock that the values of a pull must reach; 0 without clocks, and for a reader."""
+        return 0 if self._slack is None or self._is_reader else max(self.clock - self._slack, 0)
+
+    def named(self, late: Sequence[int]) -> str:
+        """Return the places of some clients with their nodes, as ``store show`` has them."""
+        pushers = self._membership.map.pushers(self.store)
+        names = []
+        for place in late:
+            _, members = pushers.get(place, (0, frozenset()))
+            nodes = ", ".join(sorted(node for node, _ in members))
+            names.append(f"client {place} ({nodes})" if nodes else f"client {place}")
+        return ", ".join(names) or "a client"
+
+
+def _send(call: Call) -> None:
+    try:
+        call.send()
+    except Exception as error:
+        # Any error but `StoreError` is a defect, and the caller must not wait for ever.
+        call.refuse(error)
