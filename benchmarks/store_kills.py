@@ -319,7 +319,7 @@ class CaseRunner:
         else:
             self._journal.judge(values, self._killed_at, durable=self.case.durable)
         link = stores[0]._link
-        specs, buckets = link.layout.table.shards, link.store.buckets
+        specs, buckets = link.client.layout.table.shards, link.store.buckets
         self._journal.pieces = [
             [spec.tensor for spec in piece]
             for home in set(buckets)
