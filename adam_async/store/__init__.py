@@ -13,7 +13,7 @@ of a push.
                                   perhaps from the servers' disks, and gets a place among the clients
     link.py                       one client from its join to its end: background tasks, place, failures
     client.py                     pushes, pulls and ticks of one client: checks, read versions, first step
-    calls.py                      a call in flight: its turn, its messages, its answers; order and back-pressure
+    calls.py                      calls in flight: turns, messages, answers; order and back-pressure
     layout.py                     plan of the messages: shards of one server and one family each
     pushing.py                    messages of a push, from checked arrays by name
     values.py                     results: values with their versions, refused parts of a push
