@@ -15,9 +15,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import argparse
 import asyncio
 import json
-import multiprocessing
 import time
 from math import isfinite
+from multiprocessing import get_context
 from typing import Any
 
 import msgspec
@@ -108,8 +108,8 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, default="push")
     parser.add_argument("--sizes", nargs="+", type=int, default=[1 << 10, 64 << 10, 1 << 20, 16 << 20])
     arguments = parser.parse_args()
-    ours, theirs = multiprocessing.Pipe()
-    server = multiprocessing.Process(target=serve, args=(theirs, arguments.sizes), daemon=True)
+    ours, theirs = get_context("spawn").Pipe()  # a forked server would share cached pages
+    server = get_context("spawn").Process(target=serve, args=(theirs, arguments.sizes), daemon=True)
     server.start()
     uvloop.run(measure(ours.recv(), arguments.kind, arguments.sizes))
     server.terminate()

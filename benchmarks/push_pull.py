@@ -290,6 +290,9 @@ def main() -> None:
     parser.add_argument("--many", type=int, default=MANY, help="number of arrays pushed together")
     parser.add_argument("--warm", type=float, default=WARM_S, help="seconds before each measurement")
     arguments = parser.parse_args()
+    for checkout in arguments.floor_of:
+        if not (checkout / "transport").is_dir():  # the installed one would stand in for it
+            parser.error(f"--floor-of {checkout} has no folder transport: name the root of a checkout")
     use_kernel_cache()
     if arguments.serve:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -39,3 +39,13 @@ def test_each_size_and_the_small_arrays_have_rows_beside_client_floors_and_peer(
     assert all(row["ours"] > 0 and row["unit"] == "us" for row in rows)
     assert rows[3]["peer"] == rows[4]["peer"] == 100.0
     assert all((row.get("multiple", 0) > 0) == ("floor" in row["case"]) for row in rows)
+
+
+@pytest.mark.processes
+def test_a_folder_without_a_link_is_refused_as_a_checkout(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.push_pull", "--floor-of", str(tmp_path)]
+
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 2
+    assert f"--floor-of {tmp_path} has no folder transport" in done.stderr
