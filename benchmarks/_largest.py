@@ -44,9 +44,7 @@ class Largest:
     @property
     def message(self) -> Message:
         """The message in the form that a link carries."""
-        return Message(
-            type=type(self.example.body).__name__, meta=self.example.meta(), tensors=self.example.tensors
-        )
+        return m.pack(self.example.body, self.example.tensors)
 
 
 MOST_BYTES = {
@@ -101,7 +99,7 @@ def _with_full_meta(example: Example, facts: Facts) -> Example:
 def _is_taken(example: Example) -> bool:
     """Whether a message is within its bounds, and its fields within a meta."""
     message = m.pack(example.body)
-    if len(msgspec.msgpack.encode(message.meta)) > META_BYTES:
+    if len(message.meta) > META_BYTES:
         return False
     try:
         m.unpack_any(message)

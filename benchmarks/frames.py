@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 
 from transport import BufferPool, LinkConfig, Message
@@ -37,7 +38,7 @@ def measure(size: int) -> list[dict[str, object]]:
     conversation = Conversation(config, pool, now=0.0)
     decoder = FrameDecoder(config, pool)
     tensors = (np.ones(size, np.uint8),) if size else ()
-    message = Message(type="push", meta={"shard": 17, "step": 3}, tensors=tensors)
+    message = Message(type="push", meta=msgspec.msgpack.encode({"shard": 17, "step": 3}), tensors=tensors)
 
     def encode() -> list[bytes | memoryview]:
         conversation.queue(conversation.encode(REQUEST, 1, message))

@@ -52,7 +52,7 @@ import uvloop
 
 from adam_async import Config, Disk, LocalCluster, load_dataset
 from adam_async.data_server.dataset import Dataset
-from adam_async.messages import Greet, pack, role_table
+from adam_async.messages import Greet, pack, role_table, unpack
 from adam_async.model import Network as NeuralNetwork
 from adam_async.model import named_model
 from adam_async.model.partition.network import Partition
@@ -118,7 +118,7 @@ class Pings:
     async def _answer(self, link: Link) -> None:
         with suppress(TransportError):
             while True:
-                number = (await link.receive()).meta["received"]
+                number = unpack(await link.receive(), Greet).received
                 self._took.append(time.perf_counter() - self._sent[number])
 
     async def send(self, count: int, every_s: float) -> None:

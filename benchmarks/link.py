@@ -26,6 +26,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec.msgpack import decode, encode
 
 from transport import Identity, Link, LinkConfig, Message, Request, RoleTable, TcpNetwork
 
@@ -57,7 +58,7 @@ def ours_server(channel: Any, size: int) -> None:
     import uvloop
 
     def handle(request: Request) -> None:
-        request.reply(Message(type="ack", meta={"version": request.message.meta["step"]}))
+        request.reply(Message(type="ack", meta=encode(decode(request.message.meta))))
 
     async def on_link(link: Link) -> None:
         link.serve(handle)
@@ -83,9 +84,8 @@ def ours_client(address: str, data: bytearray, **config: str) -> Iterator[Timer]
             times = []
             for number in range(count):
                 begin = time.perf_counter()
-                await link.call(
-                    Message(type="push", meta={"shard": number, "step": 1}, tensors=(tensor,)), timeout_s=30
-                )
+                meta = encode({"shard": number, "step": 1})
+                await link.call(Message(type="push", meta=meta, tensors=(tensor,)), timeout_s=30)
                 times.append(time.perf_counter() - begin)
             return times
 

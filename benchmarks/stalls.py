@@ -200,7 +200,7 @@ def _row(largest: Largest, to: str, took: list[float], what: str) -> dict[str, A
         "message": largest.name,
         "to": to,
         "what": what,
-        "meta_bytes": len(msgspec.msgpack.encode(message.meta)),
+        "meta_bytes": len(message.meta),
         "payload_bytes": sum(tensor.nbytes for tensor in message.tensors),
         "ms": round(1000 * median_s, 2),
         "election": round(median_s / ELECTION_S, 4),

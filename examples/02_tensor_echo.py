@@ -13,7 +13,7 @@ RULES = RoleTable({"Echo": [("client", "server")], "Echoed": [("server", "client
 
 async def serve(link: Link) -> None:
     def echo(request: Request) -> None:
-        request.reply(Message(type="Echoed", meta={}, tensors=request.message.tensors))
+        request.reply(Message(type="Echoed", tensors=request.message.tensors))
 
     link.serve(echo)
     await link.wait_closed()
@@ -31,7 +31,7 @@ async def main(*, size: int = 1 << 20, rounds: int = 20) -> float:
     ):
         begin = perf_counter()
         for _ in range(rounds):
-            question = Message(type="Echo", meta={}, tensors=(there,))
+            question = Message(type="Echo", tensors=(there,))
             reply = await link.call(question, timeout_s=10.0, into=[back])
             assert reply.tensors[0] is back
         took_s = (perf_counter() - begin) / rounds

@@ -11,10 +11,10 @@ from tests.journey import JOURNEYS, counts_of
 
 PAGE = (Path(__file__).resolve().parents[1] / "ARCHITECTURE.md").read_text()
 CEILINGS = {
-    "push_pull": (166, 39, 1367),
-    "worker push": (181, 43, 1541),
-    "image group": (76, 37, 386),
-    "map change": (350, 41, 1714),
+    "push_pull": (113, 32, 787),
+    "worker push": (153, 39, 986),
+    "image group": (72, 36, 307),
+    "map change": (339, 41, 1565),
 }
 """Calls, files and lines of each journey. A change that shortens a journey lowers its row, here and in
 ARCHITECTURE.md."""

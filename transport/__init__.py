@@ -11,7 +11,7 @@ decodes the frames in place, and `endpoint.py` delivers the message within a bud
     config.py, errors.py         limits and time-outs; errors by cause and by the party at fault
 All links:
     endpoint.py                  calls, inbox, roles, counts, water marks (back-pressure), the end of a link
-    calls.py, waiters.py         own requests: ids and deadlines; futures or callbacks for the answers
+    calls.py                     own requests: ids, deadlines, and callbacks for the answers
     requests.py                  requests of the peer, each until its one answer
     intake.py, budget.py         pauses of reading (flow control); a budget of memory for all links
     buffers.py, release.py       reused memory for received payloads; the call when sent arrays are free

@@ -8,22 +8,22 @@ byte of a chunk is moved.
 
 Memory: the decoder checks a claimed size against the limit before it reserves memory. It allocates up to
 1 MiB and maps more, and a mapped page exists only once bytes are written to it. A peer can therefore make
-this side hold the bytes that it sent, plus 1 MiB, plus at most 1.2 MB during the decoding of a meta of 16
-KiB. A link assembles one large message at a time, so its address space is bounded as well.
+this side hold the bytes that it sent, plus 1 MiB. A link assembles one large message at a time, so its
+address space is bounded as well.
 
 The decoder raises only `ProtocolError`, after which it must be discarded.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from struct import Struct
 from typing import Any, Final, Protocol
 from zlib import crc32
 
+import msgspec
 import numpy as np
 
 from transport.config import LinkConfig
-from transport.errors import LocalProtocolError, RemoteProtocolError
+from transport.errors import RemoteProtocolError
 from transport.frames import (
     CHECKED,
     CHECKSUM_BYTES,
@@ -41,16 +41,17 @@ from transport.frames import (
     Frame,
     checksum,
     kind_name,
-    unpack_meta,
 )
 from transport.messages import Message
-from transport.tensors import Layout, Tensor, lay_out, raw_bytes, read_layout
+from transport.tensors import Layout, Tensor, raw_bytes, read_layout
 
 _CHECKED_BYTES: Final = 28
 _UINT8 = np.dtype(np.uint8)
 _DECODE = Struct("<QQIQI").unpack_from
 """Decoder of a prelude: magic, version, kind and flags as one number, request id, both lengths, checksum."""
 _DECODE_START = Struct("<4sBBH").unpack
+_UNPACK = msgspec.msgpack.Decoder(tuple[str, bytes, bytes]).decode
+"""Decoder of a frame's meta: type, meta of the message, and the undecoded descriptions of its tensors."""
 _LAST_WITH_PAYLOAD: Final = REPLY
 _LAST_WITH_META: Final = CLOSE
 
@@ -77,21 +78,11 @@ class Memory(Protocol):
         """Lend an array in 64-byte aligned memory, and a view of at least its bytes to fill it."""
 
 
-class Registered:
-    """Arrays of the caller that receive the tensors of one reply.
+class Registered(msgspec.Struct, frozen=True, eq=False):
+    """Writable arrays of the caller that receive the tensors of one reply, and their `Layout.packed`."""
 
-    Raises:
-        LocalProtocolError: `lay_out` refuses an array, or an array is read-only.
-    """
-
-    __slots__ = ("layout", "tensors")
-
-    def __init__(self, tensors: Sequence[Tensor], limit_bytes: int) -> None:
-        self.tensors = tuple(tensors)
-        self.layout = lay_out(self.tensors, limit_bytes)
-        for tensor in self.tensors:
-            if not tensor.flags.writeable:
-                raise LocalProtocolError("into", "an array registered for a reply is read-only")
+    tensors: tuple[Tensor, ...]
+    described: bytes
 
 
 class _Scatter:
@@ -155,7 +146,7 @@ class _Arrival:
         kind: int,
         request_id: int,
         name: str,
-        meta: dict[str, Any],
+        meta: bytes,
         tensors: tuple[Tensor, ...],
         scatter: _Scatter,
         payload_bytes: int,
@@ -252,9 +243,79 @@ class FrameDecoder:
         Raises:
             RemoteProtocolError: The bytes break a rule; frames completed by the same bytes are lost.
         """
-        if not self._need:
-            self._end += count
-            return self._parse()
+        if self._need:
+            return self._filled(count)
+        frames: list[Frame] = []
+        scratch = self._scratch
+        view = self._view
+        start = 0
+        end = self._end + count
+        while end - start >= PRELUDE_BYTES:
+            first, request_id, meta_length, payload_length, crc = _DECODE(scratch, start)
+            body = start + PRELUDE_BYTES
+            # One test passes the common case; `_check_prelude` names the fault or passes the unusual case.
+            known = _STARTS.get(first)
+            if known is None or meta_length > self._max_meta_bytes or payload_length > MAX_CHUNK_BYTES:
+                known = self._check_prelude(first, meta_length, payload_length)
+            kind, flags = known
+            position = body + meta_length
+            if position > end:
+                break  # the rest of the meta arrives with the next read
+            packed = scratch[body:position]
+            # The CRC first: the decoder of metas gets no byte of a damaged head.
+            if crc32(packed, crc32(scratch[start : start + _CHECKED_BYTES])) != crc:
+                raise RemoteProtocolError("checksum", f"prelude and meta of a {kind_name(kind)} are damaged")
+            head_bytes = position - start
+            start = position
+            if flags >= CHECKED:
+                packed = self._open_checked(packed, payload_length)
+            if kind <= _LAST_WITH_META:
+                try:
+                    name, meta, described = _UNPACK(packed)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    raise RemoteProtocolError("meta", f"not type, meta, descriptions: {error}") from None
+                # Messages without tensors are the most frequent: they skip the layout and the arrival.
+                if not payload_length and not flags and not described:
+                    message = Message(type=name, meta=meta)
+                    frames.append(_make_frame((kind, request_id, message, 0, head_bytes)))
+                    continue
+                frame, arrival = self._message(
+                    kind, flags, request_id, name, meta, described, head_bytes, payload_length, start, end
+                )
+            elif kind == CHUNK:
+                frame, arrival = None, self._chunk(flags, payload_length, head_bytes)
+            else:
+                frame, arrival = _make_frame((kind, request_id, None, 0, head_bytes)), None
+            # A read of a header may contain part of the payload, all of it, or further frames after it.
+            moved = min(end - start, payload_length)
+            if self._expected is not None:
+                self._computed = checksum((view[start : start + moved],))
+                if moved == payload_length:
+                    self._compare()
+            if frame is not None:
+                start += payload_length
+                frames.append(frame)
+                continue
+            assert arrival is not None
+            arrival.scatter.fill(view[start : start + moved])
+            self.bytes_moved += moved
+            start += moved
+            # The next bytes are payload: `get_buffer` returns their destination, not the scratch.
+            if moved < payload_length:
+                self._current = arrival
+                self._need = payload_length - moved
+                break
+            frames += self._finished(arrival)
+        if start < end and start:
+            # Move an incomplete head to the front, so that the scratch cannot overflow.
+            # bytes() first, because the two ranges may overlap.
+            view[: end - start] = bytes(view[start:end])
+            self.bytes_moved += end - start
+        self._end = end - start
+        return frames
+
+    def _filled(self, count: int) -> list[Frame]:
+        """Take ``count`` payload bytes, written to the destination of the message in progress."""
         arrival = self._current
         assert arrival is not None
         if self._expected is not None:
@@ -313,74 +374,6 @@ class FrameDecoder:
         if arrival is self._large:
             self._large = None
         return [arrival.frame()]
-
-    def _parse(self) -> list[Frame]:
-        """Decode all whole heads in the scratch; return the messages that they complete."""
-        frames: list[Frame] = []
-        scratch = self._scratch
-        view = self._view
-        start = 0
-        end = self._end
-        while end - start >= PRELUDE_BYTES:
-            first, request_id, meta_length, payload_length, crc = _DECODE(scratch, start)
-            body = start + PRELUDE_BYTES
-            # One test passes the common case; `_check_prelude` names the fault or passes the unusual case.
-            known = _STARTS.get(first)
-            if known is None or meta_length > self._max_meta_bytes or payload_length > MAX_CHUNK_BYTES:
-                known = self._check_prelude(first, meta_length, payload_length)
-            kind, flags = known
-            if end - body < meta_length:
-                break  # the rest of the meta arrives with the next read
-            position = body + meta_length
-            packed = scratch[body:position]
-            # The CRC first: no byte of a damaged head reaches msgpack.
-            if crc32(packed, crc32(scratch[start : start + _CHECKED_BYTES])) != crc:
-                raise RemoteProtocolError("checksum", f"prelude and meta of a {kind_name(kind)} are damaged")
-            head_bytes = position - start
-            start = position
-            if flags >= CHECKED:
-                packed = self._open_checked(packed, payload_length)
-            if kind <= _LAST_WITH_META:
-                unpacked = unpack_meta(packed)
-                # Messages without tensors are the most frequent: they skip the layout and the arrival.
-                if not payload_length and not flags and not unpacked[2]:
-                    message = Message(type=unpacked[0], meta=unpacked[1])
-                    frames.append(_make_frame((kind, request_id, message, 0, head_bytes)))
-                    continue
-                frame, arrival = self._message(
-                    kind, flags, request_id, unpacked, head_bytes, payload_length, start, end
-                )
-            elif kind == CHUNK:
-                frame, arrival = None, self._chunk(flags, payload_length, head_bytes)
-            else:
-                frame, arrival = _make_frame((kind, request_id, None, 0, head_bytes)), None
-            # A read of a header may contain part of the payload, all of it, or further frames after it.
-            moved = min(end - start, payload_length)
-            if self._expected is not None:
-                self._computed = checksum((view[start : start + moved],))
-                if moved == payload_length:
-                    self._compare()
-            if frame is not None:
-                start += payload_length
-                frames.append(frame)
-                continue
-            assert arrival is not None
-            arrival.scatter.fill(view[start : start + moved])
-            self.bytes_moved += moved
-            start += moved
-            # The next bytes are payload: `get_buffer` returns their destination, not the scratch.
-            if moved < payload_length:
-                self._current = arrival
-                self._need = payload_length - moved
-                break
-            frames += self._finished(arrival)
-        if start < end and start:
-            # Move an incomplete head to the front, so that the scratch cannot overflow.
-            # bytes() first, because the two ranges may overlap.
-            view[: end - start] = bytes(view[start:end])
-            self.bytes_moved += end - start
-        self._end = end - start
-        return frames
 
     def _check_prelude(self, first: int, meta_length: int, payload_length: int) -> tuple[int, int]:
         """Return the kind and flags of a valid prelude."""
@@ -448,7 +441,9 @@ class FrameDecoder:
         kind: int,
         flags: int,
         request_id: int,
-        unpacked: tuple[str, dict[str, Any], bytes],
+        name: str,
+        meta: bytes,
+        described: bytes,
         head_bytes: int,
         payload_length: int,
         start: int,
@@ -458,7 +453,6 @@ class FrameDecoder:
 
         Returns the message's frame if the method has copied the whole payload, otherwise an arrival to fill.
         """
-        name, meta, described = unpacked
         more = flags & MORE
         layout = read_layout(described, self._max_message_bytes)
         _, specs, total, tensor_bytes, _ = layout
@@ -466,7 +460,7 @@ class FrameDecoder:
             self._check_length(name, more, payload_length, total)
         # Only for replies: a request of the peer may have the same id, because each side counts its own.
         registered = self.registered.get(request_id) if kind == REPLY and self.registered else None
-        if registered is not None and registered.layout != layout:
+        if registered is not None and registered.described != described:
             # The reply comes in other memory, and `Endpoint._on_reply` reports the mismatch.
             registered = None
         tensors: tuple[Tensor, ...]

@@ -13,10 +13,12 @@ import logging
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import iscoroutinefunction
+from math import inf
 
 from transport.budget import Account, Budget
-from transport.calls import CallTable, make_call
+from transport.calls import Call, CallTable, make_call, settle
 from transport.config import LinkConfig
 from transport.decoder import Registered
 from transport.errors import (
@@ -35,8 +37,7 @@ from transport.link import LinkStatistics, Observer, OnAnswer, Request, traffic_
 from transport.messages import Identity, Message, RoleTable
 from transport.release import Release
 from transport.requests import AnsweringLink, InboundRequest
-from transport.tensors import Tensor
-from transport.waiters import AnswerCallback, Waiter, fail_waiter
+from transport.tensors import Tensor, lay_out
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Endpoint(AnsweringLink):
         "_unhandled",
         "_writing",
         "identity",
+        "max_message_bytes",
         "peer",
         "turn",
     )
@@ -92,6 +94,7 @@ class Endpoint(AnsweringLink):
     ) -> None:
         self.identity = identity
         self.peer = peer
+        self.max_message_bytes = config.max_message_bytes
         self._config = config
         self._loop = loop
         self.turn = 0
@@ -101,7 +104,7 @@ class Endpoint(AnsweringLink):
         self._writing = False
         """Whether the transport accepts all sent bytes; while it does, senders skip `_over_water`."""
         self._over = loop.create_future()
-        self._calls: CallTable[Waiter] = CallTable()
+        self._calls = CallTable()
         self._into: dict[int, Registered] = {}
         self._requests: dict[int, InboundRequest] = {}
         self._unhandled: deque[InboundRequest] = deque()
@@ -116,7 +119,7 @@ class Endpoint(AnsweringLink):
         self._intake = Intake(self, self._account, config, loop)
         self._unchecked = min(UNCHECKED_BYTES, config.link_budget_bytes - 1)
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._timer_at = inf
         self._observer: Observer | None = None
         self._out: dict[str, list[int]] = {}
         self._in: dict[str, list[int]] = {}
@@ -252,7 +255,7 @@ class Endpoint(AnsweringLink):
     ) -> None:
         if not self._writing:
             self._refuse_over_water(message, ordered)
-        self._send_request(message, AnswerCallback(on_answer, self._loop), timeout_s, release, into, ordered)
+        self._send_request(message, on_answer, timeout_s, release, into, ordered)
 
     def _request(
         self,
@@ -263,7 +266,8 @@ class Endpoint(AnsweringLink):
         ordered: bool,
     ) -> "asyncio.Future[Message]":
         future: asyncio.Future[Message] = self._loop.create_future()
-        request_id = self._send_request(message, future, timeout_s, release, into, ordered)
+        on_answer = partial(settle, future)
+        request_id = self._send_request(message, on_answer, timeout_s, release, into, ordered)
         if into is not None:
             future.add_done_callback(lambda _: self._detach(request_id))
         return future
@@ -271,24 +275,26 @@ class Endpoint(AnsweringLink):
     def _send_request(
         self,
         message: Message,
-        waiter: Waiter,
+        on_answer: OnAnswer,
         timeout_s: float,
         release: Release | None,
         into: Sequence[Tensor] | None,
         ordered: bool,
     ) -> int:
-        """Send a request and pass its answer to `waiter`; return the request's id."""
+        """Send a request, and return its id."""
         # Both tests of `_check` inline, because every request runs them.
         if self._error is not None or message.type not in self._may_send:
             self._check(message)
-        registered = None if into is None else Registered(into, self._config.max_message_bytes)
+        registered = None
+        if into is not None:
+            registered = Registered(tuple(into), lay_out(into, self.max_message_bytes, to_fill=True).packed)
         request_id = self._calls.next_id()
         self._transmit(REQUEST, request_id, message, release, ordered)
         deadline = self._loop.time() + timeout_s
-        self._calls.add(request_id, make_call((waiter, message.type, timeout_s, deadline)))
+        self._calls.waiting[request_id] = make_call((on_answer, message.type, timeout_s, deadline))
         if registered is not None:
             self._into[request_id] = registered
-        if self._timer is None or deadline < self._timer_at:
+        if deadline < self._timer_at:
             self._arm(deadline)
         return request_id
 
@@ -309,7 +315,7 @@ class Endpoint(AnsweringLink):
             raise RemoteProtocolError("kind", f"unexpected {kind_name(kind)}")
         # Before the role table: the type of an ERROR is a code.
         if kind == ERROR:
-            self._on_error(request_id, RemoteError(message.type, str(message.meta.get("text", ""))))
+            self._on_error(request_id, RemoteError(message.type, message.meta.decode(errors="replace")))
             return
         if message.type not in self._may_receive:
             raise RemoteProtocolError(
@@ -346,29 +352,36 @@ class Endpoint(AnsweringLink):
 
     def _on_reply(self, request_id: int, message: Message) -> None:
         """Pass a reply to its call, or an error if the reply does not match the registered arrays."""
-        call = self._calls.pop(request_id)
-        if call is None or call.waiter.done():
-            return  # the call timed out or was cancelled
+        call = self._calls.waiting.pop(request_id, None)
+        if call is None:
+            return  # the call timed out
+        answer: Message | TransportError = message
         registered = self._into.get(request_id)
         if registered is not None:
             self._detach(request_id)
-        # The decoder puts the registered arrays themselves into a reply that matches them.
-        if registered is not None and message.tensors and message.tensors is not registered.tensors:
-            call.waiter.set_exception(
-                LocalProtocolError(
+            # The decoder puts the registered arrays themselves into a reply that matches them.
+            if message.tensors and message.tensors is not registered.tensors:
+                into = Message(type="into", tensors=registered.tensors)
+                answer = LocalProtocolError(
                     "into",
-                    f"the reply to {call.message_type!r} is {message!r}, "
-                    f"the registered arrays are {Message(type='into', tensors=registered.tensors)!r}",
+                    f"the reply to {call.message_type!r} is {message!r}, the registered arrays are {into!r}",
                 )
-            )
-        else:
-            call.waiter.set_result(message)
+        self._answer(call, answer)
 
     def _on_error(self, request_id: int, error: RemoteError) -> None:
-        call = self._calls.pop(request_id)
+        call = self._calls.waiting.pop(request_id, None)
         if call is not None:
             self._detach(request_id)
-            fail_waiter(call.waiter, error)
+            self._answer(call, error)
+
+    def _answer(self, call: Call, answer: Message | TransportError) -> None:
+        """Pass an answer to the callback of a call; an error of the callback goes to the loop's handler."""
+        try:
+            call.on_answer(answer)
+        except Exception as error:
+            self._loop.call_exception_handler(
+                {"message": "the callback of an answer raised", "exception": error}
+            )
 
     def _on_request(self, request_id: int, message: Message, cost: int) -> None:
         """Charge a request, and handle it after earlier requests; refuse it if too many are unanswered."""
@@ -439,7 +452,7 @@ class Endpoint(AnsweringLink):
         self._inbox_bytes -= cost
         self._taken(cost)
         if self._error is None:
-            self._intake.release(held_bytes, 0)
+            self._intake.release(held_bytes)
         return message
 
     def _wake_next_receiver(self) -> None:
@@ -461,6 +474,10 @@ class Endpoint(AnsweringLink):
             or len(self._inbox) + len(self._unhandled) >= config.inbox_messages
         )
 
+    @property
+    def _announced_bytes(self) -> int:
+        return sum([request.announced for request in self._requests.values()])
+
     def _note_owed(self, replied_bytes: int = 0) -> None:
         """Charge for unsent answers: add ``replied_bytes``, and release the bytes that have left."""
         was = self._owed
@@ -468,7 +485,7 @@ class Endpoint(AnsweringLink):
         if owed > was:
             self._account.charge(owed - was)
         elif owed < was:
-            self._intake.release(was - owed, 0)
+            self._intake.release(was - owed)
 
     # Serving
 
@@ -489,14 +506,16 @@ class Endpoint(AnsweringLink):
         self._intake.look()
 
     def _send_error(self, request_id: int, code: str, text: str) -> None:
-        message = Message(type=code[:64], meta={"text": text[:MAX_ERROR_TEXT]})
+        # The text may have lone surrogates, as a file name has for bytes that are not UTF-8.
+        meta = text[:MAX_ERROR_TEXT].encode(errors="backslashreplace")
+        message = Message(type=code[:64], meta=meta)
         self._transmit(ERROR, request_id, message, None, True)
 
     # Time
 
     def _arm_by(self, deadline: float) -> None:
         """Set the timer to ``deadline``, unless it is set to an earlier time."""
-        if self._timer is None or deadline < self._timer_at:
+        if deadline < self._timer_at:
             self._arm(deadline)
 
     def _arm(self, deadline: float) -> None:
@@ -507,14 +526,14 @@ class Endpoint(AnsweringLink):
 
     def _on_timer(self) -> None:
         """Time out calls, check the time-outs of the link, and set the timer for the next deadline."""
-        self._timer = None
+        timer_at, self._timer, self._timer_at = self._timer_at, None, inf
         # Not before the timer's own time: a loop with a coarse clock may still show an earlier one, and the
         # timer would be set for the same time again and again.
-        now = max(self._loop.time(), self._timer_at)
+        now = max(self._loop.time(), timer_at)
         try:
             for request_id, call in self._calls.expire(now=now):
                 self._detach(request_id)
-                fail_waiter(call.waiter, CallTimeout(call.message_type, call.timeout_s, str(self.peer)))
+                self._answer(call, CallTimeout(call.message_type, call.timeout_s, str(self.peer)))
             deadlines = (self._tick(now), self._intake.tick(now), self._calls.next_deadline())
         except Exception as error:  # a link without its timer detects no silent peer
             self._defect("its timer", error)
@@ -531,10 +550,6 @@ class Endpoint(AnsweringLink):
             {"message": f"{self!r}: closed, {callback} raised", "exception": error, "protocol": self}
         )
         self._give_up(LinkBroken(f"closed by a defect of {self.identity}: {type(error).__name__}: {error}"))
-
-    @property
-    def max_message_bytes(self) -> int:
-        return self._config.max_message_bytes
 
     @property
     def closed(self) -> bool:
@@ -557,7 +572,7 @@ class Endpoint(AnsweringLink):
             self._timer = None
         for request_id, call in self._calls.drain():
             self._detach(request_id)
-            fail_waiter(call.waiter, error.again())
+            self._answer(call, error.again())
         self._requests.clear()
         self._unhandled.clear()
         self._intake.close()
@@ -583,7 +598,7 @@ class Endpoint(AnsweringLink):
             by_type=traffic_by_type(self._out, self._in),
             bytes_moved=self._bytes_moved(),
             unsent_bytes=self._unsent_bytes(),
-            outstanding_calls=len(self._calls),
+            outstanding_calls=len(self._calls.waiting),
             unanswered_requests=len(self._requests),
             held_bytes=self._account.held_bytes,
             waits=self._intake.waits,
@@ -592,6 +607,5 @@ class Endpoint(AnsweringLink):
     def __repr__(self) -> str:
         state = "open" if self._error is None else type(self._error).__name__
         waits = f", waits: {self._intake.waits}" if self._intake.waits else ""
-        return (
-            f"<{type(self).__name__} {self.identity} - {self.peer} {state}, {len(self._calls)} calls{waits}>"
-        )
+        calls = len(self._calls.waiting)
+        return f"<{type(self).__name__} {self.identity} - {self.peer} {state}, {calls} calls{waits}>"

@@ -18,8 +18,8 @@ from transport.errors import LinkBroken, TransportError
 from transport.messages import Identity, Message
 
 META_COST: Final = 72
-"""Memory, in bytes, for decoding a byte of meta in the worst case: 64 for an empty dict in a list, 8 for its
-slot."""
+"""Bytes charged for a byte of meta: the memory of the values that any decoder makes of it, in the worst case
+64 for an empty dict in a list and 8 for its slot."""
 
 MESSAGE_COST_BYTES: Final = 256
 """Bytes charged for a message in addition to its frame."""
@@ -61,6 +61,10 @@ class Taker(Protocol):
     _owed: int
     """Bytes of answers that the peer has not taken, errors among them."""
 
+    @property
+    def _announced_bytes(self) -> int:
+        """Bytes charged for the answers of open requests."""
+
     def _inbox_full(self) -> bool:
         """Return whether the messages not yet received or handled reach the limit of the inbox."""
 
@@ -89,7 +93,7 @@ class Intake:
     """
 
     __slots__ = (
-        "_announced", "_config", "_link", "_looking", "_loop", "_mark", "_marked_at", "_over", "_waiting",
+        "_config", "_link", "_looking", "_loop", "_mark", "_marked_at", "_over", "_waiting",
         "account", "reason",
     )  # fmt: skip
 
@@ -101,7 +105,6 @@ class Intake:
         self._config = config
         self._loop = loop
         self._waiting: deque[tuple[Asked, int, Callable[[], object]]] = deque()
-        self._announced = 0
         self.reason = ""
         self._looking = False
         self._over = False
@@ -113,15 +116,13 @@ class Intake:
     def charge(self, request: Asked, nbytes: int, then: Callable[[], object]) -> None:
         """Begin the answer of a request as soon as the account has room for it."""
         if not self._waiting and self.account.admit(nbytes):
-            self._announced += nbytes
             request.begin(nbytes, then)
         else:
             self._waiting.append((request, nbytes, then))
             self.look()
 
-    def release(self, nbytes: int, announced: int) -> None:
-        """Release ``nbytes`` from the account; ``announced`` of these were charged for an answer."""
-        self._announced -= announced
+    def release(self, nbytes: int) -> None:
+        """Release ``nbytes`` from the account, and check for room."""
         self.account.release(nbytes)
         if self.reason:
             self.look_soon()
@@ -143,7 +144,6 @@ class Intake:
                 if not self.account.admit(nbytes, alone=self._is_stuck()):
                     break
                 waiting.popleft()
-                self._announced += nbytes
                 request.begin(nbytes, then)
             else:
                 waiting.popleft()
@@ -205,7 +205,7 @@ class Intake:
             budget = account.budget
             total, limit = budget.held_bytes / MB, budget.limit_bytes / MB
             return f"links of this process hold {total:.1f} of {limit:.1f} MB, {held} of it for {peer}"
-        owed = (self._announced + self._link._owed) / MB
+        owed = (self._link._announced_bytes + self._link._owed) / MB
         return f"answers of {owed:.1f} MB are owed to {peer}, its requests make that {held}"
 
     # Time

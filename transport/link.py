@@ -69,11 +69,8 @@ class Request(ABC):
     """A request of the peer, which is answered once."""
 
     message: Message
-
-    @property
-    @abstractmethod
-    def link(self) -> "Link":
-        """The link that received the request."""
+    link: "Link"
+    """The link that received the request."""
 
     @abstractmethod
     def charge(self, nbytes: int, then: Callable[[], object]) -> None:
@@ -116,10 +113,8 @@ class Link(ABC):
     turn: int
     """Number of the times that this side has read: messages with the same number arrived together."""
 
-    @property
-    @abstractmethod
-    def max_message_bytes(self) -> int:
-        """Maximum payload of one message, in bytes with padding; a larger message cannot be sent."""
+    max_message_bytes: int
+    """Maximum payload of one message, in bytes with padding; a larger message cannot be sent."""
 
     @property
     @abstractmethod

@@ -157,7 +157,7 @@ class LocalLink(Endpoint):
     def _on_reply(self, request_id: int, message: Message) -> None:
         registered = self._into.get(request_id)
         if registered is not None:
-            if lay_out(message.tensors, self._config.max_message_bytes) == registered.layout:
+            if lay_out(message.tensors, self._config.max_message_bytes).packed == registered.described:
                 for target, source in zip(registered.tensors, message.tensors, strict=True):
                     np.copyto(target, source)
                 message = Message(type=message.type, meta=message.meta, tensors=registered.tensors)

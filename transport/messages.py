@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -15,24 +14,27 @@ Row = tuple[str, str]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A named message: small builtins, and tensors.
+    """A named message: encoded fields, and tensors.
+
+        question = Message(type="add", meta=msgspec.msgpack.encode({"number": 3}))
+        msgspec.msgpack.decode(question.meta)  # at the receiver, or a Decoder(type) that also validates
 
     Attributes:
         type: Name of the message in the role table.
-        meta: Values that msgpack can pack (None, bool, int, float, str, bytes, list, dict with str keys), at
-            most 8 levels deep and 16 KiB packed. Over TCP a tuple arrives as a list.
+        meta: Fields of the message, encoded by the sender for the receiver: at most 16 KiB with the
+            descriptions of the tensors. The link passes these bytes on as they are.
         tensors: C-contiguous arrays. The caller does not write to them between sending and release.
     """
 
     # A struct of msgspec, because its constructor is compiled, and every request makes four messages.
     type: str
-    meta: dict[str, Any] = {}
+    meta: bytes = b""
     tensors: tuple[Tensor, ...] = ()
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{tensor.dtype.name}{list(tensor.shape)}" for tensor in self.tensors[:4])
         more = ", ..." if len(self.tensors) > 4 else ""
-        return f"<Message {self.type} {list(self.meta)[:8]} ({shapes}{more})>"
+        return f"<Message {self.type} {len(self.meta)} B ({shapes}{more})>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

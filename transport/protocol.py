@@ -17,7 +17,17 @@ from dataclasses import dataclass
 from transport.config import LinkConfig
 from transport.decoder import FrameDecoder, Memory
 from transport.errors import LinkBroken
-from transport.frames import CHECKED, CHECKSUM_BYTES, CHUNK, MORE, PING, PRELUDE_BYTES, FrameEncoder, checksum
+from transport.frames import (
+    CHECKED,
+    CHECKSUM_BYTES,
+    CHUNK,
+    MORE,
+    PING,
+    PRELUDE_BYTES,
+    checksum,
+    head,
+    pack_meta,
+)
 from transport.messages import Message
 from transport.release import watched
 from transport.tensors import ALIGNMENT, Tensor, TensorSpec, lay_out, raw_bytes
@@ -25,7 +35,7 @@ from transport.tensors import ALIGNMENT, Tensor, TensorSpec, lay_out, raw_bytes
 Buffer = bytes | memoryview
 
 _PADDING = bytes(ALIGNMENT)
-_PING_FRAME = FrameEncoder.head(PING, 0, b"", 0)
+_PING_FRAME = head(PING, 0, b"", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +91,6 @@ class Conversation:
         self.decoder = FrameDecoder(config, memory)
         self.queued_bytes = 0
         """Bytes in the queue of large messages, without those in the stream's own buffer."""
-        self._encoder = FrameEncoder(config)
         self._queue: deque[Outgoing] = deque()
         self.last_heard = now
         """Time of the last arrived bytes, in seconds; the owner sets it."""
@@ -102,18 +111,17 @@ class Conversation:
         Raises:
             LocalProtocolError: No frame can hold the message.
         """
-        tensors = message.tensors
-        encoder = self._encoder
+        config, tensors = self.config, message.tensors
         if not tensors:
-            return encoder.head(kind, request_id, encoder.pack(message, b""), 0), 0
-        described, specs, total, tensor_bytes, plain = lay_out(tensors, self.config.max_message_bytes)
-        if total > self.config.gather_bytes:
+            return head(kind, request_id, pack_meta(message, b"", config.max_meta_bytes), 0), 0
+        described, specs, total, tensor_bytes, plain = lay_out(tensors, config.max_message_bytes)
+        if total > config.gather_bytes:
             return None
         payload = tensors if plain else payload_parts(specs, tensors)
-        meta, flags = encoder.pack(message, described), 0
+        meta, flags = pack_meta(message, described, config.max_meta_bytes), 0
         if self._checked and total:
             meta, flags = _with_checksum(meta, 0, payload)
-        return encoder.head(kind, request_id, meta, total, flags, payload), tensor_bytes
+        return head(kind, request_id, meta, total, flags, payload), tensor_bytes
 
     def encode(
         self, kind: int, request_id: int, message: Message, release: Callable[[], object] | None = None
@@ -132,10 +140,9 @@ class Conversation:
             if release is not None:
                 release()
             return Outgoing([frame], len(frame), tensor_bytes, len(frame) - tensor_bytes)
-        encoder = self._encoder
         tensors = message.tensors
         described, specs, total, tensor_bytes, _ = lay_out(tensors, self.config.max_message_bytes)
-        meta = encoder.pack(message, described)
+        meta = pack_meta(message, described, self.config.max_meta_bytes)
         if release is not None:
             tensors = watched(tensors, release)
         payload = deque(payload_parts(specs, tensors))
@@ -160,7 +167,7 @@ class Conversation:
         _take(payload, size, taken)
         if self._checked:
             meta, flags = _with_checksum(meta, flags, taken)
-        return [FrameEncoder.head(kind, request_id, meta, size, flags), *taken]
+        return [head(kind, request_id, meta, size, flags), *taken]
 
     def queue(self, outgoing: Outgoing) -> None:
         """Queue a message that is large or must not overtake a large one."""

@@ -50,19 +50,17 @@ class InboundRequest(Request):
     # Class attributes, because a plain call never changes them: this saves two assignments.
     _answered = False
 
-    _announced = 0
+    announced = 0
+    """Bytes charged for the answer."""
 
     _charged = False
 
     def __init__(self, link: AnsweringLink, request_id: int, message: Message, cost: int) -> None:
         self._link = link
+        self.link = link
         self._id = request_id
         self._cost = cost
         self.message = message
-
-    @property
-    def link(self) -> Link:
-        return self._link
 
     @property
     def is_open(self) -> bool:
@@ -72,16 +70,17 @@ class InboundRequest(Request):
     @property
     def held_bytes(self) -> int:
         """Bytes that the link holds for the request and its answer."""
-        return self._cost + self._announced
+        return self._cost + self.announced
 
     def charge(self, nbytes: int, then: Callable[[], object]) -> None:
-        if self.is_open:
-            self._link._intake.charge(self, nbytes, then)
+        link = self._link
+        if not self._answered and link._error is None:
+            link._intake.charge(self, nbytes, then)
 
     def begin(self, nbytes: int, then: Callable[[], object]) -> None:
         """Make the answer, after a charge of ``nbytes`` for it."""
         self._charged = True  # also by a charge of 0 bytes
-        self._announced += nbytes
+        self.announced += nbytes
         try:
             then()
         except RemoteProtocolError as error:
@@ -124,12 +123,10 @@ class InboundRequest(Request):
         """Release the bytes held for the request, after its answer."""
         self._answered = True
         link = self._link
-        if link._requests.pop(self._id, None) is None:
-            return
-        if self._announced or link._intake.reason:
-            link._intake.release(self._cost + self._announced, self._announced)
-        else:
-            link._account.release(self._cost)
+        if link._requests.pop(self._id, None) is not None:
+            link._account.release(self._cost + self.announced)
+            if link._intake.reason:
+                link._intake.look_soon()
 
     def __repr__(self) -> str:
         return f"<Request {self._id} {self.message.type} from {self._link.peer}>"

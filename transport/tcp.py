@@ -20,7 +20,7 @@ from transport.config import LinkConfig
 from transport.decoder import Memory
 from transport.endpoint import Endpoint
 from transport.errors import LinkBroken, LinkClosed, RemoteProtocolError, TransportError
-from transport.frames import CLOSE, ERROR, PING, PONG, REPLY, REQUEST, Frame, FrameEncoder
+from transport.frames import CLOSE, ERROR, PING, PONG, REPLY, REQUEST, Frame, head
 from transport.intake import frame_cost
 from transport.messages import Identity, Message, RoleTable
 from transport.protocol import Buffer, Conversation, GiveUp
@@ -30,19 +30,21 @@ from transport.sockets import checks_payloads
 TURN_BYTES = 64 << 10
 """Bytes of small frames above which the link writes them at once, even within an iteration of the loop."""
 
-_PONG_FRAME = FrameEncoder.head(PONG, 0, b"", 0)
+_PONG_FRAME = head(PONG, 0, b"", 0)
 
 
 class TcpLink(Endpoint, asyncio.BufferedProtocol):
     """A link over an established, authenticated connection."""
 
     get_buffer: Callable[[int], memoryview]  # type: ignore[assignment]
+    _detach: Callable[[int], None]  # type: ignore[assignment]
     __slots__ = (
         "_arriving",
         "_backlog",
         "_conversation",
         "_decoder",
         "_delivering",
+        "_detach",
         "_gathers",
         "_gone",
         "_is_held",
@@ -74,8 +76,9 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             config, memory, now=loop.time(), checked=checks_payloads(config, transport)
         )
         self._decoder = self._conversation.decoder
-        # A slot, because the loop calls it before every read, and a method of the link would add a call.
+        # Slots, because every read and every answer calls them, and a method of the link would add a call.
         self.get_buffer = self._decoder.get_buffer
+        self._detach = self._decoder.forget
         self._into = self._decoder.registered
         self._writing = True
         self._is_held = False
@@ -329,9 +332,6 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
 
     def _arriving_bytes(self) -> int:
         return self._arriving + self._kept
-
-    def _detach(self, request_id: int) -> None:
-        self._decoder.forget(request_id)
 
     def _bytes_moved(self) -> int:
         return self._decoder.bytes_moved

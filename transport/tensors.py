@@ -77,12 +77,17 @@ class Layout(NamedTuple):
     plain: bool
 
 
-def lay_out(tensors: Sequence[Tensor], limit_bytes: int) -> Layout:
+def lay_out(tensors: Sequence[Tensor], limit_bytes: int, *, to_fill: bool = False) -> Layout:
     """Return the packed descriptions of arrays, and the place of each in the payload.
+
+    Args:
+        tensors: Arrays to send, or with ``to_fill`` arrays that a reply fills.
+        limit_bytes: Maximum length of the payload.
 
     Raises:
         LocalProtocolError: A tensor is no array, has an unsupported dtype or more than 8 dimensions, or is
-            not C-contiguous; or all tensors together have more than ``limit_bytes``.
+            not C-contiguous; or all tensors together have more than ``limit_bytes``; or an array to fill is
+            read-only.
     """
     for tensor in tensors:
         if not isinstance(tensor, np.ndarray):
@@ -92,6 +97,8 @@ def lay_out(tensors: Sequence[Tensor], limit_bytes: int) -> Layout:
                 "tensor-layout",
                 f"an array of shape {tensor.shape} is not C-contiguous: pass numpy.ascontiguousarray(it)",
             )
+        if to_fill and not tensor.flags.writeable:
+            raise LocalProtocolError("into", "an array registered for a reply is read-only")
     if len(tensors) == 1:
         layout = _known_layout(((tensors[0].dtype, tensors[0].shape),))
     else:

@@ -1,13 +1,14 @@
 """Pure: all messages of the system, one frozen class each, and the roles that may send each message.
 
-The fields of a message travel as msgpack. The tensors of a message (`transport.Message.tensors`) are separate
-and bypass msgpack. `pack` makes the link's message from an object, and `unpack` validates a received message.
+The fields of a message travel as msgpack, in the meta of the link's message. The tensors of a message
+(`transport.Message.tensors`) are separate. `pack` makes the link's message from an object, and `unpack`
+decodes a received message straight into its class, whose types have the bounds.
 Decoders ignore unknown keys, so a newer peer may send more; a mistyped key, or a missing key without a
 default, is a `RemoteProtocolError` that names the key. Most messages of a run or store have its id; a role
 without that run or store refuses these messages.
 
     body.py                  start here: the base of the messages, the roles, `pack` and `unpack`
-    bounds.py, finite.py     types of all fields, with their bounds; the search for NaN and infinities
+    bounds.py                types of all fields, with their bounds, which refuse NaN and infinities too
     tensors.py               tensors of a message: text, packed records, numbers; validated before use
     table.py                 the table of all conversations, and the class of each name
 

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.messages.finite import finder
-from transport import Message, RemoteProtocolError
+from adam_async.messages.tensors import UNREADABLE, decoder_of
+from transport import LocalProtocolError, Message, RemoteProtocolError
 
 ROLES = ("controller", "ps", "data", "worker", "driver", "client", "reader")
 """Roles of a cluster. `driver` is the command or program that started the run; `client` is a program that
@@ -15,7 +15,7 @@ opens a store to push and pull, and `reader` a program that only reads."""
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all messages: a frozen record of builtins."""
+    """Base of all messages: a frozen record, encoded as a map; receivers ignore unknown fields."""
 
 
 Rows = Mapping[type[Body], frozenset[tuple[str, str]]]
@@ -23,17 +23,20 @@ Rows = Mapping[type[Body], frozenset[tuple[str, str]]]
 
 _B = TypeVar("_B", bound=Body)
 
-_AS_THEY_ARE = (bytes,)
-"""Types whose values stay unchanged in a message's meta; as text, bytes would be a third longer."""
+_ENCODE = msgspec.msgpack.Encoder().encode
 
 
 def pack(body: Body, tensors: Sequence[NDArray[Any]] = ()) -> Message:
-    """Return a body and its tensors as a message of a link."""
-    return Message(
-        type=type(body).__name__,
-        meta=msgspec.to_builtins(body, builtin_types=_AS_THEY_ARE),
-        tensors=tuple(tensors),
-    )
+    """Return a body and its tensors as a message of a link.
+
+    Raises:
+        LocalProtocolError: A number exceeds 64 bits, or a text has a lone surrogate.
+    """
+    name = type(body).__name__
+    try:
+        return Message(type=name, meta=_ENCODE(body), tensors=tuple(tensors))
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise LocalProtocolError("meta", f"a field of {name} cannot be encoded: {error}") from None
 
 
 def unpack(message: Message, expected: type[_B]) -> _B:
@@ -45,12 +48,7 @@ def unpack(message: Message, expected: type[_B]) -> _B:
     if message.type != expected.__name__:
         raise RemoteProtocolError("message", f"expected {expected.__name__}, got {message.type}")
     try:
-        body = msgspec.convert(message.meta, expected, builtin_types=_AS_THEY_ARE)
-    except msgspec.ValidationError as error:
+        body: _B = decoder_of(expected)(message.meta)
+    except UNREADABLE as error:
         raise RemoteProtocolError("message", f"malformed {message.type}: {error}") from None
-    look = finder(expected)
-    if look is not None and (found := look(body)):
-        raise RemoteProtocolError(
-            "message", f"malformed {message.type}: a number is not finite - at `${found}`"
-        )
     return body

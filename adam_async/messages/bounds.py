@@ -5,8 +5,7 @@ walks all messages and finds any other field. Every correct value lies within it
 extreme values of a peer out of memory, arithmetic and waits; the receiving role compares a value with its
 present state.
 
-NaN passes a comparison with a bound, so a bound alone refuses only infinities. `finite` checks every number
-that is not a `Loss`.
+Bounds refuse NaN and infinities too; only a `Loss` has none.
 """
 
 from typing import Annotated

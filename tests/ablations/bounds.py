@@ -163,13 +163,6 @@ BOUNDS = (
         scenario="hostile",
     ),
     Ablation(
-        name="a number in a message is finite",
-        patch=patches.take_infinite_numbers,
-        guard=TEST_MESSAGES + "test_bounds.py::test_a_number_without_bounds_is_refused_if_it_is_not_finite",
-        seldom="the bounds of every number that has some refuse NaN too, as msgspec compares",
-        scenario="hostile",
-    ),
-    Ablation(
         name="an attached record is bounded",
         patch=patches.take_long_records,
         guard=TEST_MESSAGES + "test_messages.py::test_too_long_text_is_refused_undecoded",

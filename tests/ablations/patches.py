@@ -35,7 +35,7 @@ from adam_async.controller.state import Conflict, ControllerState
 from adam_async.data_server.ledger_service import LedgerService
 from adam_async.data_server.state import DataState
 from adam_async.errors import ConfigError
-from adam_async.messages import GetMap, body, tensors
+from adam_async.messages import GetMap, tensors
 from adam_async.parameter_server import question_checks, sender_checks, waiting_requests
 from adam_async.parameter_server.events import QueuedPull, SendValues
 from adam_async.parameter_server.question_checks import QuestionChecks
@@ -372,11 +372,6 @@ def fill_map_without_bound(*_: Any) -> str:
 
 
 # --- messages and questions ----------------------------------------------------------------------
-
-
-@replaces(body, "finder")
-def take_infinite_numbers(*_: Any) -> None:
-    """Take NaN and infinities in messages."""
 
 
 @replaces(tensors, "_only_bytes")

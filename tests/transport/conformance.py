@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec.msgpack import decode, encode
 
 from transport.errors import (
     CallTimeout,
@@ -49,7 +50,7 @@ async def check_link(make_pair: Pair) -> None:
 
 def _ask(number: int = 0, *sizes: int) -> Message:
     tensors = tuple(np.full(size, number, np.float32) for size in sizes)
-    return Message(type="ask", meta={"number": number}, tensors=tensors)
+    return Message(type="ask", meta=encode(number), tensors=tensors)
 
 
 def _echo(request: Request) -> None:
@@ -78,7 +79,7 @@ async def a_call_brings_back_its_reply(near: Link, far: Link) -> None:
         (1 << 20, 3, 1 << 19),
     ):
         reply = await near.call(_ask(5, *sizes), timeout_s=PATIENCE_S)
-        assert reply.meta == {"number": 5}
+        assert reply.meta == encode(5)
         assert [tensor.shape for tensor in reply.tensors] == [(size,) for size in sizes]
         assert all((tensor == 5).all() for tensor in reply.tensors)
 
@@ -96,22 +97,22 @@ async def calls_go_both_ways_and_may_be_answered_in_any_order(near: Link, far: L
         other.serve(hold)
         futures = [one.call_nowait(_ask(number, number), timeout_s=PATIENCE_S) for number in range(10)]
         replies = await asyncio.gather(*futures)
-        assert [reply.meta["number"] for reply in replies] == list(range(10))
+        assert [decode(reply.meta) for reply in replies] == list(range(10))
         held.clear()
 
 
 async def messages_keep_their_order(near: Link, far: Link) -> None:
     for number in range(100):
-        await near.send(Message(type="note", meta={"number": number}))
+        await near.send(Message(type="note", meta=encode(number)))
     for number in range(100):
-        assert (await far.receive()).meta["number"] == number
+        assert decode((await far.receive()).meta) == number
 
 
 async def a_small_message_sent_ordered_does_not_pass_a_large_one(near: Link, far: Link) -> None:
-    near.send_nowait(Message(type="note", meta={"number": 1}, tensors=(np.zeros(2 << 20, np.uint8),)))
-    near.send_nowait(Message(type="note", meta={"number": 2}), ordered=True)
-    assert (await far.receive()).meta["number"] == 1
-    assert (await far.receive()).meta["number"] == 2
+    near.send_nowait(Message(type="note", meta=encode(1), tensors=(np.zeros(2 << 20, np.uint8),)))
+    near.send_nowait(Message(type="note", meta=encode(2)), ordered=True)
+    assert decode((await far.receive()).meta) == 1
+    assert decode((await far.receive()).meta) == 2
 
 
 async def a_release_fires_exactly_once(near: Link, far: Link) -> None:
@@ -192,7 +193,7 @@ async def a_cancelled_call_leaves_the_link_usable(near: Link, far: Link) -> None
     await arrived.wait()
     future.cancel()
     far.serve(_echo)
-    assert (await near.call(_ask(3), timeout_s=PATIENCE_S)).meta["number"] == 3
+    assert decode((await near.call(_ask(3), timeout_s=PATIENCE_S)).meta) == 3
 
 
 async def errors_reach_the_caller_as_code_and_text(near: Link, far: Link) -> None:
@@ -255,7 +256,7 @@ async def requests_wait_for_a_handler(near: Link, far: Link) -> None:
     await near.send(Message(type="note"))
     await far.receive()
     far.serve(_echo)
-    assert (await future).meta["number"] == 4
+    assert decode((await future).meta) == 4
 
 
 async def a_reader_that_does_not_read_stops_the_sender(near: Link, far: Link) -> None:
@@ -293,12 +294,12 @@ async def a_close_ends_the_other_side_after_all_sent_messages(near: Link, far: L
     far.serve(held.append)
     call = far.call_nowait(_ask(), timeout_s=PATIENCE_S)
     unanswered = near.call_nowait(_ask(), timeout_s=PATIENCE_S)
-    near.send_nowait(Message(type="note", meta={"number": 1}, tensors=(np.ones(1 << 19, np.float32),)))
+    near.send_nowait(Message(type="note", meta=encode(1), tensors=(np.ones(1 << 19, np.float32),)))
     await near.aclose()
     assert near.closed
     await _raises(LinkClosed, near.send(Message(type="note")))
     await _raises(LinkClosed, _result(unanswered))
-    assert (await far.receive()).meta["number"] == 1
+    assert decode((await far.receive()).meta) == 1
     await _raises(LinkClosed, far.receive())
     await far.wait_closed()
     await _raises(LinkClosed, _result(call))

@@ -9,6 +9,7 @@ from weakref import ref
 
 import numpy as np
 import pytest
+from msgspec.msgpack import decode, encode
 
 from tests.transport.test_tcp import authenticate, raw_peer
 from tests.transport.testing import FAR, link_pair, open_rules
@@ -29,7 +30,7 @@ from transport import (
     TcpNetwork,
     WouldBlock,
 )
-from transport.frames import CHUNK, PING, FrameEncoder
+from transport.frames import CHUNK, PING, head
 from transport.intake import META_COST, frame_cost
 from transport.tcp import TcpLink
 
@@ -98,7 +99,7 @@ async def test_a_link_that_ended_within_a_large_message_keeps_none_of_it() -> No
         async with link_pair(network) as (near, far):
             near.send_nowait(Message(type="note", tensors=(np.zeros(60 * MB, np.uint8),)))
             await turns(lambda: pool.statistics().outstanding)
-            near._transport.write(FrameEncoder.head(CHUNK, 0, b"", 0))  # type: ignore[attr-defined]
+            near._transport.write(head(CHUNK, 0, b"", 0))  # type: ignore[attr-defined]
             await far.wait_closed()
             await turns(lambda: not pool.statistics().outstanding)
             with pytest.raises(RemoteProtocolError, match="a chunk of 0 bytes"):
@@ -206,7 +207,7 @@ async def test_requests_that_were_read_behind_a_pause_wait_and_keep_their_order(
     array = np.zeros(4 * MB, np.uint8)
 
     def answer(request: Request) -> None:
-        seen.append(request.message.meta["number"])
+        seen.append(decode(request.message.meta))
         request.charge(
             array.nbytes,
             lambda: request.reply(Message(type="answer", meta=request.message.meta, tensors=(array,))),
@@ -217,7 +218,7 @@ async def test_requests_that_were_read_behind_a_pause_wait_and_keep_their_order(
         assert isinstance(far, TcpLink)
         far.serve(answer)
         near._transport.pause_reading()
-        calls = [near.call_nowait(Message(type="ask", meta={"number": n}), timeout_s=50) for n in range(12)]
+        calls = [near.call_nowait(Message(type="ask", meta=encode(n)), timeout_s=50) for n in range(12)]
         await turns(lambda: far._backlog)
         assert len(seen) <= 6, "what the kernel takes is not held"
         before = len(seen)
@@ -226,16 +227,16 @@ async def test_requests_that_were_read_behind_a_pause_wait_and_keep_their_order(
         assert len(seen) == before
         near._transport.resume_reading()
         answers = [await call for call in calls]
-        assert [one.meta["number"] for one in answers] == seen == list(range(12))
+        assert [decode(one.meta) for one in answers] == seen == list(range(12))
 
 
 async def test_messages_behind_a_pause_are_received_after_the_peer_has_closed() -> None:
     async with link_pair(tcp(inbox_messages=2)) as (near, far):
         for number in range(9):
-            near.send_nowait(Message(type="note", meta={"number": number}))
+            near.send_nowait(Message(type="note", meta=encode(number)))
 
         async def receive() -> list[int]:
-            return [(await far.receive()).meta["number"] for _ in range(9)]
+            return [decode((await far.receive()).meta) for _ in range(9)]
 
         received, _ = await asyncio.gather(receive(), near.aclose())
         assert received == list(range(9))
@@ -261,7 +262,7 @@ async def test_one_pong_is_owed_while_the_peer_does_not_read() -> None:
                     link.send_nowait(Message(type="note", tensors=(np.zeros(MB, np.uint8),)))
                     await asyncio.sleep(0)
             unsent = link.statistics().unsent_bytes
-            writer.write(FrameEncoder.head(PING, 0, b"", 0) * 2000)
+            writer.write(head(PING, 0, b"", 0) * 2000)
             await turns(lambda: link._pong_owed)
             for _ in range(200):
                 await asyncio.sleep(0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transport.buffers import BufferPool
 from transport.config import LinkConfig
 from transport.decoder import FrameDecoder
-from transport.frames import MESSAGE, PING, PONG, FrameEncoder
+from transport.frames import MESSAGE, PING, PONG, head
 from transport.messages import Message
 from transport.protocol import Conversation, GiveUp, Outgoing, SendPing
 
@@ -145,7 +145,7 @@ def test_a_large_message_leaves_in_chunks_and_in_order() -> None:
     outgoing = one.encode(MESSAGE, 0, large)
     total = outgoing.payload_bytes + outgoing.frame_bytes
     one.queue(outgoing)
-    end = FrameEncoder.head(PONG, 0, b"", 0)
+    end = head(PONG, 0, b"", 0)
     one.queue(Outgoing([end], len(end), 0, len(end)))
     assert one.queuing
     sizes = []

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+from msgspec.msgpack import decode, encode
 
 from transport.buffers import BufferPool
 from transport.config import LinkConfig
@@ -28,12 +29,12 @@ def test_the_printed_frame_decodes_to_the_values_beside_it() -> None:
     (frame,) = decoder.updated(len(wire))
     assert (frame.kind, frame.request_id, frame.payload_bytes) == (REQUEST, 5, 16)
     assert frame.message is not None
-    assert (frame.message.type, frame.message.meta) == ("push", {"shard": 17, "step": 3})
+    assert (frame.message.type, decode(frame.message.meta)) == ("push", {"shard": 17, "step": 3})
     assert [tensor.tolist() for tensor in frame.message.tensors] == [[1.0, 2.0, 3.0], [7]]
 
 
 def test_the_message_encodes_to_the_printed_frame() -> None:
     tensors = (np.array([1, 2, 3], np.float32), np.array([7], np.int32))
-    message = Message(type="push", meta={"shard": 17, "step": 3}, tensors=tensors)
+    message = Message(type="push", meta=encode({"shard": 17, "step": 3}), tensors=tensors)
     (buffer,) = Conversation(LinkConfig(), BufferPool(), now=0.0).encode(REQUEST, 5, message).buffers
     assert buffer == printed_frame()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.msgpack import decode, encode
 
 from tests.transport.conformance import CHECKS, Check
 from tests.transport.testing import FaultyNetwork, check_link, link_pair, open_rules
@@ -37,7 +38,7 @@ LONG_S = 3600.0
 
 
 def note(number: int = 0, size: int = 0) -> Message:
-    return Message(type="note", meta={"number": number}, tensors=(np.full(size, number % 128, np.int8),))
+    return Message(type="note", meta=encode(number), tensors=(np.full(size, number % 128, np.int8),))
 
 
 @asynccontextmanager
@@ -103,7 +104,7 @@ async def test_many_messages_are_under_way_at_once(make: Make) -> None:
         for number in range(40):
             near.send_nowait(note(number, 100_000))
             await asyncio.sleep(0)
-        seen = [(await far.receive()).meta["number"] for _ in range(40)]
+        seen = [decode((await far.receive()).meta) for _ in range(40)]
         took = time.monotonic() - begin
 
     assert seen == list(range(40))
@@ -144,7 +145,7 @@ async def test_bytes_wait_for_those_before_them_on_a_narrow_path(make: Make) -> 
         for number in range(4):
             near.send_nowait(note(number, 100_000))  # 10 ms each
         for number in range(4):
-            assert (await far.receive()).meta["number"] == number
+            assert decode((await far.receive()).meta) == number
             assert time.monotonic() - begin >= 0.001 + 0.01 * (number + 1)
 
 
@@ -169,7 +170,7 @@ async def test_closing_waits_for_messages_under_way(make: Make) -> None:
         near.send_nowait(note(5, 1 << 20))
         await near.aclose()
         assert time.monotonic() - begin >= 0.02
-        assert (await far.receive()).meta["number"] == 5
+        assert decode((await far.receive()).meta) == 5
         with pytest.raises(LinkClosed):
             await far.receive()
 
@@ -179,7 +180,7 @@ async def test_a_close_arrives_after_all_earlier_messages(make: Make) -> None:
     async with slow_pair(make, delay_s=0.005) as (near, far), asyncio.TaskGroup() as group:
         near.send_nowait(note(1))
         closing = group.create_task(near.aclose(), name="close")
-        assert (await far.receive()).meta["number"] == 1
+        assert decode((await far.receive()).meta) == 1
         with pytest.raises(LinkClosed):
             await far.receive()
         await closing
@@ -192,7 +193,7 @@ async def test_closing_a_local_link_does_not_wait_for_ever() -> None:
         await asyncio.sleep(0)
         closing.cancel()
         # A cancelled close takes effect at once: the other side sees it now.
-        assert (await far.receive()).meta["number"] == 1
+        assert decode((await far.receive()).meta) == 1
         with pytest.raises(LinkClosed):
             await far.receive()
 
@@ -228,7 +229,7 @@ async def test_a_release_fires_after_delivery(make: Make) -> None:
 async def test_links_between_other_nodes_are_left_alone(make: Make) -> None:
     async with slow_pair(make, delay_s=LONG_S, between=("near-1", "another")) as (near, far):
         near.send_nowait(note(3))
-        assert (await far.receive()).meta["number"] == 3
+        assert decode((await far.receive()).meta) == 3
 
 
 @both
@@ -245,7 +246,7 @@ async def test_leaving_the_block_delivers_delayed_messages(make: Make) -> None:
         await asyncio.sleep(0)
         await network.__aexit__(None, None, None)
         near.send_nowait(note(3))  # and from then on no message is delayed
-        assert [(await far.receive()).meta["number"] for _ in range(3)] == [1, 2, 3]
+        assert [decode((await far.receive()).meta) for _ in range(3)] == [1, 2, 3]
 
 
 @both

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 import numpy as np
 import pytest
+from msgspec.msgpack import decode, encode
 
 from tests.transport.testing import FAR, NEAR, link_pair, open_rules
 from transport import (
@@ -317,8 +318,8 @@ async def test_a_held_message_stops_after_few_chunks_and_a_small_one_passes_it()
         near.send_nowait(Message(type="note", tensors=[large]))
         near.hold_large(True)
         for number in range(100):  # each arrives, so the bytes that the kernel had have arrived, too
-            await near.send(Message(type="note", meta={"number": number}))
-            assert (await far.receive()).meta == {"number": number}
+            await near.send(Message(type="note", meta=encode(number)))
+            assert (await far.receive()).meta == encode(number)
         arrived = far._bytes_moved()  # type: ignore[attr-defined]
         assert arrived < 128 << 10
         near.hold_large(False)
@@ -375,9 +376,9 @@ async def test_small_frames_of_one_iteration_leave_in_one_write() -> None:
         assert isinstance(far, TcpLink)
         counting = near._transport = CountingTransport(near._transport)  # type: ignore[assignment]
         for number in range(20):
-            near.send_nowait(Message(type="note", meta={"number": number}))
+            near.send_nowait(Message(type="note", meta=encode(number)))
         for number in range(20):
-            assert (await far.receive()).meta["number"] == number
+            assert decode((await far.receive()).meta) == number
         assert len(counting.writes) == 1  # type: ignore[attr-defined]
 
         answers = far._transport = CountingTransport(far._transport)  # type: ignore[assignment]

@@ -134,6 +134,7 @@ class FaultyLink(Link):
         self.inner = inner
         self.identity = inner.identity
         self.peer = inner.peer
+        self.max_message_bytes = inner.max_message_bytes
         self._network = network
 
     def _draw(self, release: Release | None) -> str:
@@ -145,10 +146,6 @@ class FaultyLink(Link):
         elif fault == "drop" and release is not None:
             release()
         return fault
-
-    @property
-    def max_message_bytes(self) -> int:
-        return self.inner.max_message_bytes
 
     @property
     def closed(self) -> bool:

@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import msgspec
+
 from adam_async.messages import CompareAndSet
 from adam_async.simulation.scenarios.bad_fields import BadMessage
+from adam_async.simulation.scenarios.valid_messages import fields_of
 from transport import Message
 
 DIVERGED = ("nan", "inf", "-inf", "2**63")
@@ -41,7 +44,7 @@ def numbered(bad: BadMessage, number: int) -> BadMessage:
     if bad.message.type != CompareAndSet.__name__ or bad.field == "number":
         return bad
     message = bad.message
-    meta = {**message.meta, "number": number}
+    meta = msgspec.msgpack.encode({**fields_of(message), "number": number})
     return replace(bad, message=Message(type=message.type, meta=meta, tensors=message.tensors))
 
 
@@ -76,7 +79,7 @@ def is_never_right(bad: BadMessage) -> bool:
     if bad.value == "2**40" and bad.field.endswith("clock"):
         return bad.message.type in CLOCKED
     if bad.value == "repeated":
-        return "shards" in bad.message.meta or "states" in bad.message.meta
+        return not {"shards", "states"}.isdisjoint(fields_of(bad.message))
     if bad.field == "tensors" and bad.value in DIVERGED:
         return False  # a server answers such a push, refuses its values and counts it
     return bad.value in NEVER_RIGHT

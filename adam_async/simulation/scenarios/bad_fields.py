@@ -122,7 +122,7 @@ def _bad(
     kind, field = type(example.body), path_text(path)
     return BadMessage(
         name=f"{kind.__name__}{example.of and f'({example.of})'}.{field}={value}",
-        message=Message(type=kind.__name__, meta=meta, tensors=tensors),
+        message=Message(type=kind.__name__, meta=msgspec.msgpack.encode(meta), tensors=tensors),
         pairs=TABLE[kind],
         field=field,
         value=value,

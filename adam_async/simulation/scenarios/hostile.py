@@ -12,7 +12,7 @@ from struct import Struct
 from zlib import crc32
 
 from transport import LinkConfig, Message
-from transport.frames import CHUNK, MESSAGE, MORE, PONG, REQUEST, FrameEncoder
+from transport.frames import CHUNK, MESSAGE, MORE, PONG, REQUEST, VERSION, pack_meta
 from transport.handshake import PROTOCOL_VERSION, RECORD_BYTES
 
 MIB = 1 << 20
@@ -67,7 +67,7 @@ def _frame(
     kind: int = MESSAGE,
     *,
     magic: bytes = b"TLNK",
-    version: int = 1,
+    version: int = VERSION,
     flags: int = 0,
     request: int = 1,
     meta: bytes = b"",
@@ -84,20 +84,20 @@ def _frame(
 
 def request_frame(number: int, message: Message) -> bytes:
     """Return the frame of a request without tensors, for a peer without the shipped transport."""
-    return _frame(REQUEST, request=number, meta=FrameEncoder(LinkConfig()).pack(message, b""))
+    return _frame(REQUEST, request=number, meta=pack_meta(message, b"", LinkConfig().max_meta_bytes))
 
 
-def _packed(name: str, described: bytes = b"", **meta: int) -> bytes:
-    """Pack a valid meta."""
-    return FrameEncoder(LinkConfig()).pack(Message(type=name, meta=meta), described)
+def _packed(name: str, described: bytes = b"", meta: bytes = b"") -> bytes:
+    """Pack the valid meta of a frame."""
+    return pack_meta(Message(type=name, meta=meta), described, LinkConfig().max_meta_bytes)
 
 
 BYTES = 9
 """Code of the dtype of bytes."""
 
 NOTE = _packed("note")
-NOTE_X = b"\x92\xa4note\x81\xa1x"
-"""First bytes of a meta; the value of x follows."""
+NOTE_X = b"\x93\xa4note"
+"""First bytes of the meta of a frame; the meta of the message and the descriptions of tensors follow."""
 
 TENSOR = bytes([BYTES, 1]) + (1 << 16).to_bytes(4, "little")
 """Description of a tensor of 64 KiB."""
@@ -119,10 +119,13 @@ BREACHES: Mapping[str, BadFrames] = {
     "breach-payload-length": BadFrames(_frame(meta=NOTE, claims=(len(NOTE), 1 << 40)), "payload-length"),
     "breach-checksum": BadFrames(_frame(meta=NOTE, spoilt=1), "checksum"),
     "breach-msgpack": BadFrames(_frame(meta=b"\xc1" * 9), "meta"),
-    "breach-extension": BadFrames(_frame(meta=NOTE_X + b"\xc7\x00\x04"), "meta"),
+    "breach-extension": BadFrames(_frame(meta=NOTE_X + b"\xc7\x00\x04\xc4\x00"), "meta"),
     "breach-parts": BadFrames(_frame(meta=b"\x91\xa4note"), "meta"),
-    "breach-types": BadFrames(_frame(meta=b"\x92\x07\x90"), "meta"),
-    "breach-depth": BadFrames(_frame(meta=NOTE_X + b"\x91" * 20 + b"\x01"), "meta-depth"),
+    "breach-types": BadFrames(_frame(meta=b"\x93\x07\xc4\x00\xc4\x00"), "meta"),
+    "breach-map": BadFrames(_frame(meta=NOTE_X + b"\x80\xc4\x00"), "meta"),
+    "breach-text": BadFrames(_frame(meta=b"\x93\xa4\xff\xff\xff\xff\xc4\x00\xc4\x00"), "meta"),
+    "breach-tail": BadFrames(_frame(meta=NOTE + b"\x00"), "meta"),
+    "breach-depth": BadFrames(_frame(meta=b"\x91" * 5000), "meta"),
     "breach-chunk": BadFrames(_frame(CHUNK, payload=b"x"), "chunk"),
     "breach-specs": BadFrames(_frame(meta=_packed("note", b"\x00\x09\x00"), payload=b"x"), "tensor-specs"),
     "breach-dtype": BadFrames(
@@ -143,7 +146,7 @@ BREACHES: Mapping[str, BadFrames] = {
     "breach-first": BadFrames(_frame(flags=MORE, meta=_packed("note", TENSOR)), "payload-length"),
     "breach-large": BadFrames(2 * FIRST, "chunk"),
     "breach-chunk-length": BadFrames(FIRST + _frame(CHUNK, payload=bytes(1 << 16)), "chunk"),
-    "breach-twice": BadFrames(2 * _frame(REQUEST, meta=_packed("count", items=1)), "request-id"),
+    "breach-twice": BadFrames(2 * _frame(REQUEST, meta=_packed("count", meta=b"1")), "request-id"),
     "breach-signal": BadFrames(_frame(PONG + 1), "kind"),
 }
 """Invalid frames, by kind of fault."""

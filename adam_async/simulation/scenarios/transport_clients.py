@@ -158,7 +158,7 @@ class TransportClients:
     async def _one(self, link: Link, dice: RandomStream) -> None:
         """Send one question of a random kind, and check the answer."""
         numbers = tuple(np.arange(dice.choose(SIZES), dtype=np.float32) for _ in range(1 + dice.below(2)))
-        question = Message(type="echo", meta={"n": dice.below(1000)}, tensors=numbers)
+        question = _numbered("echo", dice.below(1000), numbers)
         match dice.below(8):
             case 0:
                 into = [np.empty_like(one) for one in numbers]
@@ -167,7 +167,7 @@ class TransportClients:
                 few = dice.chance(0.3)
                 carried = numbers[:1] if few else ()
                 count = 1 + dice.below(6 if few else 20)
-                notes = [Message(type="note", meta={"n": n}, tensors=carried) for n in range(count)]
+                notes = [_numbered("note", n, carried) for n in range(count)]
                 for note in notes:
                     await _with_room(link.send(note))
                 for note in notes:
@@ -186,7 +186,7 @@ class TransportClients:
 
     async def _at_once(self, link: Link, numbers: tuple[NDArray[Any], ...]) -> None:
         """Send questions without waiting, until the link accepts no more."""
-        questions = [Message(type="echo", meta={"n": n}, tensors=numbers) for n in range(AT_ONCE)]
+        questions = [_numbered("echo", n, numbers) for n in range(AT_ONCE)]
         calls: list[asyncio.Future[Message]] = []
         try:
             for question in questions:
@@ -206,7 +206,7 @@ class TransportClients:
         answer: asyncio.Future[Message | TransportError] = asyncio.get_running_loop().create_future()
 
         fails = (
-            question.meta["n"] % 5 == 0 and sum(one.nbytes for one in question.tensors) > LINKS.chunk_bytes
+            _number_of(question) % 5 == 0 and sum(one.nbytes for one in question.tensors) > LINKS.chunk_bytes
         )
 
         def release() -> None:
@@ -220,6 +220,14 @@ class TransportClients:
         if isinstance(came, TransportError):
             raise came
         _check(question, came)
+
+
+def _numbered(name: str, number: int, tensors: tuple[NDArray[Any], ...]) -> Message:
+    return Message(type=name, meta=str(number).encode(), tensors=tensors)
+
+
+def _number_of(message: Message) -> int:
+    return int(message.meta)
 
 
 async def _with_room(wait: Awaitable[None]) -> None:
@@ -247,7 +255,7 @@ async def _answer(request: Request) -> None:
 
 def _check_question(request: Request) -> None:
     """Raise ValueError for a negative number of items: the server's error must reach the client."""
-    if request.message.meta.get("items", 0) < 0:
+    if request.message.type == "count" and _number_of(request.message) < 0:
         raise ValueError("the number of items must not be negative")
 
 
@@ -255,7 +263,7 @@ async def _ask_without_answer(link: Link) -> None:
     """Send a question at which the server fails, and one that it refuses; the link stays open."""
     for items, code in ((-1, "internal"), (1, "late")):
         try:
-            await link.call(Message(type="count", meta={"items": items}), timeout_s=4.0)
+            await link.call(_numbered("count", items, ()), timeout_s=4.0)
         except RemoteError as error:
             if error.code != code:
                 raise

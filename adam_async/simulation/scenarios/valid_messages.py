@@ -28,6 +28,7 @@ from adam_async.run.map_changes import Change
 from adam_async.run.program_record import ProgramRecord
 from adam_async.run.store_record import ArrayRecord, ArraysPiece, RuleRecord, StoreRecord, cut_arrays
 from adam_async.runtime.trace_events import Part as ProfilePart
+from transport import Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,8 +56,8 @@ class Example:
     """Name of this example among those of its message; empty for a single one."""
 
     def meta(self) -> dict[str, Any]:
-        """Return the fields as builtins, in the form that a link carries."""
-        return m.pack(self.body).meta
+        """Return the fields as builtins, in the form that a receiver decodes."""
+        return fields_of(m.pack(self.body))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +155,12 @@ def valid_messages(facts: Facts) -> list[Example]:
         *_replication(facts),
         *_notes(facts),
     ]
+
+
+def fields_of(message: Message) -> dict[str, Any]:
+    """Return the fields of a message as builtins."""
+    fields: dict[str, Any] = msgspec.msgpack.decode(message.meta)
+    return fields
 
 
 def _text(body: m.Body, kind: Any, record: Any, of: str = "") -> Example:

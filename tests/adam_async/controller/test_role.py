@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.msgpack import encode
 
 from adam_async.controller.role import Role, RoleSettings
 from adam_async.errors import first_cause
@@ -64,7 +65,7 @@ async def test_every_role_sends_its_counts(network):
 async def test_a_malformed_or_foreign_request_is_refused_and_the_link_stays_open(network):
     async with Bare(network) as role, link_to(role) as link:
         for message, code, text in (
-            (Message(type="GetStatistics", meta={"run": 7}), "malformed", "malformed GetStatistics"),
+            (Message(type="GetStatistics", meta=encode({"run": 7})), "malformed", "malformed GetStatistics"),
             (pack(GetProfile(start=0, stop=1)), "no-profile", "was started without a profile"),
         ):
             with pytest.raises(RemoteError, match=text) as failure:

@@ -1,5 +1,6 @@
 """Messages: the roles that may send them, their way over a link, and the errors of invalid ones."""
 
+import math
 from importlib import import_module
 
 import msgspec
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.msgpack import encode
 
 from adam_async import messages
 from adam_async.messages import (
@@ -88,11 +90,12 @@ from adam_async.messages import (
     unpack_any,
 )
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
+from adam_async.simulation.scenarios.valid_messages import fields_of
 from adam_async.worker.push_plan import MESSAGE_SHARDS
 from tests.adam_async.runs import NETWORKS, address_of
 from tests.transport.testing import link_pair
 from transport import Identity, LinkConfig, LocalProtocolError, Message, RemoteProtocolError
-from transport.frames import FrameEncoder
+from transport.frames import pack_meta
 from transport.tensors import lay_out
 
 DRAWN, CLOCK, SHARD = (1 << 56) - 1, (1 << 48) - 1, (1 << 32) - 1
@@ -286,6 +289,12 @@ EXAMPLES = [
 
 
 PUSH = next(example for example in EXAMPLES if isinstance(example, Push))
+TICK = next(example for example in EXAMPLES if isinstance(example, Tick))
+
+
+def changed(message, **fields):
+    """Return a message with other or further fields."""
+    return Message(type=message.type, meta=encode({**fields_of(message), **fields}))
 
 
 def classes():
@@ -352,16 +361,16 @@ async def test_a_message_without_a_row_is_not_sent(network):
 @pytest.mark.parametrize("body", EXAMPLES, ids=lambda body: type(body).__name__)
 def test_keys_of_a_newer_peer_are_ignored(body):
     sent = pack(body)
-    newer = Message(type=sent.type, meta={**sent.meta, "colour": "red"}, tensors=())
-    assert unpack(newer, type(body)) == body
+    for value in ("red", [[[[1]]]], math.nan):
+        assert unpack(changed(sent, colour=value), type(body)) == body
 
 
 @pytest.mark.parametrize("body", EXAMPLES, ids=lambda body: type(body).__name__)
 def test_a_missing_key_is_named(body):
     fields = msgspec.structs.fields(type(body))
     for field in fields:
-        meta = {key: value for key, value in pack(body).meta.items() if key != field.encode_name}
-        short = Message(type=type(body).__name__, meta=meta, tensors=())
+        rest = {key: value for key, value in fields_of(pack(body)).items() if key != field.encode_name}
+        short = Message(type=type(body).__name__, meta=encode(rest))
         if not field.required:
             unpack(short, type(body))
             continue
@@ -371,8 +380,8 @@ def test_a_missing_key_is_named(body):
 
 @pytest.mark.parametrize("body", EXAMPLES, ids=lambda body: type(body).__name__)
 def test_a_mistyped_key_is_named(body):
-    for key, value in pack(body).meta.items():
-        wrong = Message(type=type(body).__name__, meta={**pack(body).meta, key: {"not": "this"}}, tensors=())
+    for key, value in fields_of(pack(body)).items():
+        wrong = changed(pack(body), **{key: {"not": "this"}})
         with pytest.raises(RemoteProtocolError, match=rf"malformed {type(body).__name__}: .*\$\.{key}"):
             unpack(wrong, type(body))
         assert value is not None
@@ -380,17 +389,88 @@ def test_a_mistyped_key_is_named(body):
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_a_part_of_no_shards_is_malformed(count):
-    push = pack(PUSH)
-    meta = {**push.meta, "parts": [[True, count]]}
     with pytest.raises(RemoteProtocolError, match=r"malformed Push: .*parts"):
-        unpack(Message(type="Push", meta=meta, tensors=()), Push)
+        unpack(changed(pack(PUSH), parts=[[True, count]]), Push)
+
+
+TAIL, ROOT = encode(9), b"\x81\xa5shard"
+"""A value behind a map, and the start of a map with the unknown field `shard`."""
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        b"",
+        b"\xc1",
+        encode(7),
+        encode([]),
+        encode("Ticked"),
+        encode({}) + TAIL,
+        encode({1: 2}),
+        encode({b"shards": 2}),
+        b"\x81\xa6shards",
+        b"\xdf\xff\xff\xff\xff",
+        ROOT + b"\x91" * 16_000 + b"\x90",
+        ROOT + b"\x81\xa1a" * 5_000 + b"\x90",
+        b"\x91" * 16_000 + b"\x90",
+        b"\xc7\x00\x04",
+        b"\xd6\xff\0\0\0\0",
+    ],
+    ids=lambda meta: f"{meta[:12]!r}",
+)
+@pytest.mark.parametrize("kind", [Ticked, Tick, Agree])
+def test_a_meta_that_is_no_map_of_fields_is_malformed(kind, meta):
+    with pytest.raises(RemoteProtocolError, match=f"malformed {kind.__name__}: "):
+        unpack(Message(type=kind.__name__, meta=meta), kind)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("clock", b"\xc7\x00\x04"),
+        ("clock", b"\xd6\xff\0\0\0\0"),
+        ("clock", b"\xcf" + b"\xff" * 8),
+        ("clock", b"\xd3" + b"\x80" + bytes(7)),
+        ("clock", encode(1.5)),
+        ("rate", encode(math.nan)),
+        ("rate", encode(math.inf)),
+        ("rate", b"\xca\xff\xc0\x00\x00"),
+        ("store", b"\xa1\xff"),
+        ("store", b"\xa3\xed\xb2\x80"),
+        ("store", encode(b"bytes")),
+        ("shards", b"\xdd\xff\xff\xff\xff"),
+        ("parts", encode([[True, 1, 2, []]] * 9)[:-1]),
+        ("pull", encode(1)),
+    ],
+)
+def test_a_field_of_another_form_is_malformed(field, value):
+    fields = {**fields_of(pack(PUSH)), field: msgspec.Raw(value)}
+    with pytest.raises(RemoteProtocolError, match="malformed Push: "):
+        unpack(Message(type="Push", meta=encode(fields)), Push)
+
+
+def test_the_last_of_two_fields_of_one_name_counts_within_its_bounds():
+    twice = b"\x82\xa7version\x01\xa7version"
+    with pytest.raises(RemoteProtocolError, match=r"version"):
+        unpack(Message(type="MapState", meta=twice + encode(-1)), MapState)
+
+
+@pytest.mark.parametrize("value", [1 << 64, -(1 << 70)])
+def test_a_number_beyond_64_bits_is_not_sent(value):
+    with pytest.raises(LocalProtocolError, match="a field of Tick cannot be encoded"):
+        pack(msgspec.structs.replace(TICK, clock=value))
+
+
+def test_a_lone_surrogate_is_not_sent():
+    with pytest.raises(LocalProtocolError, match="a field of Tick cannot be encoded"):
+        pack(msgspec.structs.replace(TICK, store="\udc80"))
 
 
 def test_another_message_than_expected_is_refused_with_both_names():
     with pytest.raises(RemoteProtocolError, match="expected Pushed, got Ticked"):
         unpack(pack(Ticked()), Pushed)
     with pytest.raises(RemoteProtocolError, match="unknown message 'Hello'"):
-        unpack_any(Message(type="Hello", meta={}, tensors=()))
+        unpack_any(Message(type="Hello"))
 
 
 def test_text_beside_a_message_survives_and_is_checked():
@@ -440,10 +520,9 @@ def test_the_error_of_an_unexpected_tensor_describes_it():
 
 
 def meta_bytes(message):
-    """Bytes of a message's meta in a frame, measured with the link's own encoder."""
-    encoder = FrameEncoder(LinkConfig())
+    """Bytes of a frame's meta, measured with the link's own encoder."""
     layout = lay_out(message.tensors, LinkConfig().max_message_bytes)
-    return len(encoder.pack(message, layout.packed))
+    return len(pack_meta(message, layout.packed, 1 << 20))
 
 
 def test_the_largest_push_fits_into_the_meta_of_a_frame():

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import msgspec
 import numpy as np
 import pytest
+from msgspec.msgpack import encode
 
 from adam_async.checkpoint import shard_transfer
 from adam_async.controller.client import Membership
@@ -52,6 +53,7 @@ from adam_async.run.partition import arrays_of
 from adam_async.run.store_record import served_word
 from adam_async.run.training_program import ResumeRecord, read_training
 from adam_async.runtime.traffic import Traffic
+from adam_async.simulation.scenarios.valid_messages import fields_of
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, until
 from transport import LinkConfig, LocalNetwork, Message, RemoteError, TransportError
 
@@ -126,7 +128,7 @@ async def test_a_malformed_push_is_refused_with_the_expected_shape_and_changes_n
                 pack(push_of(servers, [dense.id, bias.id], parts=(Part(True, 2),)), [x, errors]),
                 "shards of whole rows",
             ),
-            (Message(type="Push", meta={"store": "run"}, tensors=()), "malformed Push"),
+            (Message(type="Push", meta=encode({"store": "run"})), "malformed Push"),
         ):
             await refused(link, message, "malformed", text)
         for number, shard in servers.shards().items():
@@ -237,7 +239,8 @@ async def test_a_record_is_counted_and_leaves_every_value_alone(network):
 async def test_a_record_out_of_turn_is_refused_by_name_and_counts_nothing(network):
     async with servers_of(NETWORKS[network](), weights="aliased") as servers, talk(servers) as link:
         ours = list(servers.shards())
-        nothing = Message(type="ReportSteps", meta=pack(record_of(servers, ours)).meta | {"steps": []})
+        fields = fields_of(pack(record_of(servers, ours)))
+        nothing = Message(type="ReportSteps", meta=encode({**fields, "steps": []}))
         for message, code, text in (
             (pack(record_of(servers, ours, number=2)), "gap", "expected step 1, not 2"),
             (pack(record_of(servers, [*ours, 999])), "not-primary", "not the primary of all of"),

@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from msgspec.msgpack import decode, encode
 
 from adam_async.controller.client import Membership
 from adam_async.controller.consensus_node import ConsensusSetup
@@ -154,10 +155,10 @@ async def calls_under_faults(world):
     links = 0
 
     def answer(request):
-        number = request.message.meta["number"]
+        number = decode(request.message.meta)
         total = float(request.message.tensors[0].sum())
         asked.setdefault(number, set()).add(total)
-        request.reply(Message(type="added", meta={"number": number}, tensors=[np.array([total])]))
+        request.reply(Message(type="added", meta=encode(number), tensors=[np.array([total])]))
 
     async def serve(node):
         identity = Identity(role="server", node="server", incarnation=node.incarnation)
@@ -179,14 +180,14 @@ async def calls_under_faults(world):
                 links += 1
                 while number < 40:
                     values = np.full(1 + 997 * number, number, np.float32)
-                    question = Message(type="add", meta={"number": number}, tensors=[values])
+                    question = Message(type="add", meta=encode(number), tensors=[values])
                     try:
                         reply = await link.call(question, timeout_s=4.0)
                     except RemoteError:
                         raise
                     except TransportError:
                         break
-                    assert reply.meta["number"] == number
+                    assert decode(reply.meta) == number
                     answers[number] = float(reply.tensors[0][0])
                     number += 1
                     await asyncio.sleep(0.2)

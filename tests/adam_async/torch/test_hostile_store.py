@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.msgpack import encode
+
+from adam_async.simulation.scenarios.valid_messages import fields_of
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
 
@@ -68,8 +71,9 @@ def with_meta(**changes: Callable[[Any], Any]) -> Lie:
     """A lie about the fields of an answer."""
 
     def lie(message: Message) -> Message:
-        changed = {name: change(message.meta.get(name)) for name, change in changes.items()}
-        return Message(type=message.type, meta={**message.meta, **changed}, tensors=message.tensors)
+        fields = fields_of(message)
+        changed = {name: change(fields.get(name)) for name, change in changes.items()}
+        return Message(type=message.type, meta=encode({**fields, **changed}), tensors=message.tensors)
 
     return lie
 

@@ -10,9 +10,9 @@ from adam_async.simulation.scenarios import SCENARIOS
 from adam_async.simulation.scenarios.unauthenticated_clients import UNAUTHENTICATED
 from tests.ablations.patches import Patch, replaces, replaces_property
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
-from transport import decoder, handshake
+from transport import Message, decoder, handshake
 from transport.admission import Admission
-from transport.calls import CallTable
+from transport.endpoint import Endpoint
 from transport.handshake import Handshake
 from transport.tcp import TcpLink
 
@@ -100,12 +100,12 @@ def test_a_run_fails_after_the_removal_of_a_safeguard(
 
 
 def test_swapped_answers_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped = CallTable.pop
+    shipped = Endpoint._on_reply
 
-    def mixed(calls: CallTable[Any], request_id: int) -> object:
-        other = next((one for one in calls.waiting if one != request_id), request_id)
-        return shipped(calls, other if request_id % 5 == 0 else request_id)
+    def mixed(link: Endpoint, request_id: int, message: Message) -> None:
+        other = next((one for one in link._calls.waiting if one != request_id), request_id)
+        shipped(link, other if request_id % 5 == 0 else request_id, message)
 
-    monkeypatch.setattr(CallTable, "pop", mixed)
+    monkeypatch.setattr(Endpoint, "_on_reply", mixed)
 
     assert run_seed(UNAUTHENTICATED, 1).invariant == "answers fit"
