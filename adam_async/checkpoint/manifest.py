@@ -302,7 +302,10 @@ def read_manifest(text: bytes, origin: str) -> Manifest:
         raise CheckpointError(f"{origin} is damaged: its JSON nests too deeply") from None
     if version != FORMAT:
         shown = repr(version)[:80]
-        raise CheckpointError(f"{origin} has the format {shown}; this version reads {FORMAT!r}")
+        raise CheckpointError(
+            f"{origin} has the format {shown}; this version reads {FORMAT!r}: finish the run with the "
+            "version that wrote it, or begin a new run from its model with --init"
+        )
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -48,6 +48,10 @@ class RunNote(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of the run and of the runs that it continues, the newest first."""
 
 
+class _Format(msgspec.Struct):
+    format: str
+
+
 class RunNotes(msgspec.Struct, frozen=True, kw_only=True):
     """The content of the file."""
 
@@ -152,11 +156,15 @@ async def read_run_notes(folder: Path, disk: Disk) -> RunNotes | None:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     remedy = "move it away to begin a new run, without the shards on the disks"
     try:
+        # Another version may have other fields, which are no damage.
+        if (form := msgspec.json.decode(text, type=_Format).format) != FORMAT:
+            raise CheckpointError(
+                f"{path} has the format {form!r}; this version reads {FORMAT!r}: finish the run with the "
+                f"version that wrote it, or {remedy}"
+            )
         found = msgspec.json.decode(text, type=RunNotes)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}; {remedy}") from None
-    if found.format != FORMAT:
-        raise CheckpointError(f"{path} has the format {found.format!r}; this version reads {FORMAT!r}")
     if found.checksum != _checksum(found) or not found.notes:
         raise CheckpointError(f"{path} is damaged: its checksum is wrong; {remedy}")
     return found

@@ -33,6 +33,10 @@ async def run_report(files: tuple[Path, ...], plot: Path | None, terminal: Termi
     return 0
 
 
+class _Schema(msgspec.Struct):
+    schema: str
+
+
 async def read_report(file: Path, disk: Disk) -> Report:
     """Read a report that `train --report` wrote.
 
@@ -40,14 +44,19 @@ async def read_report(file: Path, disk: Disk) -> Report:
         ConfigError: The file cannot be read, or is no report of this schema.
     """
     try:
-        report = msgspec.json.decode(await disk.read_bytes(file, MOST_REPORT_BYTES), type=Report)
+        data = await disk.read_bytes(file, MOST_REPORT_BYTES)
+        schema = msgspec.json.decode(data, type=_Schema).schema
+        # Another version may have other fields: name the version rather than the first such field.
+        if schema != SCHEMA:
+            raise ConfigError(
+                f"{file} has the format {schema!r}; this version reads {SCHEMA!r}: read it with the version "
+                "that wrote it, or write a new one with train --report"
+            )
+        return msgspec.json.decode(data, type=Report)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file} is no report of this version ({SCHEMA}): {error}") from None
-    if report.schema != SCHEMA:
-        raise ConfigError(f"{file} is a report of schema {report.schema!r}; this version reads {SCHEMA}")
-    return report
 
 
 def name_runs(files: tuple[Path, ...]) -> dict[str, Path]:

@@ -5,7 +5,7 @@ import msgspec
 from adam_async.errors import ConfigError
 
 FORMAT = 1
-"""Number of the format of segment files; a reader refuses greater ones."""
+"""Number of the format of segment files; a reader refuses others."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,5 +28,5 @@ class OtherContents(ConfigError):
     """The folder has states in another encoding than this release's. The message has the remedy."""
 
 
-class NewerFormat(ConfigError):
-    """The folder has segment files of a newer release. The message has the remedy."""
+class OtherFormat(ConfigError):
+    """The folder has segment files of another release. The message has the remedy."""

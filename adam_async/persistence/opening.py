@@ -20,7 +20,7 @@ from adam_async.errors import ConfigError, DataError
 from adam_async.persistence.contents import Contents, Location, contents_of
 from adam_async.persistence.folder import Folder
 from adam_async.persistence.frames import MAGIC, frame_at
-from adam_async.persistence.identity import Identity, NewerFormat, OtherContents, OtherRun
+from adam_async.persistence.identity import Identity, OtherContents, OtherFormat, OtherRun
 from adam_async.persistence.keys import EntryKey
 from adam_async.persistence.records import (
     EntryRecord,
@@ -89,7 +89,7 @@ async def read_identity(disk: Disk, path: Path) -> Identity | None:
 
     Raises:
         DataError: No file names the owner, although a file is in quarantine or has more than a torn start.
-        NewerFormat: The files are of a newer release.
+        OtherFormat: The files are of another release.
         OSError: The folder cannot be read.
     """
     names = await disk.names(path)
@@ -116,7 +116,7 @@ async def _start(disk: Disk, path: Path) -> Start | None:
     try:
         return None if frame is None else decode_start(memoryview(data)[frame.begin : frame.end])
     except UnknownRecordError as error:
-        raise _newer(path, str(error)) from None
+        raise _other(path, str(error)) from None
 
 
 def _segments(names: list[str]) -> list[SegmentName]:
@@ -125,14 +125,14 @@ def _segments(names: list[str]) -> list[SegmentName]:
     return sorted([each for each in found if not each.is_quarantined])
 
 
-def _newer(path: Path, what: str) -> NewerFormat:
-    return NewerFormat(
-        f"{path} is of a newer release: {what}; start that release again, or give the server another folder"
+def _other(path: Path, what: str) -> OtherFormat:
+    return OtherFormat(
+        f"{path} is of another release: {what}; start that release again, or give the server another folder"
     )
 
 
 async def _read(disk: Disk, path: Path, identity: Identity) -> tuple[list[Scan], list[SegmentName]]:
-    """Read all files. Raises OtherRun, OtherContents or NewerFormat before anything is changed."""
+    """Read all files. Raises OtherRun, OtherContents or OtherFormat before anything is changed."""
     names = await disk.names(path)
     scans = []
     for name in _segments(names):
@@ -162,7 +162,7 @@ def _check(path: Path, found: Scan, identity: Identity) -> None:
             "server another folder"
         )
     if found.unknown:
-        raise _newer(path, found.unknown)
+        raise _other(path, found.unknown)
     if start is not None and start.contents != identity.contents:
         raise OtherContents(
             f"{path} has states in encoding {start.contents}, and this release reads {identity.contents}; "

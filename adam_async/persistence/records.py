@@ -113,14 +113,14 @@ def decode_start(payload: Part) -> Start | None:
     """Return the first record of a file; None if the payload is that of no segment file.
 
     Raises:
-        UnknownRecordError: The format is newer than this release's.
+        UnknownRecordError: The format is another one than this release's.
     """
     try:
         magic, number = _START.unpack_from(payload)
         if magic != _START_MAGIC:
             return None
-        if number > FORMAT:
-            raise UnknownRecordError(f"its format is {number}, and this release reads up to {FORMAT}")
+        if number != FORMAT:
+            raise UnknownRecordError(f"its format is {number}, and this release reads {FORMAT}")
         return _start_decoder.decode(memoryview(payload)[_START.size :])
     except (error, msgspec.DecodeError, UnicodeDecodeError):
         return None

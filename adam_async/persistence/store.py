@@ -84,7 +84,7 @@ class SegmentStore:
         The end of the block writes nothing: call `flush` before it, for an orderly end.
 
         Raises:
-            OtherRun, OtherContents, NewerFormat: The folder is another owner's; it stays untouched.
+            OtherRun, OtherContents, OtherFormat: The folder is another owner's; it stays untouched.
             ConfigError: Another process has the folder, or it cannot be read, made or repaired.
             DiskFailed: A write failed.
         """

@@ -70,7 +70,10 @@ def load_record(data: bytes, *, origin: str) -> tuple[Header, list[Log]]:
         raise RecordError(f"{origin} is not a record of a run; name a file that `train --record` wrote")
     if not data.startswith(MAGIC):
         found = data.partition(b"\n")[0].decode("ascii", "replace")[:40]
-        raise RecordError(f"{origin} has the format {found!r}; this version reads {MAGIC.decode().strip()!r}")
+        raise RecordError(
+            f"{origin} has the format {found!r}; this version reads {MAGIC.decode().strip()!r}: repeat the "
+            "run with the version that wrote it, or record it again"
+        )
     begin = len(MAGIC) + _FRONT.size
     size, crc = _FRONT.unpack_from(data, len(MAGIC)) if len(data) >= begin else (0, 0)
     if len(data) < begin + size:

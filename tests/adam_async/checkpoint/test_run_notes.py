@@ -54,12 +54,16 @@ async def test_any_change_of_a_byte_is_refused_or_changes_nothing(tmp_path):
     assert refused > len(text) // 10
 
 
-async def test_another_format_is_named(tmp_path):
+@pytest.mark.parametrize(
+    "content", [{"format": "adam-async/run/0", "notes": 3}, {"format": "adam-async/run/9"}]
+)
+async def test_another_format_is_named_with_a_cure(tmp_path, content):
     await written(tmp_path)
     file = tmp_path / NAME
-    content = msgspec.json.decode(file.read_bytes())
-    file.write_bytes(msgspec.json.encode({**content, "format": "adam-async/run/9"}))
-    with pytest.raises(CheckpointError, match="has the format 'adam-async/run/9'"):
+    file.write_bytes(msgspec.json.encode({**msgspec.json.decode(file.read_bytes()), **content}))
+    with pytest.raises(
+        CheckpointError, match=r"has the format 'adam-async/run/.'; .*: finish the run with the"
+    ):
         await read(tmp_path)
 
 

@@ -87,12 +87,20 @@ async def test_a_file_that_is_no_report_is_named(tmp_path: Path, text: bytes, sa
             await read_report(tmp_path / "gone.json", disk)
 
 
-async def test_a_report_of_another_schema_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [b"0", b"9"])
+@pytest.mark.parametrize("field", [b"", b',"epochs":7'])
+async def test_a_report_of_another_format_is_named_with_a_cure(
+    tmp_path: Path, number: bytes, field: bytes
+) -> None:
     (file,) = await written(tmp_path, "one.json")
-    file.write_bytes(file.read_bytes().replace(b"adam-async/report/1", b"adam-async/report/9"))
+    text = file.read_bytes().replace(b"adam-async/report/1", b"adam-async/report/" + number)
+    file.write_bytes(text.rstrip()[:-1] + field + b"}")
 
     async with Disk() as disk:
-        with pytest.raises(ConfigError, match="of schema 'adam-async/report/9'; this version reads"):
+        with pytest.raises(
+            ConfigError,
+            match=r"one\.json has the format 'adam-async/report/\d'; this version reads .*: read it with the",
+        ):
             await read_report(file, disk)
 
 

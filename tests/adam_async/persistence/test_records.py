@@ -62,8 +62,8 @@ def test_other_bytes_are_no_start(payload):
     assert decode_start(payload) is None
 
 
-def test_a_start_of_a_newer_format_is_refused_with_its_number():
-    with pytest.raises(UnknownRecordError, match="its format is 9, and this release reads up to 1"):
+def test_a_start_of_another_format_is_refused_with_its_number():
+    with pytest.raises(UnknownRecordError, match="its format is 9, and this release reads 1"):
         decode_start(b"segments\x09\0\0\0anything")
 
 

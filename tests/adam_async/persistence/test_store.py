@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from adam_async.errors import ConfigError, DiskFailed
-from adam_async.persistence.identity import Identity, NewerFormat, OtherContents, OtherRun
+from adam_async.persistence.identity import Identity, OtherContents, OtherFormat, OtherRun
 from adam_async.persistence.keys import EntryKey, StateName
 from adam_async.persistence.opening import read_identity
 from adam_async.persistence.settings import FlushSettings
@@ -461,19 +461,23 @@ def test_a_folder_of_another_owner_is_refused_and_left_as_it_is(identity, error,
     on_a_node(use)
 
 
-def test_a_folder_of_a_newer_format_is_refused_and_left_as_it_is(monkeypatch):
+@pytest.mark.parametrize("format", [0, 2])
+def test_a_folder_of_another_format_is_refused_and_left_as_it_is(monkeypatch, format):
     async def use(node):
         owner = Owner("a")
         with monkeypatch.context() as newer:
-            newer.setattr("adam_async.persistence.records.FORMAT", 2)
+            newer.setattr("adam_async.persistence.records.FORMAT", format)
             async with Running(store_of(node.open_disk(), owner)) as running:
                 owner.update(running._store, "a", 1)
                 await running._store.flush()
         before = files_of(node.disk_model)
-        with pytest.raises(NewerFormat, match="its format is 2, and this release reads up to 1; start that"):
+        with pytest.raises(
+            OtherFormat,
+            match=f"another release: its format is {format}, and this release reads 1; start that",
+        ):
             async with store_of(node.open_disk(), owner).opened():
                 pass
-        with pytest.raises(NewerFormat):
+        with pytest.raises(OtherFormat):
             await read_identity(node.open_disk(), HOME)
         assert files_of(node.disk_model) == before
 

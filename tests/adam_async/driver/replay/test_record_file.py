@@ -64,6 +64,10 @@ def test_every_changed_bit_of_a_record_is_noticed(at: int, bit: int) -> None:
         (b"", "run.record is not a record of a run"),
         (b"safetensors or so", "is not a record of a run"),
         (MAGIC.replace(b"/1", b"/9") + b"x", r"has the format 'adam-async/record/9'; this version reads"),
+        (
+            MAGIC.replace(b"/1", b"/0"),
+            r"run.record has the format 'adam-async/record/0'.*: repeat the run with",
+        ),
         (written()[: len(MAGIC) + 3], "truncated in its header"),
         (written()[:60], "truncated in its header"),
         (written()[:-1], "bytes, but its header lists"),
