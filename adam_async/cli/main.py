@@ -11,7 +11,7 @@ from collections.abc import MutableMapping, Sequence
 
 import adam_async
 from adam_async.cli.signals import EARLY
-from adam_async.errors import install_command
+from adam_async.errors import ConfigError, install_command
 from adam_async.runtime.kernel_cache import use_kernel_cache
 from adam_async.runtime.standard_streams import hold_streams
 
@@ -24,7 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hold_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words == ["--version"]:
-        print(adam_async.__version__)
+        try:
+            print(adam_async.__version__, flush=True)
+        except ConfigError as error:
+            print(f"adam-async: {error}", file=sys.stderr)
+            return error.exit_code
         return 0
     EARLY.install()
     one_blas_thread(os.environ)

@@ -339,7 +339,7 @@ class TrainOptions:
     log_json: Annotated[bool, ONLY_ON] = False
     """Write each line of the log as one JSON object: time, level, node, logger, message."""
     verbose: Annotated[bool, ONLY_ON] = False
-    """Log the actions of the roles."""
+    """Log the actions of the roles in this process; those of --processes log warnings and errors only."""
     health: Annotated[str | None, addresses_of("--health")] = None
     """tcp://HOST:PORT for probes: GET /healthz and /readyz over HTTP."""
     loop: LoopName = "uvloop"

@@ -1,6 +1,7 @@
 """The terminal: results on stdout, notices and errors on stderr; and the exit code of an error."""
 
 import logging
+import os
 import re
 import select
 from collections.abc import Callable
@@ -105,6 +106,14 @@ def log_to_stderr(*, verbose: bool, level: str | None = None, lines: OneLine | N
     logging.getLogger("asyncio").setLevel(logging.ERROR)
 
 
+def _is_folder_gone() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return True
+    return False
+
+
 def explain(error: BaseException) -> tuple[int, str]:
     """Return the exit code and the sentence for an error, or for the first cause within a group."""
     cause = first_cause(error)
@@ -113,6 +122,8 @@ def explain(error: BaseException) -> tuple[int, str]:
     from transport.errors import BindRefused, HandshakeRejected, RemoteProtocolError, TransportError
 
     match cause:
+        case FileNotFoundError() if _is_folder_gone():
+            return USAGE, "the working directory no longer exists: change to another folder"
         case MemoryError():
             return USAGE, f"not enough memory: {cause}; ask for less: {LESS}"
         case HandshakeRejected(code="token"):

@@ -5,8 +5,12 @@ because it takes a pipe or socket of descriptor 0, 1 or 2 for a mistake, and tex
 that file.
 """
 
+import io
 import os
 import sys
+from typing import Any
+
+from adam_async.errors import ConfigError
 
 STANDARD = (0, 1, 2)
 """Descriptors of the standard streams."""
@@ -26,6 +30,32 @@ def hold_descriptors() -> None:
                 os.close(opened)
 
 
+class StandardOutput(io.FileIO):
+    """Standard output, whose first error names it; later text is dropped, because the interpreter writes the
+    rest at its end."""
+
+    _failed = False
+
+    def write(self, data: Any, /) -> int:
+        """Write bytes.
+
+        Raises:
+            BrokenPipeError: The reader has left.
+            ConfigError: The bytes cannot be written.
+        """
+        if self._failed:
+            return memoryview(data).nbytes
+        try:
+            return super().write(data)
+        except (BrokenPipeError, BlockingIOError):
+            raise
+        except OSError as error:
+            self._failed = True
+            raise ConfigError(
+                f"standard output cannot be written: {error.strerror}; send it to another place"
+            ) from None
+
+
 def hold_streams() -> None:
     """Give the process all standard streams, as a command expects them.
 
@@ -35,6 +65,12 @@ def hold_streams() -> None:
     hold_descriptors()
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.fileno() == 1:
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(StandardOutput(1, "w", closefd=False)),
+            encoding=sys.stdout.encoding,
+            line_buffering=sys.stdout.line_buffering,
+        )
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a test's stream may lack it

@@ -3,6 +3,8 @@
 import io
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -344,3 +346,25 @@ def test_a_broken_pipe_that_is_not_our_output_is_an_error(
     monkeypatch.setattr(commands, "app", app)
     assert commands.run_command([]) == 1
     assert "unexpected BrokenPipeError: a socket" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["token", "new"], ["simulate", "--list"]])
+def test_standard_output_on_a_full_disk_is_named(words: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "adam_async", *words], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "adam-async: standard output cannot be written: No space left on device; send it to another place\n",
+    )
+
+
+def test_a_working_directory_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    assert explain(FileNotFoundError(2, "No such file"))[0] == 1
+    gone.rmdir()
+    error = FileNotFoundError(2, "No such file")
+    assert explain(error) == (2, "the working directory no longer exists: change to another folder")

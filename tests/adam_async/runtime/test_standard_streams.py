@@ -60,9 +60,12 @@ def test_streams_that_are_open_stay() -> None:
         """
 import os, sys
 from adam_async.runtime.standard_streams import hold_streams
-before = [os.fstat(each) for each in (0, 1, 2)], sys.stdin, sys.stdout, sys.stderr
+def facts():
+    out = sys.stdout.fileno(), sys.stdout.encoding, sys.stdout.line_buffering
+    return [os.fstat(each) for each in (0, 1, 2)], sys.stdin, out, sys.stderr
+before = facts()
 hold_streams()
-assert before == ([os.fstat(each) for each in (0, 1, 2)], sys.stdin, sys.stdout, sys.stderr)
+assert before == facts()
 """,
         "",
     )
