@@ -56,6 +56,7 @@ class BundleConnection(Session):
             answer_s=waits.answer_s,
             copies=copies,
             on_progress=self._progress.set,
+            running_loop=asyncio._get_running_loop,
         )
         self.home = home
         self.primary = primary
@@ -258,13 +259,10 @@ class BundleConnection(Session):
         except Exception as error:
             self._callbacks.fail(error)
 
-    def passes_on(self, callback: Callable[[], None]) -> bool:
+    def pass_on(self, callback: Callable[[], None]) -> None:
         """See `Session`."""
-        if asyncio._get_running_loop() is self._loop:
-            return False
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(callback)
-        return True
 
     async def wait_progress(self) -> None:
         """Wait for an answer, a new primary, or a change of `lacks_copies`. Cancelling it loses nothing."""

@@ -118,20 +118,30 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
 
     def arrived(self, answer: Message | TransportError) -> None:
         """Take the answer of the link, or the error in its place."""
-        error = None
-        if isinstance(answer, Message):
+        session, error = self.session, None
+        if not isinstance(answer, Message):
+            error = answer
+        elif self not in session.open:  # answered before, on an earlier link
+            return
+        else:
             try:
-                if self.session.answered(self, answer):
-                    return
+                is_settled = self.answered(answer)
             except TransportError as malformed:
                 error = malformed
             except Exception as defect:
                 # No caller awaits the answer: without this, the exchange would stay open for ever.
-                self.session.fail(defect)
+                session.fail(defect)
                 return
-        else:
-            error = answer
-        self.session.refused(self, error)
+            else:
+                if is_settled:
+                    del session.open[self]
+                    session.open_pushes -= self.is_push
+                    session.settled += 1
+                    self.settle()
+                session.on_progress()
+                if is_settled:
+                    return
+        session.refused(self, error)
 
 
 class PushExchange(Exchange, kw_only=True, eq=False):
@@ -158,7 +168,9 @@ class PushExchange(Exchange, kw_only=True, eq=False):
                 settled = False
         if settled:
             counts.acknowledged += self.shards
-            self.call.pushed(self.number, acknowledged, _values_of(answer) if self.pulls else None)
+            if self.pulls and len(answer.tensors) != 1:
+                raise _no_values(answer)
+            self.call.pushed(self.number, acknowledged, answer.tensors[0] if self.pulls else None)
         return settled
 
     def settle(self) -> None:
@@ -169,7 +181,10 @@ class PushExchange(Exchange, kw_only=True, eq=False):
 
     def released(self) -> None:
         """Note, on any thread, that one sending no longer reads the tensors."""
-        if self.session.passes_on(self.released):
+        session = self.session
+        if session.running_loop() is not session.loop:
+            # In one process a thread of a disk, or of a garbage collection, may drop the last view.
+            session.pass_on(self.released)
             return
         self.reading -= 1
         if self.settled and not self.reading:
@@ -188,7 +203,9 @@ class PullExchange(Exchange, kw_only=True, eq=False):
         """See `Exchange`. After an answer without values, pull again while they are wanted."""
         values = unpack(answer, Values)
         if values.versions or not self.has_shards:
-            self.call.pulled(self.number, values, _values_of(answer))
+            if len(answer.tensors) != 1:
+                raise _no_values(answer)
+            self.call.pulled(self.number, values, answer.tensors[0])
         elif not self.clock:  # such a question would be asked again without an end
             raise RemoteProtocolError("values", "a Values has no values, and the Pull named no clock")
         elif self.call.behind(values):
@@ -224,10 +241,8 @@ class ReportExchange(Exchange, kw_only=True, eq=False):
         return True
 
 
-def _values_of(answer: Message) -> NDArray[Any]:
-    if len(answer.tensors) != 1:
-        raise RemoteProtocolError("tensors", f"{answer.type} must carry the values as one tensor")
-    return answer.tensors[0]
+def _no_values(answer: Message) -> RemoteProtocolError:
+    return RemoteProtocolError("tensors", f"{answer.type} must carry the values as one tensor")
 
 
 @dataclass(slots=True)
@@ -310,6 +325,7 @@ class Session:
         answer_s: Deadline of an answer, in seconds.
         copies: Whether pushes have copies of their tensors, so that no server reads the caller's memory.
         on_progress: Called for each answer.
+        running_loop: Returns the event loop of the calling thread.
     """
 
     def __init__(
@@ -320,6 +336,7 @@ class Session:
         answer_s: float,
         copies: bool,
         on_progress: Callable[[], object],
+        running_loop: Callable[[], object],
     ) -> None:
         self._identity = identity
         self._answer_s = answer_s
@@ -331,7 +348,9 @@ class Session:
         self.counts = PushCounts()
         self.settled = 0
         """Number of exchanges that were settled on the present link."""
-        self._on_progress = on_progress
+        self.on_progress = on_progress
+        self.running_loop = running_loop
+        self.loop = running_loop()
 
     @abstractmethod
     def _send(self, exchange: Exchange) -> None:
@@ -350,11 +369,8 @@ class Session:
         """Call `Receiver.freed`; an error ends the client."""
 
     @abstractmethod
-    def passes_on(self, callback: Callable[[], None]) -> bool:
-        """Return False on the client's loop; elsewhere pass a callback on to the loop, and return True.
-
-        In one process a thread of a disk or of the garbage collector may drop the last view of a tensor.
-        """
+    def pass_on(self, callback: Callable[[], None]) -> None:
+        """Run a callback on the client's loop, from another thread."""
 
     def push(
         self,
@@ -479,19 +495,6 @@ class Session:
         self.open[exchange] = None
         self.open_pushes += exchange.is_push
         self._send(exchange)
-
-    def answered(self, exchange: Exchange, answer: Message) -> bool:
-        """Take an answer. Returns False if all open exchanges must be sent again."""
-        if exchange not in self.open:
-            return True
-        is_settled = exchange.answered(answer)
-        if is_settled:
-            del self.open[exchange]
-            self.open_pushes -= exchange.is_push
-            self.settled += 1
-            exchange.settle()
-        self._on_progress()
-        return is_settled
 
     def to_send_again(self) -> list[Exchange]:
         """Return all open exchanges, in the order of their first sending."""

@@ -1,7 +1,6 @@
 """The calls of a client of a store: each sends its messages, and takes their answers."""
 
 import asyncio
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,57 +16,11 @@ from adam_async.messages import Values as ValuesMessage
 from adam_async.parameter_server.client import ParameterClient, StepPush
 from adam_async.run.ids import ShardId
 from adam_async.run.store_record import StoreRecord
-from adam_async.store.layout import ShardMessage, StoreLayout, StorePlan
+from adam_async.store.layout import FactorMessage, ShardMessage, StoreLayout, StorePlan
 from adam_async.store.pushing import Outgoing
 from adam_async.store.values import PushOutcome, ReadVersions, RefusedShard, Values
 from adam_async.store.wish import StoreWish
 from transport import RemoteProtocolError
-
-
-class Call:
-    """One call, from its place in the queue to its last answer.
-
-    Args:
-        calls: The calls of the client.
-        messages: Number of messages whose answers the call waits for.
-    """
-
-    __slots__ = ("_calls", "_left", "done", "error")
-
-    is_push = False
-    """Whether the call waits in the queue until each server may get another push."""
-
-    def __init__(self, calls: "Calls", messages: int) -> None:
-        self._calls = calls
-        self._left = messages
-        self.done: asyncio.Future[None] = calls.loop.create_future()
-        """Future that ends with the call, unless its caller was cancelled."""
-        self.error: Exception | None = None
-        """Error with which the call was not sent."""
-
-    @abstractmethod
-    def send(self) -> None:
-        """Send the messages of the call."""
-
-    def freed(self) -> None:
-        """Note that a message is answered, and that no send reads its tensors."""
-        self._left -= 1
-        if self._left <= 0:
-            self._calls.ended(self)
-            if not self.done.done():
-                self.done.set_result(None)
-
-    def refuse(self, error: Exception) -> None:
-        """End an unsent call with an error."""
-        self.error = error
-        self._calls.ended(self)
-        self.fail(error)
-
-    def fail(self, error: BaseException) -> None:
-        """End the wait of the caller with an error."""
-        if not self.done.done():
-            self.done.set_exception(error)
-            self.done.exception()  # a call without a waiting caller is no defect
 
 
 class Gathered(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -86,30 +39,127 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     assign: bool
 
 
-class PushCall(Call):
-    """A push whose answers bring no values."""
+class Call(msgspec.Struct, kw_only=True, eq=False):
+    """One call, from its place in the queue to its last answer: a push, a pull, or a push that pulls.
 
-    __slots__ = ("_push", "_refused", "_versions")
+    Attributes:
+        calls: The calls of the client.
+        done: Future that ends with the call, unless its caller was cancelled.
+        push: The push; None for a pull.
+        plan: Messages for the shards of the pulled arrays; None for a push.
+        targets: Flat memory to fill, by name. The call allocates the memory of other arrays.
+    """
 
-    is_push = True
+    calls: "Calls"
+    done: "asyncio.Future[None]"
+    push: Gathered | None = None
+    plan: StorePlan | None = None
+    targets: dict[str, NDArray[Any]] = {}
+    error: Exception | None = None
+    """Error with which the call was not sent."""
+    clocks: list[int] = []
+    """Clock of each answer with values."""
+    _left: int = 0
+    """Number of messages without an answer."""
+    _bound: int = 0
+    _timer: asyncio.TimerHandle | None = None
+    _late: tuple[int, ...] = ()
+    _flats: dict[int, NDArray[Any]] = {}
+    """Values of messages of several arrays, by the number of the message."""
+    _arrays: dict[str, NDArray[Any]] = {}
+    _read: NDArray[np.int64] | None = None
+    _versions: dict[str, int] = {}
+    _refused: list[RefusedShard] = []
 
-    def __init__(self, calls: "Calls", push: Gathered) -> None:
-        super().__init__(calls, len(push.messages))
-        self._push = push
-        self._versions: dict[str, int] = {}
-        self._refused: list[RefusedShard] = []
+    def __post_init__(self) -> None:
+        plan, push = self.plan, self.push
+        if plan is not None:
+            self._left = len(plan.messages)
+            self._read = self.calls.layout.unread.copy()
+            for record in plan.apart:
+                if record.name not in self.targets:
+                    self.targets[record.name] = np.empty(record.shape, record.dtype).reshape(-1)
+        elif push is not None:
+            self._left = len(push.messages)
+
+    # --- sending -------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """See `Call`."""
-        self._calls.send_push(self, self._push, pull=None)
+        """Send the messages of the call; a pull only if its caller was not cancelled."""
+        if self.push is not None:
+            self._send_push(self.push)
+        elif self.done.done():
+            self.calls.ended(self)
+            return
+        elif self.plan is not None:
+            self._send_pull(self.plan)
+
+    def _send_push(self, push: Gathered) -> None:
+        """Send a push. In bsp it ends the step on its shards, in ssp it belongs to the step in progress."""
+        calls, own = self.calls, push.own
+        if calls.is_summed:
+            calls.note_pushed(push)
+        clock = epoch = 0
+        if calls.slack is not None and not push.assign:
+            clock, epoch = calls.clock + calls.is_summed, 1
+        for number, message in enumerate(push.messages):
+            of = message.shards
+            step = StepPush(
+                parts=of.parts,
+                shards=of.shards,
+                tensors=message.tensors,
+                versions=push.versions[number],
+                own_applied=tuple([own.get(name, 0) for name in of.names]) if own else of.zeros,
+                clock=clock,
+                weight=push.weight,
+                rate=message.rate,
+                epoch=epoch,
+                assign=push.assign,
+                pull=self.plan is not None,
+            )
+            calls.connections[of.server].push(step, self, number, self._into(of))
+        if not push.messages:
+            self.freed()
+
+    def _send_pull(self, plan: StorePlan) -> None:
+        calls = self.calls
+        self._bound = calls.bound
+        if self._bound:
+            self._timer = calls.loop.call_later(calls.clock_s, self._expire)
+        for number, message in enumerate(plan.messages):
+            connection = calls.connections[message.server]
+            connection.pull(message.shards, self, number, self._bound, self._into(message))
+        if not plan.messages:
+            self.freed()
+
+    def _into(self, message: ShardMessage | FactorMessage) -> NDArray[Any] | None:
+        """Return memory for the answer to a message of one range; None for pooled memory."""
+        if self.plan is None or isinstance(message, FactorMessage) or len(message.ranges) != 1:
+            return None
+        only = message.ranges[0]
+        return self.targets[only.name][only.start : only.stop]
+
+    def prepare(self) -> None:
+        """Make the arrays whose memory is known, while the answers are on their way."""
+        records = self.calls.layout.arrays
+        for name, flat in self.targets.items():
+            array = self._arrays[name] = flat.reshape(records[name].shape)
+            array.flags.writeable = False
+
+    # --- answers -------------------------------------------------------------------------------
 
     def pushed(self, number: int, answer: Pushed, values: NDArray[Any] | None) -> None:
-        """Take an answer.
+        """Take the answer to a push; with values the call reports no refused parts.
 
         Raises:
-            RemoteProtocolError: The answer has another number of versions, or a problem of another shard.
+            RemoteProtocolError: The answer has another number of versions, or a problem of another shard; or
+                see `take`.
         """
-        of = self._push.messages[number].shards
+        if values is not None:
+            self.take(number, answer.versions, answer.clock, values)
+            return
+        assert self.push is not None
+        of, versions = self.push.messages[number].shards, self._versions
         if len(answer.versions) != len(of.shards) or any(
             problem.index >= len(of.shards) for problem in answer.problems
         ):
@@ -118,8 +168,7 @@ class PushCall(Call):
                 f"{len(answer.versions)} versions, and problems of shards "
                 f"{[problem.index for problem in answer.problems[:8]]}, do not fit {len(of.shards)} shards",
             )
-        self._calls.note_versions(of.index, answer.versions)
-        table, versions = self._calls.layout.table.shards, self._versions
+        self.calls.note_versions(of.index, answer.versions)
         if isinstance(of, ShardMessage) and of.whole:
             versions.update(zip(of.names, answer.versions, strict=True))
         else:
@@ -127,98 +176,11 @@ class PushCall(Call):
                 versions[name] = min(versions.get(name, version), version)
         for problem in answer.problems:
             if problem.status == REFUSED:
-                spec = table[of.shards[problem.index]]
+                spec = self.calls.layout.table.shards[of.shards[problem.index]]
                 self._refused.append(RefusedShard(name=spec.tensor, start=spec.start, stop=spec.stop))
 
-    def outcome(self) -> PushOutcome:
-        """Return the outcome; call it when `done` has ended."""
-        return PushOutcome(versions=self._versions, refused=tuple(self._refused))
-
-
-class TickCall(Call):
-    """The end of a step, unless the push `after` was refused."""
-
-    __slots__ = ("_after",)
-
-    def __init__(self, calls: "Calls", after: PushCall | None) -> None:
-        super().__init__(calls, 1)
-        self._after = after
-
-    def send(self) -> None:
-        """See `Call`. The call ends at once: no caller waits for the answers of ticks."""
-        if self._after is not None and self._after.error is not None:
-            raise self._after.error
-        self._calls.send_ticks()
-        self.freed()
-
-
-class PullCall(Call):
-    """A pull, whose answers fill arrays.
-
-    Args:
-        plan: Messages for the shards of the arrays.
-        targets: Flat memory to fill, by name; the call allocates the memory of other arrays.
-    """
-
-    __slots__ = ("_arrays", "_bound", "_flats", "_late", "_plan", "_read", "_targets", "_timer", "clocks")
-
-    def __init__(self, calls: "Calls", plan: StorePlan, targets: dict[str, NDArray[Any]]) -> None:
-        super().__init__(calls, len(plan.messages))
-        self._plan = plan
-        self._targets = targets
-        for record in plan.apart:
-            if record.name not in targets:
-                targets[record.name] = np.empty(record.shape, record.dtype).reshape(-1)
-        self._flats: dict[int, NDArray[Any]] = {}
-        """Values of messages of several arrays, by the number of the message."""
-        self._arrays: dict[str, NDArray[Any]] = {}
-        self._read = calls.layout.unread.copy()
-        self._late: tuple[int, ...] = ()
-        self._bound = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self.clocks: list[int] = []
-        """Clock of each answer."""
-
-    def send(self) -> None:
-        """See `Call`. A call whose caller was cancelled is not sent."""
-        if self.done.done():
-            self._calls.ended(self)
-            return
-        self._bound = self._calls.bound
-        if self._bound:
-            self._timer = self._calls.loop.call_later(self._calls.clock_s, self._expire)
-        for number, message in enumerate(self._plan.messages):
-            connection = self._calls.connections[message.server]
-            connection.pull(message.shards, self, number, self._bound, self.into(number))
-        if not self._plan.messages:
-            self.freed()
-
-    def _expire(self) -> None:
-        late = self._calls.named(self._late)
-        self.fail(DeadlineExceeded(f"{late} to end step {self._bound}", self._calls.clock_s))
-
-    def into(self, number: int) -> NDArray[Any] | None:
-        """Return memory for the answer to a message of one range; None for pooled memory."""
-        ranges = self._plan.messages[number].ranges
-        if len(ranges) != 1:
-            return None
-        only = ranges[0]
-        return self._targets[only.name][only.start : only.stop]
-
-    def prepare(self) -> None:
-        """Make the arrays whose memory is known, while the answers are on their way."""
-        records = self._calls.layout.arrays
-        for name, flat in self._targets.items():
-            array = self._arrays[name] = flat.reshape(records[name].shape)
-            array.flags.writeable = False
-
-    def behind(self, answer: ValuesMessage) -> bool:
-        """Take an answer without values; the pull goes on while its caller waits."""
-        self._late = tuple(answer.behind)
-        return not self.done.done()
-
     def pulled(self, number: int, answer: ValuesMessage, values: NDArray[Any]) -> None:
-        """Take the answer to a message. For errors see `take`."""
+        """Take the answer to a pull. For errors see `take`."""
         self.take(number, answer.versions, answer.clock, values)
 
     def take(self, number: int, versions: Sequence[int], clock: int, flat: NDArray[Any]) -> None:
@@ -227,7 +189,8 @@ class PullCall(Call):
         Raises:
             RemoteProtocolError: The answer has another number of versions or values, or another type.
         """
-        message = self._plan.messages[number]
+        assert self.plan is not None
+        message = self.plan.messages[number]
         if (
             len(versions) != len(message.shards)
             or flat.shape != (message.size,)
@@ -238,50 +201,74 @@ class PullCall(Call):
                 f"{len(versions)} versions and values {flat.dtype}{flat.shape} do not fit "
                 f"{len(message.shards)} shards of {message.size} values {message.dtype}",
             )
-        self._calls.note_versions(message.index, versions)
+        self.calls.note_versions(message.index, versions)
+        assert self._read is not None
         self._read[message.index] = versions
         self.clocks.append(clock)
         if len(message.ranges) > 1:
             flat.flags.writeable = False
             self._flats[number] = flat
-            for each in message.ranges if self._targets else ():
-                target = self._targets.get(each.name)
+            for each in message.ranges if self.targets else ():
+                target = self.targets.get(each.name)
                 if target is not None:
                     target[each.start : each.stop] = flat[each.at : each.at + each.stop - each.start]
 
+    def behind(self, answer: ValuesMessage) -> bool:
+        """Take an answer without values; the pull goes on while its caller waits."""
+        self._late = tuple(answer.behind)
+        return not self.done.done()
+
+    def _expire(self) -> None:
+        late = self.calls.named(self._late)
+        self.fail(DeadlineExceeded(f"{late} to end step {self._bound}", self.calls.clock_s))
+
+    # --- the end -------------------------------------------------------------------------------
+
     def freed(self) -> None:
-        """See `Call`."""
-        if self._timer is not None and self._left <= 1:
-            self._timer.cancel()
-        super().freed()
+        """Note that a message is answered, and that no send reads its tensors."""
+        self._left -= 1
+        if self._left <= 0:
+            if self._timer is not None:
+                self._timer.cancel()
+            self.calls.ended(self)
+            if not self.done.done():
+                self.done.set_result(None)
+
+    def refuse(self, error: Exception) -> None:
+        """End an unsent call with an error."""
+        self.error = error
+        self.calls.ended(self)
+        self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End the wait of the caller with an error."""
+        if not self.done.done():
+            self.done.set_exception(error)
+            self.done.exception()  # a call without a waiting caller is no defect
+
+    def outcome(self) -> PushOutcome:
+        """Return the outcome of a push; call it when `done` has ended."""
+        return PushOutcome(versions=self._versions, refused=tuple(self._refused))
 
     def values(self) -> Values:
-        """Return the values; call it when `done` has ended."""
-        read = ReadVersions(self._calls.store.id, self._read)
-        return Values(self._plan, self._flats, self._arrays, read, min(self.clocks, default=0))
+        """Return the values of a pull; call it when `done` has ended."""
+        assert self.plan is not None
+        assert self._read is not None
+        read = ReadVersions(self.calls.store.id, self._read)
+        return Values(self.plan, self._flats, self._arrays, read, min(self.clocks, default=0))
 
 
-class PushPullCall(PullCall):
-    """A push whose answers bring the values of its arrays."""
+class Tick(Call, kw_only=True, eq=False):
+    """The end of a step, unless the push `after` was refused."""
 
-    __slots__ = ("_push",)
-
-    is_push = True
-
-    def __init__(
-        self, calls: "Calls", plan: StorePlan, targets: dict[str, NDArray[Any]], push: Gathered
-    ) -> None:
-        super().__init__(calls, plan, targets)
-        self._push = push
+    after: Call | None = None
 
     def send(self) -> None:
-        """See `Call`."""
-        self._calls.send_push(self, self._push, pull=self)
-
-    def pushed(self, number: int, answer: Pushed, values: NDArray[Any] | None) -> None:
-        """Take an answer, whose values are present. `push_pull` reports no refused parts."""
-        assert values is not None
-        self.take(number, answer.versions, answer.clock, values)
+        """See `Call`. The call ends at once: no caller waits for the answers of ticks."""
+        if self.after is not None and self.after.error is not None:
+            raise self.after.error
+        self.calls.send_ticks()
+        self.freed()
 
 
 class Calls:
@@ -314,8 +301,8 @@ class Calls:
         self.clock = 0
         """Number of steps that this client has ended."""
         self._is_reader = wish.reader
-        self._is_summed = store.summed_weight > 0
-        self._slack = store.slack
+        self.is_summed = store.summed_weight > 0
+        self.slack = store.slack
         self.servers = servers
         self._membership = membership
         self._seen: NDArray[np.int64] = np.zeros(len(layout.table.shards), np.int64)
@@ -335,19 +322,26 @@ class Calls:
     def put(self, call: Call) -> None:
         """Send a call after the earlier ones: at once if none waits, otherwise later."""
         self._open[call] = None
-        if self._queued or (call.is_push and not self.servers.may_push):
+        if self._queued or (call.push is not None and not self.servers.may_push):
             self._queued.append(call)
             self._has_queued.set()
         else:
-            _send(call)
+            self._send(call)
+
+    def _send(self, call: Call) -> None:
+        try:
+            call.send()
+        except Exception as error:
+            # Any error but `StoreError` is a defect, and the caller must not wait for ever.
+            call.refuse(error)
 
     async def run(self) -> None:
         """Send the queued calls."""
         while True:
             while self._queued:
-                if self._queued[0].is_push:
+                if self._queued[0].push is not None:
                     await self.servers.admit()
-                _send(self._queued.popleft())
+                self._send(self._queued.popleft())
             self._has_queued.clear()
             await self._has_queued.wait()
 
@@ -361,7 +355,7 @@ class Calls:
             self._settling.clear()
 
     def _is_pushing(self) -> bool:
-        return any(call.is_push for call in self._open)
+        return any(call.push is not None for call in self._open)
 
     def fail(self, error: BaseException) -> None:
         """End all waits with an error; only the first error counts."""
@@ -382,35 +376,7 @@ class Calls:
             self._settling.append(waiter)
             await waiter
 
-    def send_push(self, call: PushCall | PushPullCall, push: Gathered, pull: PullCall | None) -> None:
-        """Send the messages of a push; the answers bring the values for `pull`."""
-        if self._is_summed:
-            self._note_pushed(push)
-        clock = epoch = 0
-        if self._slack is not None and not push.assign:
-            clock, epoch = self.clock + self._is_summed, 1
-        own = push.own
-        for number, message in enumerate(push.messages):
-            of = message.shards
-            step = StepPush(
-                parts=of.parts,
-                shards=of.shards,
-                tensors=message.tensors,
-                versions=push.versions[number],
-                own_applied=tuple([own.get(name, 0) for name in of.names]) if own else of.zeros,
-                clock=clock,
-                weight=push.weight,
-                rate=message.rate,
-                epoch=epoch,
-                assign=push.assign,
-                pull=pull is not None,
-            )
-            into = None if pull is None else pull.into(number)
-            self.connections[of.server].push(step, call, number, into)
-        if not push.messages:
-            call.freed()
-
-    def _note_pushed(self, push: Gathered) -> None:
+    def note_pushed(self, push: Gathered) -> None:
         """Refuse a second push of an array in a step of bsp, and an assignment after a push."""
         shards = {shard for message in push.messages for shard in message.shards.shards}
         if again := shards & self._pushed:
@@ -445,7 +411,7 @@ class Calls:
     @property
     def bound(self) -> int:
         """Clock that the values of a pull must reach; 0 without clocks, and for a reader."""
-        return 0 if self._slack is None or self._is_reader else max(self.clock - self._slack, 0)
+        return 0 if self.slack is None or self._is_reader else max(self.clock - self.slack, 0)
 
     def named(self, late: Sequence[int]) -> str:
         """Return the places of some clients with their nodes, as ``store show`` has them."""
@@ -456,11 +422,3 @@ class Calls:
             nodes = ", ".join(sorted(node for node, _ in members))
             names.append(f"client {place} ({nodes})" if nodes else f"client {place}")
         return ", ".join(names) or "a client"
-
-
-def _send(call: Call) -> None:
-    try:
-        call.send()
-    except Exception as error:
-        # Any error but `StoreError` is a defect, and the caller must not wait for ever.
-        call.refuse(error)

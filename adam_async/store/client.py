@@ -19,8 +19,8 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.machine import available_bytes
 from adam_async.store.arrays import Gradient, out_memory
-from adam_async.store.calls import Calls, Gathered, PullCall, PushCall, PushPullCall, TickCall
-from adam_async.store.layout import StoreLayout, StorePlan
+from adam_async.store.calls import Call, Calls, Gathered, Tick
+from adam_async.store.layout import StoreLayout
 from adam_async.store.pushing import Outgoing, PushMessages, Rate
 from adam_async.store.values import PushOutcome, ReadVersions, Values
 from adam_async.store.wish import StoreWish
@@ -53,10 +53,10 @@ class StoreClient(Calls):
         super().__init__(wish, store, layout, servers, membership)
         self.name = wish.name
         self._prepare_s = wish.waits.prepare_s
-        self._messages = PushMessages(layout, rates, is_summed=self._is_summed)
-        self._has_begun = self._slack is None
+        self._messages = PushMessages(layout, rates, is_summed=self.is_summed)
+        self._has_begun = self.slack is None
         """Whether the clocks of the store have begun."""
-        self._started = self._slack is None or wish.reader
+        self._started = self.slack is None or wish.reader
         """Whether the clock of this client has begun at the clock of the others."""
 
     def check(self) -> None:
@@ -69,7 +69,8 @@ class StoreClient(Calls):
         if self._error is not None:
             raise self._error.with_traceback(None)
         # A future of another loop would never wake its caller.
-        check_loop(self.name, self.loop)
+        if asyncio.get_running_loop() is not self.loop:
+            check_loop(self.name, self.loop)
 
     async def settled(self) -> None:
         """See `ParameterStore.settled`."""
@@ -89,10 +90,10 @@ class StoreClient(Calls):
     ) -> PushOutcome:
         """See `ParameterStore.push`."""
         self.check()
-        if not self._has_begun:
-            await self._begin()
-        _, messages = self._messages_of(gradients, rate, weight, assign)
-        call = PushCall(self, self._push_of(messages, read, weight, assign))
+        if not self._has_begun or self._is_reader:
+            await self._begin_push()
+        _, messages = self._messages.messages(gradients, rate, weight, assign)
+        call = self._new_push(messages, read, weight, assign)
         self.put(call)
         await call.done
         return call.outcome()
@@ -109,25 +110,25 @@ class StoreClient(Calls):
     ) -> Values:
         """See `ParameterStore.push_pull`."""
         self.check()
-        if not self._has_begun:
-            await self._begin()
-        plan, messages = self._messages_of(gradients, rate, weight, False)
-        if self._slack is None and plan is not None and names is None:
-            # One message each way: the answer to a push brings the values.
+        if not self._has_begun or self._is_reader:
+            await self._begin_push()
+        plan, messages = self._messages.messages(gradients, rate, weight, False)
+        if self.slack is None and plan is not None and names is None:
+            # One message each way: the answer to the push brings the values.
             targets = {} if out is None else out_memory(self.layout.arrays, plan.names, out)
-            push = self._push_of(messages, read, weight, False)
-            both = PushPullCall(self, plan, targets, push)
+            push = self._gathered(messages, read, weight, False)
+            both = Call(calls=self, done=self.loop.create_future(), push=push, plan=plan, targets=targets)
             self.put(both)
             both.prepare()
             await both.done
             return both.values()
-        pull = self._new_pull(tuple(gradients) if names is None else names, out)
-        pushing = PushCall(self, self._push_of(messages, read, weight, False))
+        pull = self._new_pull(gradients if names is None else names, out)
+        pushing = self._new_push(messages, read, weight, False)
         # No wait between push, tick and pull: a push of the next call must not come before this tick.
         self.put(pushing)
         tick = None
-        if self._slack is not None:
-            tick = TickCall(self, pushing)
+        if self.slack is not None:
+            tick = Tick(calls=self, done=self.loop.create_future(), after=pushing)
             self.put(tick)
         self.put(pull)
         if tick is not None:
@@ -139,6 +140,14 @@ class StoreClient(Calls):
         values = await self._pulled(pull)
         await pushing.done
         return values
+
+    async def _begin_push(self) -> None:
+        """Wait for the first step, and refuse the push of a reader."""
+        if not self._has_begun:
+            await self._begin()
+            self.check()
+        if self._is_reader:
+            raise StoreError("this client is a reader: open the store without reader=True to push")
 
     async def _begin(self) -> None:
         """Wait until the clocks of the store have begun: they wait for `replicas` clients."""
@@ -162,17 +171,13 @@ class StoreClient(Calls):
             self._beginning.discard(limit)
         self._has_begun = True
 
-    def _messages_of(
-        self, gradients: Mapping[str, Gradient], rate: Rate, weight: int, assign: bool
-    ) -> tuple[StorePlan | None, list[Outgoing]]:
-        """Return the messages of a push; for errors see `ParameterStore.push`."""
-        if self._error is not None:
-            self.check()
-        if self._is_reader:
-            raise StoreError("this client is a reader: open the store without reader=True to push")
-        return self._messages.messages(gradients, rate, weight, assign)
+    def _new_push(
+        self, messages: Sequence[Outgoing], read: Values | ReadVersions | None, weight: int, assign: bool
+    ) -> Call:
+        push = self._gathered(messages, read, weight, assign)
+        return Call(calls=self, done=self.loop.create_future(), push=push)
 
-    def _push_of(
+    def _gathered(
         self, messages: Sequence[Outgoing], read: Values | ReadVersions | None, weight: int, assign: bool
     ) -> Gathered:
         """Add to messages the versions that their gradients were computed from.
@@ -199,14 +204,14 @@ class StoreClient(Calls):
     async def tick(self) -> None:
         """See `ParameterStore.tick`."""
         self.check()
-        if self._slack is None:
+        if self.slack is None:
             return
         if self._is_reader:
             raise StoreError("this client is a reader: it has no place in the clocks")
         if not self._has_begun:
             await self._begin()
         await asyncio.sleep(0)  # a loop of ticks lets other tasks run
-        tick = TickCall(self, None)
+        tick = Tick(calls=self, done=self.loop.create_future())
         self.put(tick)
         await tick.done
 
@@ -245,15 +250,16 @@ class StoreClient(Calls):
                 "memory are available here: pull arrays by their names, or use a larger machine"
             )
 
-    def _new_pull(self, names: Iterable[str], out: Mapping[str, NDArray[Any]] | None) -> PullCall:
+    def _new_pull(self, names: Iterable[str], out: Mapping[str, NDArray[Any]] | None) -> Call:
         """Check a pull, and return it."""
         if isinstance(names, str):
             raise StoreError(f"names is a sequence of names: [{names!r}]")
         wanted = tuple(dict.fromkeys(names))
         plan = self.layout.plan(wanted)
-        return PullCall(self, plan, {} if out is None else out_memory(self.layout.arrays, wanted, out))
+        targets = {} if out is None else out_memory(self.layout.arrays, wanted, out)
+        return Call(calls=self, done=self.loop.create_future(), plan=plan, targets=targets)
 
-    async def _pulled(self, pull: PullCall) -> Values:
+    async def _pulled(self, pull: Call) -> Values:
         """Wait for a pull."""
         pull.prepare()
         await pull.done

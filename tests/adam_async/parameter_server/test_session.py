@@ -26,7 +26,8 @@ class Collecting(Session):
     """A session whose exchanges are collected instead of sent, and its only call."""
 
     def __init__(self, limit=8):
-        super().__init__(IDENTITY, limit=limit, answer_s=1.0, copies=False, on_progress=lambda: None)
+        options = {"answer_s": 1.0, "copies": False, "on_progress": int, "running_loop": str}
+        super().__init__(IDENTITY, limit=limit, **options)
         self.sent, self.answers, self.frees, self.again = [], [], 0, []
 
     def push_to(self, *shards):
@@ -56,9 +57,6 @@ class Collecting(Session):
     def free(self, call):
         assert call is self
         self.frees += 1
-
-    def passes_on(self, callback):
-        return False
 
     def pushed(self, number, answer, values):
         self.answers.append((number, answer.versions, values))
@@ -92,7 +90,7 @@ def test_open_pushes_are_sent_again_in_order_and_under_their_numbers():
     pushes = [session.push_to(A) for _ in range(4)]
     for push in pushes[:3]:
         session.send_now(push)
-    assert session.answered(pushes[1], answer())
+    pushes[1].arrived(answer())
     assert session.to_send_again() == [pushes[0], pushes[2], pushes[3]]
     assert session.counts.resent == 2, "what was never sent is not sent again"
     assert [unpack(each.message, Push).numbers for each in session.to_send_again()] == [(1,), (3,), (4,)]
@@ -109,8 +107,8 @@ def test_an_answer_that_settles_nothing_keeps_the_push_open_and_asks_for_the_cur
 def test_a_second_answer_to_the_same_question_is_not_looked_at():
     session = Collecting()
     push = session.push_to(A)
-    assert session.answered(push, answer())
-    assert session.answered(push, answer())
+    push.arrived(answer())
+    push.arrived(answer())
     assert session.answers == [(7, (1,), None)]
 
 
@@ -119,7 +117,7 @@ def test_each_answer_makes_room_for_a_push():
     pushes = [session.push_to(A) for _ in range(2)]
     session.tick((A,), 1, 0)
     assert session.open_pushes == session.limit
-    session.answered(pushes[0], answer())
+    pushes[0].arrived(answer())
     assert session.open_pushes == 1
 
 
@@ -160,6 +158,7 @@ def test_memory_is_not_free_while_any_of_its_sendings_still_reads_it():
 )
 def test_a_push_is_settled_unless_a_shard_has_a_gap_or_another_primary(problems, settled, counts):
     session = Collecting()
-    assert session.answered(session.push_to(A, B, C), answer(*problems, shards=3)) == settled
+    session.push_to(A, B, C).arrived(answer(*problems, shards=3))
+    assert (not session.open) == settled
     told = session.counts
     assert (told.acknowledged, told.duplicates, told.refused) == counts

@@ -10,7 +10,7 @@ import pytest
 from adam_async import ParameterStore, Sgd
 from adam_async.run.shard_table import NUM_BUCKETS, shard_table
 from adam_async.run.store_record import ArrayRecord
-from adam_async.store.calls import PullCall
+from adam_async.store.calls import Call
 from adam_async.store.layout import StoreLayout
 from tests.adam_async.store.servers import servers
 from transport import RemoteProtocolError
@@ -34,14 +34,13 @@ def pull_of(names=("a", "b"), shard_bytes=1 << 20):
     layout = StoreLayout(arrays, shard_table(arrays, shard_bytes=shard_bytes), ["ps-0"] * NUM_BUCKETS)
     ended, plan = [], layout.plan(names)
     calls = SimpleNamespace(
-        loop=SimpleNamespace(create_future=Future),
         layout=layout,
         store=SimpleNamespace(id="s"),
         bound=0,
         note_versions=lambda index, versions: None,
         ended=ended.append,
     )
-    return PullCall(calls, plan, {}), plan.messages, ended
+    return Call(calls=calls, done=Future(), plan=plan, targets={}), plan.messages, ended
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,6 @@ def test_values_keep_the_order_of_the_names():
     pull, messages, _ = pull_of(("b", "a"), shard_bytes=8)  # each array is cut into several ranges
     pull.prepare()
     for number, message in enumerate(messages):
-        pull.into(number)
         pull.take(number, [1] * len(message.shards), 0, np.zeros(message.size, np.float32))
         pull.freed()
     assert pull.done.done()
