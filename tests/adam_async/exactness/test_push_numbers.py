@@ -103,7 +103,7 @@ async def test_admission_waits_while_a_server_owes_eight_answers_and_is_counted(
     async with servers_of(rough, dtype="float64", waits=IMPATIENT) as servers:
         client = servers.client()
         pushed = 0
-        while client.client.connections["ps-0"].session.may_push:
+        while client.client.may_push:
             client.push(-1.0)
             pushed += 1
         messages = len(client.plan.messages)
