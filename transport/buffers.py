@@ -14,6 +14,7 @@ fresh pages for 16 MiB take about as long as the receipt of 16 MiB.
 
 import mmap
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +109,12 @@ class BufferPool:
         self._lent.add(block)
         block.reference = weakref.ref(lent, block.returned)
         return lent, block.memory
+
+    def joined(self, parts: Sequence[Tensor], dtype: np.dtype[Any], size: int) -> Tensor:
+        """Lend a copy of flat arrays of one dtype in a row; ``size`` is their number of values."""
+        copy = self.lend(size * dtype.itemsize, dtype, (size,))[0]
+        np.concatenate(parts, out=copy)
+        return copy
 
     def _create(self, size: int, free: list[_Block]) -> _Block:
         self._created += 1

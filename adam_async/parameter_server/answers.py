@@ -156,15 +156,8 @@ class Answers:
 
 def copy_of(shards: Sequence[Shard], buffers: BufferPool) -> NDArray[Any]:
     """Copy shards one after the other into pooled memory: links never read live values."""
-    dtype = shards[0].values.dtype
-    size = values_count(shards)
-    copy: NDArray[Any] = buffers.lend(size * dtype.itemsize, dtype, (size,))[0]
-    at = 0
-    for part in shards.strips if isinstance(shards, ShardGroup) else shards:
-        end = at + len(part.values)
-        copy[at:end] = part.values
-        at = end
-    return copy
+    parts = shards.flats if isinstance(shards, ShardGroup) else [shard.values for shard in shards]
+    return buffers.joined(parts, shards[0].values.dtype, values_count(shards))
 
 
 def values_count(shards: Sequence[Shard]) -> int:

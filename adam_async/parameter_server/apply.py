@@ -125,11 +125,8 @@ class Applier:
         """Begin to apply whole pushes for the same shards, in order. See `apply_pushes`."""
         return Work(self._push_pieces(shards, pushes, rates))
 
-    def apply_at_once(self, group: ShardGroup, flat: NDArray[Any], rate: float) -> None:
-        """Apply one delta known to be finite, of at most `PIECE_WORK` values, to all shards of a group."""
-        if not group.has_counts:
-            self.batches.apply(group.strips, [flat], [rate])
-            return
+    def apply_counted(self, group: ShardGroup, flat: NDArray[Any], rate: float) -> None:
+        """Apply a finite delta of at most `PIECE_WORK` values to a group whose strips copy counts."""
         for _ in self._strip_pieces(group, [DeltaPart(flat, group.sizes, rate, True)]):
             pass
 

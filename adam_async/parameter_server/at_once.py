@@ -18,7 +18,7 @@ the rest queues and is joined. Only bundles whose entries are committed at once 
 other copies or durable pushes, and not bsp, where contributions wait for their sum.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import Any
 
@@ -26,14 +26,14 @@ import msgspec
 import numpy as np
 
 from adam_async.messages import Part, Push, pack
-from adam_async.parameter_server.answers import copy_of
 from adam_async.parameter_server.apply import PIECE_WORK, Applier
 from adam_async.parameter_server.gradients import largest
 from adam_async.parameter_server.question_checks import QuestionChecks, answer_bytes
-from adam_async.parameter_server.shard import Session, ShardTables
+from adam_async.parameter_server.shard import Session, Shard, ShardTables
 from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.parameter_server.state import ServerState
-from transport import BufferPool, Link, LocalProtocolError, Request
+from adam_async.parameter_server.store_host import StoreHost
+from transport import Link, LocalProtocolError, Request
 
 MOST_LANES = 256
 """Number of lanes of a bundle at which all of them end: ever new sets of shards must not fill the memory."""
@@ -61,20 +61,23 @@ class ShortWay:
     """The lanes of one bundle on its primary.
 
     Args:
-        fail: Ends the server with a defect of a kernel.
+        host: Services of the server.
+        changed: Called with the changed shards of each push, and 1; None if no disk follows them.
     """
 
     def __init__(
         self,
         state: ServerState,
         checks: QuestionChecks,
-        buffers: BufferPool,
-        fail: Callable[[Exception], None],
+        host: StoreHost,
+        changed: Callable[[Sequence[Shard], int], None] | None,
     ) -> None:
-        self._fail = fail
         self._state = state
         self._checks = checks
-        self._buffers = buffers
+        self._host = host
+        self._lend = host.buffers.joined
+        self._timeline = host.timeline
+        self._changed = changed
         self._lanes: dict[tuple[Link, tuple[int, ...]], Lane] = {}
         self._last: Link | None = None
         """Link of the last push, and the turn of its reading; see the module."""
@@ -127,57 +130,65 @@ class ShortWay:
         self._last = None
 
     @np.errstate(over="ignore", invalid="ignore")
-    def take(self, request: Request, push: Push) -> ShardGroup | None:
+    def take(self, request: Request, push: Push) -> bool:
         """Check, number, apply and answer a push in this call.
 
-        Returns the changed shards; None if the push has to take the long way, and nothing has happened.
+        Returns False if the push has to take the long way; then nothing has happened.
         """
         link, state = request.link, self._state
         lane = self._lanes.get((link, push.shards))
         if lane is None or lane.changes != state.bundle.changes or lane.head != _head(push):
-            return None
+            return False
         if not state.is_free:
-            return None
-        shards, tables, session = lane.shards, lane.tables, lane.session
+            return False
+        group, shards, tables, session = lane.group, lane.shards, lane.tables, lane.session
         if tables.shards != shards or (link is self._last and link.turn == self._turn):
-            return None
+            return False
         # A number that is not the next one is a repetition or a gap.
         number = tables.ordered[session] + 1
         if push.numbers != (number,) * shards or push.clock > self._checks.free_clock:
-            return None
+            return False
         versions, owns = push.versions, push.own_applied
         if not len(versions) == len(owns) == shards:
-            return None
+            return False
         read, own_applied = versions[0], owns[0]
         if versions.count(read) != shards or owns.count(own_applied) != shards:
-            return None
+            return False
         tensors = request.message.tensors
         if read > tables.version or own_applied >= number or len(tensors) != 1:
-            return None
+            return False
         flat = tensors[0]
-        if flat.dtype != lane.dtype or flat.shape != (lane.group.size,):
-            return None
+        if flat.dtype != lane.dtype or flat.shape != (group.size,):
+            return False
         # Not `<`: a gradient with NaN fails the comparison, too. The long way scans the values one by one.
         if not sqrt(flat.dot(flat)) * max(push.rate, 1.0) <= lane.limit:
-            return None
+            return False
         self._last, self._turn = link, link.turn
+        begin = self._timeline.clock() if self._timeline is not None else 0.0
         rate = push.rate
         if state.bundle.scales:
             rate /= 1 + max(tables.version - read - own_applied, 0)
         try:
-            lane.applier.apply_at_once(lane.group, flat, rate)
+            if group.has_counts:
+                lane.applier.apply_counted(group, flat, rate)
+            else:
+                lane.applier.batches.apply(group.strips, (flat,), (rate,))
         except Exception as defect:
             # The values may have the push in part, and no number counts it: no later push may meet them.
-            self._fail(defect)
+            self._host.fail(defect)
             raise
-        body = state.applied_at_once(push, session, lane.group, tables)
+        body = state.applied_at_once(push, session, group, tables)
         # No charge: the answer has the size of the gradient, whose memory the request gives back now.
-        values = (copy_of(lane.group, self._buffers),) if push.pull else ()
+        values = (self._lend(group.flats, lane.dtype, group.size),) if push.pull else ()
         try:
             request.reply(pack(body, values))
         except LocalProtocolError as error:
             request.fail("too-large", f"the answer to a push cannot travel: {error}")
-        return lane.group
+        if self._changed is not None:
+            self._changed(group, 1)
+        if self._timeline is not None:
+            self._timeline.applied(self._host.node, [push], group.size, begin)
+        return True
 
 
 def _head(push: Push) -> tuple[Any, ...]:

@@ -105,6 +105,8 @@ class QuestionChecks:
         self._most_clock = resumed_clock + EARLY_STEPS
         self._least_bound = self._most_clock
         """Clock up to which questions pass without a look at the clocks of shards, in a store of clients."""
+        self.free_clock = self._most_clock
+        """Clock up to which a question of this store passes without a look at the clocks of shards."""
 
     def epoch_began(self, number: int, *, first_clock: int, groups: int | None) -> None:
         """Move the bounds to an epoch that the controllers began.
@@ -119,14 +121,11 @@ class QuestionChecks:
             self._most_clock = stands_at + MOST_STEPS
         else:
             self._most_clock = most_clock(stands_at=stands_at, epochs=number + 1, groups=groups)
+        self._set_free_clock()
 
-    @property
-    def free_clock(self) -> int:
-        """Clock up to which a push or tick needs no look at the clocks of shards."""
-        state = self._state
-        if state.program or not state.clocked:
-            return self._most_clock
-        return min(self._most_clock, self._least_bound)
+    def _set_free_clock(self) -> None:
+        is_bounded = self._state.clocked and not self._state.program
+        self.free_clock = min(self._most_clock, self._least_bound) if is_bounded else self._most_clock
 
     def refusal(self, body: Question, *, most_bytes: int) -> Refusal | None:
         """Return the refusal of a question; None if the server can take it.
@@ -238,6 +237,7 @@ class QuestionChecks:
         named = [state.shards.get(ShardId(number)) for number in body.shards]
         newest = max((clock for shard in named if shard for clock in shard.clocks.values()), default=0)
         self._least_bound = max(self._least_bound, newest + EARLY_STEPS)
+        self._set_free_clock()
         if body.clock <= self._least_bound:
             return ""
         return f"clock {body.clock}, and the newest of these shards is {newest}"

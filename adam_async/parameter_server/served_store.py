@@ -174,7 +174,8 @@ class ServedStore:
             resumed_epoch=store.first_epoch,
             resumed_clock=store.first_clock,
         )
-        self._short = ShortWay(self.state, self._checks, self._host.buffers, self._host.fail)
+        changed = self._changed if self._host.disk is not None else None
+        self.short = ShortWay(self.state, self._checks, self._host, changed)
         self._sender_checks = SenderChecks(program=bool(store.program), creator=store.creator)
         self.state.alone = not store.has_log
         self._missing = {int(shard.spec.id) for shard in shards}
@@ -334,7 +335,7 @@ class ServedStore:
         No link's budget counts the memory of these requests any more, and the peer sends them again on
         another link.
         """
-        self._short.links_closed()
+        self.short.links_closed()
         self.state.epoch_gate.keep(lambda request: request.is_open)
         self.state.waiting.keep(lambda request: request.is_open)
         snapshot = self.state.bundle.snapshot
@@ -357,19 +358,6 @@ class ServedStore:
             request.charge(nbytes, partial(self._take_charged, request, body))
             return True
         return self._take(request, body)
-
-    def takes_at_once(self, request: Request, push: Push) -> bool:
-        """Check, apply and answer a push in this call, if nothing waits; see `at_once.py`."""
-        timeline = self._host.timeline
-        begin = timeline.clock() if timeline is not None else 0.0
-        changed = self._short.take(request, push)
-        if changed is None:
-            return False
-        if self._saver is not None:
-            self._changed(changed, 1)
-        if timeline is not None:
-            timeline.applied(self._host.node, [push], changed.size, begin)
-        return True
 
     def _is_refused(self, request: Request, body: Body) -> bool:
         """Refuse a question that this server does not answer now. Returns whether it was refused."""
@@ -427,7 +415,7 @@ class ServedStore:
                     finite = self._check_gradients(body, gradients)
                     gradients = gradients.trusted()
                 elif host.at_once and body.shards:
-                    self._short.prepare(request.link, body, self._applier_of(self._specs[body.shards[0]]))
+                    self.short.prepare(request.link, body, self._applier_of(self._specs[body.shards[0]]))
                 effects = state.handle(PushArrived(request, body, gradients, finite))
             case Pull():
                 deadline = host.now() + min(body.wait_s, MOST_WAIT_S) if body.clock else 0.0
@@ -526,7 +514,7 @@ class ServedStore:
 
     def end(self) -> None:
         """Refuse all queued and waiting requests: the store leaves the server."""
-        self._short.end()
+        self.short.end()
         self._perform(self.state.end())
         self._answers.refuse("wrong-run", f"store {self.store.id} left this server")
         disk, saver = self._host.disk, self._saver

@@ -433,7 +433,7 @@ class ParameterServer(Role):
     def _answer(self, request: Request, body: Body) -> None:
         if type(body) is Push:
             served = self.served.get((body.store, self._identity.node))
-            if served is not None and served.takes_at_once(request, body):
+            if served is not None and served.short.take(request, body):
                 return
         if isinstance(body, ListSaved | ReadSaved):
             self._saved.answer(request, body)

@@ -8,6 +8,7 @@ equal tables, so they share one until a message names some of them without the o
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +69,7 @@ class ShardGroup(tuple[Shard, ...]):
         nbytes: Bytes of the values.
         largest: Number of values of the largest shard.
         strips: The shards in strips, in their order.
+        flats: The values of each strip.
         has_counts: Whether a strip copies counts of its shards before and after a rule.
         places: Indexes of the shards, from 0.
     """
@@ -77,6 +79,7 @@ class ShardGroup(tuple[Shard, ...]):
     nbytes: int
     largest: int
     strips: tuple[Strip, ...]
+    flats: tuple[NDArray[Any], ...]
     has_counts: bool
     places: tuple[int, ...]
     _tables: ShardTables | None
@@ -88,6 +91,7 @@ class ShardGroup(tuple[Shard, ...]):
         group.size, group.largest = sum(group.sizes), max(group.sizes)
         group.nbytes = group.size * shards[0].values.itemsize
         group.strips = tuple(_strips(shards))
+        group.flats = tuple([strip.values for strip in group.strips])
         group.has_counts = any(strip.has_counts for strip in group.strips)
         group.places = tuple(range(len(shards)))
         group._tables = None
