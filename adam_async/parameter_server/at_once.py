@@ -13,9 +13,9 @@ A lane ends with everything that its checks depend on: the live replicas, the ep
 the tables of the shards, the shards themselves. A push that a lane does not fit takes the long way, which
 refuses what is wrong. So the short way has no refusals of its own.
 
-A link takes at most one push in a turn of its reading, so a client with many pushes cannot starve the others:
-the rest queues and is joined. Only bundles whose entries are committed at once have lanes, so not those with
-other copies or durable pushes, and not bsp, where contributions wait for their sum.
+A lane takes at most one push in a turn of its link's reading, so a client with many pushes cannot starve the
+others: the rest queues and is joined. Only bundles whose entries are committed at once have lanes, so not
+those with other copies or durable pushes, and not bsp, where contributions wait for their sum.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ MOST_LANES = 256
 """Number of lanes of a bundle at which all of them end: ever new sets of shards must not fill the memory."""
 
 
-class Lane(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class Lane(msgspec.Struct, kw_only=True, eq=False):
     """Outcome of the checks of the long way for the pushes of one link to one group of shards."""
 
     head: tuple[Any, ...]
@@ -55,6 +55,8 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     dtype: np.dtype[Any]
     limit: float
     """Bound on the norm of a gradient times its rate, below which no value can overflow."""
+    turn: int = -1
+    """The `Link.turn` of the last push on this lane."""
 
 
 class ShortWay:
@@ -79,9 +81,6 @@ class ShortWay:
         self._timeline = host.timeline
         self._changed = changed
         self._lanes: dict[tuple[Link, tuple[int, ...]], Lane] = {}
-        self._last: Link | None = None
-        """Link of the last push, and the turn of its reading; see the module."""
-        self._turn = 0
 
     def prepare(self, link: Link, push: Push, applier: Applier) -> None:
         """Make the lane of a push that passed the checks of the long way, if its form has one."""
@@ -121,13 +120,11 @@ class ShortWay:
     def end(self) -> None:
         """End all lanes: the store leaves the server."""
         self._lanes.clear()
-        self._last = None
 
     def links_closed(self) -> None:
         """End the lanes of closed links."""
         for key in [key for key in self._lanes if key[0].closed]:
             del self._lanes[key]
-        self._last = None
 
     @np.errstate(over="ignore", invalid="ignore")
     def take(self, request: Request, push: Push) -> bool:
@@ -142,7 +139,7 @@ class ShortWay:
         if not state.is_free:
             return False
         group, shards, tables, session = lane.group, lane.shards, lane.tables, lane.session
-        if tables.shards != shards or (link is self._last and link.turn == self._turn):
+        if tables.shards != shards or link.turn == lane.turn:
             return False
         # A number that is not the next one is a repetition or a gap.
         number = tables.ordered[session] + 1
@@ -163,7 +160,7 @@ class ShortWay:
         # Not `<`: a gradient with NaN fails the comparison, too. The long way scans the values one by one.
         if not sqrt(flat.dot(flat)) * max(push.rate, 1.0) <= lane.limit:
             return False
-        self._last, self._turn = link, link.turn
+        lane.turn = link.turn
         begin = self._timeline.clock() if self._timeline is not None else 0.0
         rate = push.rate
         if state.bundle.scales:

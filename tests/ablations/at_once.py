@@ -33,11 +33,11 @@ AT_ONCE = (
         scenario="training",
     ),
     Ablation(
-        name="the short way takes one push of a link in a turn",
+        name="a lane takes one push in a turn of its link",
         file=FILE,
-        old="tables.shards != shards or (link is self._last and link.turn == self._turn)",
+        old="tables.shards != shards or link.turn == lane.turn",
         new="tables.shards != shards",
-        guard=TESTS + "test_a_link_takes_one_push_in_a_turn_of_its_reading",
+        guard=TESTS + "test_a_lane_takes_one_push_in_a_turn_of_its_link",
         seldom="it only shares the time of the loop among clients",
     ),
 )

@@ -229,7 +229,7 @@ def test_values_that_are_not_surely_finite_and_fitting_change_nothing(values):
     assert server.content() == before
 
 
-def test_a_link_takes_one_push_in_a_turn_of_its_reading():
+def test_a_lane_takes_one_push_in_a_turn_of_its_link():
     server, link = on_its_lane()
     link.turn += 1
     assert server.short_push(link, push_of(2), values_of(1)) is not None
