@@ -8,6 +8,7 @@ import signal
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from adam_async.errors import RoleDied
@@ -23,6 +24,9 @@ REST_S = 1.0
 
 LOOK_S = 0.1
 """Seconds between two checks for the end of a child with open pipes."""
+
+SPARE = 12
+"""File descriptors for the start of a child: three pairs for its streams, and those of the loop."""
 
 PACKAGES = str(Path(__file__).resolve().parents[2])
 """Folder of the packages of this process."""
@@ -70,6 +74,7 @@ class ChildProcess(RoleHandle):
         of the group keeps the output open for `REST_S` after the child's end, the method kills the group.
         """
         try:
+            check_spare_descriptors()
             process = self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,
@@ -146,6 +151,18 @@ async def _wait_exit(process: asyncio.subprocess.Process) -> None:
         while process.returncode is None:
             await asyncio.wait([waiting], timeout=LOOK_S)
         waiting.cancel()
+
+
+def check_spare_descriptors() -> None:
+    """Check that a child can start: uvloop writes errors of its own about a start without free descriptors.
+
+    Raises:
+        OSError: Fewer than `SPARE` descriptors are free.
+    """
+    with ExitStack() as opened:
+        for _ in range(SPARE // 2):
+            for descriptor in os.pipe():
+                opened.callback(os.close, descriptor)
 
 
 def _kill_group(pid: int) -> None:

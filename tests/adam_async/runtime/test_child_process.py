@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import resource
 import signal
 import sysconfig
 from pathlib import Path
@@ -136,6 +137,28 @@ async def test_a_child_without_a_free_descriptor_names_the_limit_to_raise(
     assert printed == [
         "ps-0 | adam-async: the process cannot start: Too many open files; raise the limit: ulimit -n 1024"
     ]
+
+
+async def test_a_child_that_lacks_descriptors_for_its_start_does_not_reach_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reached: list[str] = []
+
+    async def refuse(*_arguments: Any, **_options: Any) -> None:
+        reached.append("the loop")
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    monkeypatch.setattr(child_process, "SPARE", highest + 8)
+    child = ChildProcess("ps-0", (), orders=b"{}\n", environment={}, on_line=lambda _line: None)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 4, hard))
+    try:
+        assert await child.run() == RoleDied.exit_code
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not reached
 
 
 async def test_a_child_ends_although_a_process_that_it_started_keeps_its_output_open(
