@@ -5,6 +5,7 @@ Letters: K rows of a batch, I inputs, R outputs.
 
 from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,8 @@ def records_of(
 def _spec_of(name: str, array: Any) -> ArraySpec:
     if isinstance(array, np.ma.MaskedArray) or not (isinstance(array, np.ndarray) or np.isscalar(array)):
         raise ConfigError(
-            f"array {name[:80]!r} is {type(array).__name__}; give a plain numpy array, such as "
-            "tensor.detach().cpu().numpy() or masked.filled(0), or an ArraySpec"
+            f"array {name[:80]!r} is {type(array).__name__}, and no plain NumPy array: {_cure(array)}; an "
+            "ArraySpec stands for zeros"
         )
     values = np.asarray(array)
     if values.dtype.name not in DTYPES or not values.dtype.isnative:
@@ -82,13 +83,11 @@ def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
         StoreError: Shape or type differ, or a value is not finite; the function converts no type.
     """
     name = repr(record.name[:80])
-    values = _as_array(array, f"{what} of {name}")
+    values = _as_array(array, record, f"{what} of {name}")
     if values.dtype.name != record.dtype or not values.dtype.isnative:
-        is_numpy = isinstance(array, np.ndarray | np.generic)
-        remedy = f".astype({record.dtype!r})" if is_numpy else f"np.asarray(x, {record.dtype!r})"
         raise StoreError(
             f"{what} of {name} has values of type {values.dtype}, the array {record.dtype}: "
-            f"convert it with {remedy}"
+            f"{_cure(array, record.dtype)}"
         )
     if values.shape != record.shape:
         raise StoreError(
@@ -99,17 +98,34 @@ def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
     return flat
 
 
-def _as_array(array: Any, what: str) -> NDArray[Any]:
+def _as_array(array: Any, record: ArrayRecord, what: str) -> NDArray[Any]:
     """Return what a caller gives as an array; NumPy and the types of other packages decide what they take."""
+    if array is None:
+        raise StoreError(f"{what} is None: {_cure(array)}")
     if isinstance(array, np.ma.MaskedArray):
-        raise StoreError(f"{what} is a masked array, whose mask a store would ignore: use array.filled(0)")
+        raise StoreError(f"{what} is a masked array, whose mask a store would ignore: {_cure(array)}")
     try:
         return np.asarray(array)
     except Exception as error:  # of any type: another package converts its own objects
-        raise StoreError(
-            f"{what} is no array: {error}. For a tensor use tensor.detach().cpu().float().numpy(), in front "
-            "of it .to_dense() if the tensor is sparse"
-        ) from error
+        # Another conversion of the same kind would fail too.
+        cure = _cure("" if isinstance(array, list | tuple) else array, record.dtype)
+        raise StoreError(f"{what} is no array: {error}; {cure}") from error
+
+
+def _cure(array: Any, dtype: str = "float32") -> str:
+    """Return the advice for an object that is no plain array of a type."""
+    if array is None:
+        return "leave its name out"
+    if isinstance(array, np.ma.MaskedArray):
+        return "use array.filled(0)"
+    if hasattr(array, "detach"):  # a tensor of PyTorch, which this package does not import here
+        kind = "float" if dtype == "float32" else "double"
+        return f"use tensor.detach().cpu().{kind}().numpy(), in front of it .to_dense() if it is sparse"
+    if isinstance(array, np.ndarray | np.generic):
+        return f"convert it with .astype({dtype!r})"
+    if isinstance(array, list | tuple | Real):
+        return f"convert it with np.asarray(x, {dtype!r})"
+    return f"give a NumPy array of {dtype}"
 
 
 def flat_factors(record: ArrayRecord, factors: Factors) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -127,11 +143,11 @@ def flat_factors(record: ArrayRecord, factors: Factors) -> tuple[NDArray[Any], N
         ("activations", factors.activations, inputs),
         ("errors", factors.errors, rows),
     ):
-        values = _as_array(array, f"{what} of {name}")
+        values = _as_array(array, record, f"{what} of {name}")
         if values.dtype.name != record.dtype or not values.dtype.isnative:
             raise StoreError(
-                f"{what} of {name} have type {values.dtype}, the array {record.dtype}: convert them with "
-                f".astype({record.dtype!r})"
+                f"{what} of {name} have type {values.dtype}, the array {record.dtype}: "
+                f"{_cure(array, record.dtype)}"
             )
         if values.ndim != 2 or values.shape[1] != width or not values.shape[0]:
             raise StoreError(f"{what} of {name} have shape {values.shape}; (K, {width}) is needed, K >= 1")

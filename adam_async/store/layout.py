@@ -118,6 +118,7 @@ class StorePlan:
                 return None
         except AttributeError:  # a list, a number, or factors
             return None
+        # Contiguous, as a message needs it: `reshape` may keep the strides of a column.
         flat = dict(zip(self.names, map(np.ndarray.ravel, given), strict=True))
         found = []
         for message in self.messages:

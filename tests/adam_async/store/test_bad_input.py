@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from adam_async import (
     Adagrad,
@@ -55,9 +56,13 @@ BAD_PUSHES: list[tuple[dict[Any, Any], str]] = [
     ({"w": W.astype(complex)}, "values of type complex128"),
     ({"w": W.astype(object)}, "values of type object"),
     ({"w": W.astype(">f4")}, "values of type >f4"),
-    ({"w": [[1.0], [1.0, 2.0]]}, "gradient of 'w' is no array"),
+    ({"w": [[1.0], [1.0, 2.0]]}, "gradient of 'w' is no array: .*; give a NumPy array of float32"),
+    ({"w": None}, "gradient of 'w' is None: leave its name out"),
+    ({"w": "ones"}, "gradient of 'w' has values of type <U4.*: give a NumPy array of float32"),
+    ({"w": 1.0}, r"type float64, the array float32: convert it with np\.asarray\(x, 'float32'\)"),
+    ({"w": Factors([[1.0] * 3], W[:1, :2])}, r"activations .*: convert it with np\.asarray\(x, 'float32'\)"),
     ({"w": np.ma.masked_array(W, W > 0)}, r"gradient of 'w' is a masked array.*: use array\.filled\(0\)"),
-    ({"w": Refusing()}, r"gradient of 'w' is no array: it is elsewhere\. For a tensor use"),
+    ({"w": Refusing()}, r"gradient of 'w' is no array: it is elsewhere; give a NumPy array of float32"),
     ({"w": Factors(Refusing(), W[:, :2])}, "activations of 'w' is no array: it is elsewhere"),
     ({"w": np.zeros((2, 3), [("x", "f4")])}, "values of type"),
     ({"w": [[1.0] * 3] * 2}, r"type float64, the array float32: convert it with np\.asarray\(x, 'float32'\)"),
@@ -90,6 +95,29 @@ async def test_a_bad_gradient_is_refused_whole(gradients: dict[Any, Any], claim:
         assert (await other.push({"b": np.ones(2)})).versions == {"b": 2}
 
 
+ODD_MEMORY: dict[str, NDArray[np.float32]] = {
+    "column of a matrix": np.arange(12, dtype=np.float32).reshape(3, 4)[:, 1],
+    "every second": np.arange(6, dtype=np.float32)[::2],
+    "backwards": np.arange(3, dtype=np.float32)[::-1],
+    "one value for all": np.broadcast_to(np.float32(2), (3, 4)),
+    "one row for all": np.broadcast_to(np.arange(4, dtype=np.float32), (3, 4)),
+    "real part": (np.arange(3) + 1j).astype(np.complex64).real,
+    "field": np.ones(3, [("a", "f4"), ("b", "i4")])["a"],
+    "diagonal": np.diagonal(np.arange(9, dtype=np.float32).reshape(3, 3)),
+}
+
+
+@pytest.mark.parametrize("gradient", ODD_MEMORY.values(), ids=ODD_MEMORY)
+async def test_an_array_in_any_memory_is_taken(gradient: NDArray[np.float32]) -> None:
+    async with ParameterStore.open("local", {"w": np.zeros_like(gradient)}, rule=Sgd(rate=1)) as store:
+        values = await store.push_pull({"w": gradient})
+        np.testing.assert_array_equal(values["w"], -gradient)
+        await store.assign({"w": gradient})
+        np.testing.assert_array_equal((await store.pull())["w"], gradient)
+    async with ParameterStore.open("local", {"w": gradient}) as store:
+        np.testing.assert_array_equal((await store.pull())["w"], gradient)
+
+
 @pytest.mark.parametrize("rate", [math.inf, -math.inf, math.nan, -1.0, 1e13, "0.1", 1j])
 async def test_a_rate_is_a_finite_number(rate: Any) -> None:
     async with ParameterStore.open("local", {"b": np.zeros(2)}) as store:
@@ -115,9 +143,9 @@ BAD_ARRAYS: list[tuple[Any, str]] = [
     ({"w": W.astype(object)}, "type object"),
     ({"w": W.astype(">f8")}, "type >f8"),
     ({"w": W.astype(np.float16)}, "type float16"),
-    ({"w": [1.0]}, r"array 'w' is list; give a plain numpy array, .* or an ArraySpec"),
+    ({"w": [1.0]}, r"array 'w' is list, .*: convert it with np\.asarray\(x, 'float32'\); an ArraySpec"),
     ({"w": "text"}, "type <U4"),
-    ({"w": np.ma.masked_array([1.0, 2.0])}, r"array 'w' is MaskedArray; .* masked\.filled\(0\)"),
+    ({"w": np.ma.masked_array([1.0, 2.0])}, r"array 'w' is MaskedArray, .*: use array\.filled\(0\)"),
     ({"w": np.array([0.0, math.nan])}, "array 'w' has the value nan at index 1"),
     ({"w": np.array([-math.inf])}, "array 'w' has the value -inf at index 0"),
     ({"w": ArraySpec((-1,))}, "the negative length -1"),
@@ -459,3 +487,12 @@ async def test_no_copy_or_pickle_of_a_client_is_made() -> None:
         np.testing.assert_array_equal(make(values)["w"], np.ones(3))
         np.testing.assert_array_equal(make(values).read.of_shards, values.read.of_shards)
         assert make(pushed) == pushed
+
+
+@pytest.mark.parametrize("rule", [Adam(), Sgd(rate=0.5), {"w": Sgd()}])
+async def test_a_rule_without_arrays_is_refused_because_the_store_has_its_own(rule: Any) -> None:
+    async with ParameterStore.open("local", {"w": W}, name="model", rule=Adagrad()) as store:
+        with pytest.raises(ConfigError, match=r"rule is .* without arrays, .*: leave rule out, or give"):
+            ParameterStore.open("local", name="model", rule=rule)
+        async with ParameterStore.open("local", name="model") as joined:
+            assert joined.rules == store.rules
