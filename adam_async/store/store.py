@@ -131,6 +131,11 @@ class ParameterStore:
             ConfigError: An argument is invalid; the message has its name and value. `Opening` lists the
                 errors of `async with` and `await`.
         """
+        if arrays is None and rule != Sgd():
+            raise ConfigError(
+                f"rule is {rule!r:.200} without arrays, and a store that exists has its rules: leave rule "
+                "out, or give the arrays too, so that open compares both with those of the store"
+            )
         records, rules = records_of(arrays, rule) if arrays is not None else ((), ())
         wish = StoreWish(
             name=f"unnamed-{system_entropy(6).hex()}" if name is None else name,
