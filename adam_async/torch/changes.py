@@ -198,7 +198,7 @@ class Changes:
     def refusal(self, changed: Sequence[str], others: str) -> StoreError:
         """Return the error for changed parameters that other clients train, too."""
         first = changed[0]
-        more = f", as {len(changed) - 1} others," if len(changed) > 1 else ""
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         return StoreError(
             f"parameter {first!r}{more} was changed outside the optimizer, and the next pull would undo "
             f"that: store {self._store.name!r} has {others}, so it takes no change by itself. Call "

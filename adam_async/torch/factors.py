@@ -29,6 +29,8 @@ from adam_async.errors import ConfigError, StoreError
 from adam_async.run.arrays import Factors
 from adam_async.torch.devices import to_host
 
+_WITHOUT = "use factors=False"
+
 MARK = 1e-30
 """Value of the first element of `weight.grad` while a layer has factors, in place of zero. `zero_` removes
 the mark, and a scaled one is an error."""
@@ -145,20 +147,26 @@ class LinearFactors:
         for name, capture in self._captures.items():
             capture.selected = name in names
 
-    def take(self) -> dict[str, LinearGradient]:
+    def take(self, *, spend: bool = False) -> dict[str, LinearGradient]:
         """Return the gradients since the last call by the names of their weights, and forget them.
+
+        With `spend` the program has to remove the gradients, as by `zero_grad`, before the next backward
+        pass or call: PyTorch would add to them, or use them again, and their factors are gone.
 
         A weight without a capture is absent; `weight.grad` then is its whole gradient, or None. Otherwise
         `weight.grad` moves into `LinearGradient.rest`. Activations may be the module's own inputs: change
         these in place only after the gradients are used.
+
+        Raises:
+            StoreError: The program has scaled a captured gradient, or has not removed a spent one.
         """
-        found = ((name, capture.take()) for name, capture in self._captures.items())
+        found = ((name, capture.take(spend=spend)) for name, capture in self._captures.items())
         return {name: gradient for name, gradient in found if gradient is not None}
 
     def clear(self) -> None:
         """Forget the captured factors, as `zero_grad` forgets gradients."""
         for capture in self._captures.values():
-            capture.pairs.clear()
+            capture.forget()
 
     def close(self) -> None:
         """Remove the hooks; weights get dense gradients again."""
@@ -193,6 +201,8 @@ class _Capture:
         """PyTorch's version counter of `_marked`, which counts changes in place."""
         self._has_rest = False
         """Whether `_marked` had a gradient before its mark."""
+        self._is_spent = False
+        """Whether `_marked` stands for a gradient that `take` has returned."""
         self._handles: list[RemovableHandle] = [
             layer.register_forward_pre_hook(self._before),
             layer.register_forward_hook(self._after, always_call=True),
@@ -216,7 +226,7 @@ class _Capture:
         if len(inputs) != 1:
             raise ConfigError(
                 f"the layer of parameter {self.name!r} was called with {len(inputs)} positional inputs: call "
-                "it as layer(x), or leave the parameter out of the factors"
+                f"it as layer(x), or {_WITHOUT}"
             )
         found: Tensor = _Tap.apply(output, weight, inputs[0].detach(), self)
         return found
@@ -235,8 +245,8 @@ class _Capture:
     def _mark(self) -> None:
         """Mark `weight.grad`, with zeros in place of None."""
         weight, zeros = self.layer.weight, self._zeros
-        self._has_rest = weight.grad is not None
-        if weight.grad is None:
+        self._has_rest = weight.grad is not None and weight.grad is not zeros
+        if not self._has_rest:
             if zeros is None or zeros._version != self._zeros_version or zeros.device != weight.device:
                 zeros = self._zeros = torch.zeros_like(weight, memory_format=torch.contiguous_format)
             zeros[0, 0] = MARK  # again, because `GradScaler` may have scaled it
@@ -251,11 +261,21 @@ class _Capture:
         """Forget the factors if the program has removed `weight.grad` or set it to zero since the capture."""
         marked, now = self._marked, self.layer.weight.grad
         if marked is None or now is None or (now._version != self._version and not now[0, 0]):
-            self.pairs.clear()
+            self.forget()
         elif now is not marked and (self._has_rest or now.abs().max() > LEAST_REST):
-            self.pairs.clear()  # a gradient of other uses, after the removal of the marked one
+            self.forget()  # a gradient of other uses, after the removal of the marked one
+        if self._is_spent and self.layer.weight.requires_grad:
+            raise StoreError(
+                f"the gradient of parameter {self.name!r} was not removed after the last step(), which "
+                f"has used its factors: call zero_grad() before the next backward() or step(), or {_WITHOUT}"
+            )
 
-    def take(self) -> LinearGradient | None:
+    def forget(self) -> None:
+        """Forget the factors, and that they were returned."""
+        self.pairs.clear()
+        self._is_spent = False
+
+    def take(self, *, spend: bool) -> LinearGradient | None:
         """Return the gradient of all calls since the last take, and forget them; None without a call."""
         self._forget_removed()
         if not self.pairs:
@@ -272,6 +292,9 @@ class _Capture:
                     "were not: use factors=False to clip, scale, unscale or replace gradients"
                 )
             rest = None
+        if spend:
+            self._mark()
+            self._is_spent = True
         if len(pairs) == 1:
             return LinearGradient(*pairs[0], rest)
         activations, errors = (torch.cat(parts) for parts in zip(*pairs, strict=True))
@@ -295,12 +318,12 @@ class _Tap(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, errors: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, errors: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         capture: _Capture = ctx.capture
         if torch.is_grad_enabled():
             raise ConfigError(
                 f"parameter {capture.name!r} has no factors for gradients of gradients (create_graph=True): "
-                "leave it out of the factors"
+                f"{_WITHOUT}"
             )
         try:
             (inputs,) = ctx.saved_tensors
@@ -309,7 +332,24 @@ class _Tap(torch.autograd.Function):
                 raise
             raise ConfigError(
                 f"the inputs of the layer of parameter {capture.name!r} were changed in place before the "
-                "backward pass: make the change without 'inplace', or leave the parameter out of the factors"
+                f"backward pass: make the change without 'inplace', or {_WITHOUT}"
             ) from error
-        capture.captured(inputs, errors)
-        return errors, None, None, None
+        to_grad = _is_for_grad(ctx.next_functions[1][0])
+        if to_grad:
+            capture.captured(inputs, errors)
+        if to_grad is not None:
+            return errors, None, None, None
+        rows = errors.reshape(-1, errors.shape[-1])
+        return errors, rows.T @ inputs.reshape(len(rows), -1).to(rows.dtype), None, None
+
+
+def _is_for_grad(leaf: Any) -> bool | None:
+    """Return whether the backward pass in progress adds to the `grad` of a leaf, given its node.
+
+    `autograd.grad` and `backward(inputs=...)` add to the `grad` of no leaf, or of some. None if
+    `autograd.grad` returns the leaf's gradient to the program.
+    """
+    try:
+        return bool(torch._C._will_engine_execute_node(leaf))
+    except RuntimeError:  # PyTorch's answer for a leaf that `autograd.grad` was given
+        return None

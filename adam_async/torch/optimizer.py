@@ -321,7 +321,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         rates = self._rates()
         if self._takes_local_steps or self._sums.steps == self._push_every - 1:
             self._take_changes(trained)
-        captured = {} if self._factors is None else self._factors.take()
+        captured = {} if self._factors is None else self._factors.take(spend=True)
         gradients = collect(self._slots, captured, allow_unused=self._allow_unused)
         self._steps += 1
         due = gradients
@@ -722,8 +722,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
             not isinstance(rule, Sgd) or rule.momentum for rule in self._store.rules.values()
         ):
             logger.warning(
-                "the state_dict has rates and counters only: momentum and means are those of store %r, which "
-                "are new unless the store goes on from its folder (dir=, or --dir of its servers)",
+                "the state_dict has rates and counters only, and is of another store: momentum and means are "
+                "those of store %r, which go on if it was opened from its folder (dir=, or --dir of its "
+                "servers), and begin anew otherwise",
                 self._store.name,
             )
 

@@ -72,7 +72,8 @@ class Overlap:
         waiting = {slot.name for slot in self._take()}
         for name, (gradient, version) in pushed.items():
             now = gradients.get(name)
-            if now is None or now is not gradient or now._version != version:
+            # With `create_graph=True` each look at a gradient makes another tensor over its memory.
+            if now is None or not now.is_set_to(gradient) or now._version != version:
                 raise StoreError(
                     f"the gradient of parameter {name!r} was changed after backward(), but overlap=True had "
                     "pushed it before: use overlap=False to clip, scale or replace gradients"

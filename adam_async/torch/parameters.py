@@ -39,6 +39,11 @@ class ModuleParameters:
     def __init__(self, module: nn.Module) -> None:
         if not isinstance(module, nn.Module):
             raise ConfigError(f"module is a torch.nn.Module, not {type(module).__name__}")
+        if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+            raise ConfigError(
+                "a module of torch.jit has no parameters that a program can watch: train the module itself, "
+                "or torch.compile(module), and call torch.jit.script or trace after the training"
+            )
         self.named: dict[str, nn.Parameter] = dict(module.named_parameters())
         if not self.named:
             raise ConfigError(f"module {type(module).__name__} has no parameters: a store needs one or more")
@@ -122,6 +127,8 @@ def _problem(parameter: nn.Parameter) -> str:
         return "has no shape yet: run the module once on an example before you open the store"
     if parameter.is_meta:
         return "is on the device 'meta' and has no values: call module.to_empty and set its values first"
+    if parameter.is_inference():
+        return "was made in torch.inference_mode(), so nothing can train it: make the module outside of it"
     if parameter.is_complex():
         return (
             f"has complex values ({parameter.dtype}): keep torch.view_as_real of it as the parameter, and "

@@ -327,3 +327,38 @@ def test_half_precision_in_autocast_gives_factors_of_the_parameter_type() -> Non
         loss.backward()
         pair = factors.take()["weight"].factors()
     assert pair.activations.dtype == pair.errors.dtype == "float32"
+
+
+def test_autograd_grad_and_chosen_inputs_leave_the_factors_alone() -> None:
+    layer, x = nn.Linear(6, 3), torch.randn(4, 6, requires_grad=True)
+    with LinearFactors(layer) as factors:
+        torch.autograd.grad(layer(x).sum(), x)
+        layer(x).sum().backward(inputs=[layer.bias])
+        (of_weight,) = torch.autograd.grad(layer(x).sum(), layer.weight)
+        assert not factors.take()
+        layer(x).sum().backward()
+        captured = factors.take()["weight"].dense()
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(captured, layer.weight.grad)
+    torch.testing.assert_close(of_weight, layer.weight.grad)
+
+
+@pytest.mark.parametrize("again", ["backward", "take"])
+def test_a_spent_gradient_is_removed_before_its_next_use(again: str) -> None:
+    layer, x = nn.Linear(6, 3), torch.randn(4, 6)
+    with LinearFactors(layer) as factors:
+        for remove in (
+            layer.zero_grad,
+            lambda: layer.zero_grad(set_to_none=False),
+            factors.clear,
+            lambda: setattr(layer.weight, "grad", None),
+        ):
+            layer(x).sum().backward()
+            assert factors.take(spend=True)["weight"].rest is None
+            remove()
+            assert not factors.take(spend=True)
+        layer(x).sum().backward()
+        factors.take(spend=True)
+        with pytest.raises(StoreError, match=r"'weight' was not removed .*: call zero_grad\(\) before"):
+            layer(x).sum().backward() if again == "backward" else factors.take(spend=True)

@@ -209,6 +209,31 @@ def test_overlap_refuses_gradients_that_are_changed_or_accumulated(module, store
     module(X).sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_overlap_takes_gradients_with_a_graph(module, store):
+    with RemoteOptimizer(module, store, overlap=True) as optimizer:
+        for _ in range(2):
+            optimizer.zero_grad()
+            module(X).sum().backward(create_graph=True)
+            optimizer.step()
+    assert set(versions(store)) == {2}
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_factors_are_used_once_in_step(module, store, again):
+    with RemoteOptimizer(module, store, factors=True) as optimizer:
+        module(X).sum().backward()
+        optimizer.step()
+        with pytest.raises(
+            StoreError, match=r"was not removed after the last step\(\), .* call zero_grad\(\)"
+        ):
+            module(X).sum().backward() if again else optimizer.step()
+        optimizer.zero_grad()
+        module(X).sum().backward()
+        optimizer.step()
+    assert set(versions(store)) == {2}
+
+
 @pytest.mark.parametrize("most", [0, 1])
 def test_a_pull_replaces_the_local_step_of_a_loss_that_is_not_finite(module, store, most):
     optimizer = RemoteOptimizer(module, store, pull_every=3, max_staleness=most)
@@ -431,7 +456,7 @@ def test_a_tensor_that_numpy_cannot_take_is_refused_by_the_name_of_its_array(mod
     with pytest.raises(StoreError, match=r"'first\.weight'"):
         store.pull(["first.weight"], out={"first.weight": tensor})
     with pytest.raises(
-        ConfigError, match=r"array 'w' is .*Tensor; give a plain numpy array, such as tensor.det"
+        ConfigError, match=r"array 'w' is .*Tensor, and no plain NumPy array: use tensor\.det"
     ):
         sync.ParameterStore.open("local", {"w": tensor})
     assert not any(versions(store))

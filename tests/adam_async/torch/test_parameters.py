@@ -1,5 +1,7 @@
 """Parameters of modules as arrays of a store."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -96,3 +98,17 @@ def test_a_store_of_another_module_is_refused() -> None:
         parameters.check_store({**parameters.specs, "weight": ArraySpec((2, 4))}, "s")
     with pytest.raises(StoreError, match=r"no array for parameter 'weight'; it has 1: 'w'"):
         parameters.check_store({"w": ArraySpec((2, 3))}, "s")
+
+
+def test_a_module_that_nothing_can_train_is_refused_with_its_cure() -> None:
+    with torch.inference_mode():
+        frozen = nn.Linear(3, 2)
+    with pytest.raises(ConfigError, match=r"parameter 'weight' was made in torch\.inference_mode\(\)"):
+        parameter_arrays(frozen)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [torch.jit.script, lambda module: torch.jit.trace(module, torch.ones(1, 3))])
+def test_a_module_of_jit_is_refused_also_inside_another(make: Callable[[nn.Module], nn.Module]) -> None:
+    with pytest.raises(ConfigError, match=r"module of torch\.jit .* train the module itself"):
+        parameter_arrays(nn.Sequential(make(nn.Linear(3, 2))))
