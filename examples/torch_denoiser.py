@@ -8,8 +8,13 @@ Encoder and decoder share a matrix, so the store has it once. The store averages
 import asyncio
 import sys
 
-import torch
-from torch import Tensor, nn
+from adam_async.errors import install_command
+
+try:
+    import torch
+    from torch import Tensor, nn
+except ImportError:
+    sys.exit(f"this example needs PyTorch: {install_command('torch')}")
 
 from adam_async import Adam, Disk, load_dataset, sync
 from adam_async.torch import RemoteOptimizer, arrays_with_buffers

@@ -43,6 +43,14 @@ def test_every_example_is_short_and_run_here(name: str) -> None:
     assert f'load("{name}")' in Path(__file__).read_text()
 
 
+def test_an_example_without_pytorch_names_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SystemExit, match=r"needs PyTorch: .*pip install .*\[torch\]"):
+        load("torch_denoiser.py")
+
+
 async def test_in_the_graph_the_second_tag_overtakes_the_first() -> None:
     assert await load("01_graph.py").main() == [(2, 43), (1, 21)]
 
