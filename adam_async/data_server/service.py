@@ -77,6 +77,7 @@ class DataServer(Role):
         functions: Kinds of transforms that are functions of the user; the server refuses a run with others.
         make_pool: See `GroupProducer`.
         available_bytes: See `GroupProducer`.
+        observe: Called with the run and its leases, on each ledger replica, when an epoch has ended.
 
     Cancelling the block drops open questions; workers ask again when a data server is back.
     """
@@ -89,6 +90,7 @@ class DataServer(Role):
         functions: Mapping[str, Callable[..., Any]] = {},
         make_pool: MakePool = ComputePool,
         available_bytes: Callable[[], int] = available_bytes,
+        observe: Callable[[str, DataState], None] = lambda run, state: None,
     ) -> None:
         super().__init__(settings, info=describe(dataset))
         self._dataset = dataset
@@ -98,6 +100,7 @@ class DataServer(Role):
         self.transform_failed: TransformFailed | None = None
         """Error of a user's function on an image, for which this server refuses the run; None without such an
         error."""
+        self._observe = observe
         self._partitions = 1
         self._read_ahead = 1
         self._producer = GroupProducer(
@@ -355,6 +358,8 @@ class DataServer(Role):
                 self._perform(unreported)
 
     def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, EpochEnded):
+            self._observe(self._run, self.state)
         match effect:
             case Grant():
                 self._questions.answer(effect)

@@ -15,6 +15,9 @@ from msgspec import Meta
 MOST_IN_A_META = 8192
 """Maximum number of elements of one field: half the number of bytes of a frame's meta (16 KiB)."""
 
+MOST_RANGES = 512
+"""Maximum number of ranges of groups that a step names, and of groups of a step."""
+
 # --- numbers -----------------------------------------------------------------------------------
 
 Count = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
@@ -125,6 +128,10 @@ Versions = Annotated[tuple[Version, ...], Meta(max_length=MOST_IN_A_META)]
 
 Indices = Annotated[tuple[Index, ...], Meta(max_length=MOST_IN_A_META)]
 """Indices into another field."""
+
+NamedGroups = Annotated[tuple[GroupNumber, ...], Meta(max_length=1 + 2 * MOST_RANGES)]
+"""Groups whose gradients a step sums: their epoch, then for each range its first group and one past its
+last. The ranges ascend and do not touch."""
 
 Names = Annotated[tuple[Name, ...], Meta(max_length=64)]
 """Names of arrays, or of members of a group."""

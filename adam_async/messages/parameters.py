@@ -15,6 +15,7 @@ from adam_async.messages.bounds import (
     Epoch,
     Index,
     Indices,
+    NamedGroups,
     PushNumber,
     PushNumbers,
     Rate,
@@ -72,6 +73,8 @@ class Push(Body, frozen=True, kw_only=True):
     replicas of that epoch. 0 in asp: the server orders the push at once."""
     assign: bool = False
     """Whether the tensors are values to replace those of the shards, instead of gradients."""
+    groups: NamedGroups = ()
+    """Groups whose gradients the step sums, all of one epoch; none from clients."""
 
 
 APPLIED, DUPLICATE, REFUSED, GAP, NOT_PRIMARY = range(5)
@@ -111,6 +114,8 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True):
     """Number of steps that others applied to that memory during the computation of this step."""
     refused: Indices = ()
     """Indices, among the report's shards, of gradients that were not finite and not applied."""
+    groups: NamedGroups = ()
+    """Groups of the step, as in `Push`."""
 
 
 class ReportSteps(Body, frozen=True, kw_only=True):
@@ -146,6 +151,8 @@ class Tick(Body, frozen=True, kw_only=True):
     with code ``gap``, because the tick would count the push as applied."""
     epoch: Epoch = 0
     """Epoch, as in `Push`."""
+    groups: NamedGroups = ()
+    """Groups that the replica has trained up to the tick, as in `Push`; workers name none yet."""
 
 
 class Ticked(Body, frozen=True, kw_only=True):

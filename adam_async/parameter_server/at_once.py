@@ -151,6 +151,8 @@ class ShortWay:
         read, own_applied = versions[0], owns[0]
         if versions.count(read) != shards or owns.count(own_applied) != shards:
             return False
+        if push.groups and self._checks.fault_of_groups(push.groups, (tables,), push.epoch):
+            return False
         tensors = request.message.tensors
         if read > tables.version or own_applied >= number or len(tensors) != 1:
             return False

@@ -43,7 +43,8 @@ from adam_async.parameter_server.events import (
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
 from adam_async.parameter_server.replica_clocks import ReplicaClocks
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
-from adam_async.parameter_server.shard_group import ShardGroup, same, share_equal_tables
+from adam_async.parameter_server.shard_group import ShardGroup, count_groups, same, share_equal_tables
+from adam_async.run.group_ranges import with_groups
 from adam_async.run.ids import Replica, ShardId, Version
 
 MOST_GROUPS = 256
@@ -274,6 +275,8 @@ class Bundle:
         self.batched_pushes += 1
         read, own_applied = push.versions[0], push.own_applied[0]
         tables.count_push(session, push.numbers[0], push.replica, read=read, own_applied=own_applied)
+        if push.groups:
+            tables.groups = with_groups(tables.groups, push.groups)
         if push.clock:
             self.replicas.advance(group, Replica(push.replica), push.incarnation, push.clock)
         if self.log is not None:
@@ -329,6 +332,8 @@ class Bundle:
         # A refused gradient still advances the clock below: the other replicas do not wait for it.
         for place, shard in zip(queued.refused, queued.refused_shards(), strict=True):
             self._refuse(shard, push, push.numbers[place])
+        if push.groups:
+            count_groups(push.groups, [shard.tables for shard in shards])
         self.replicas.advance(shards, replica, push.incarnation, push.clock)
         self._reach(shards)
 
@@ -429,6 +434,9 @@ class Bundle:
             tables.refused += len(report.steps) - total
             for staleness, steps in counted.items():
                 tables.count_staleness(report.replica, staleness, steps)
+        for step in report.steps:
+            if step.groups:
+                count_groups(step.groups, [shard.tables for shard in ours])
         clock = report.steps[-1].clock
         self.replicas.advance(ours, Replica(report.replica), report.incarnation, clock)
 
@@ -485,6 +493,8 @@ def _count_together(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> bo
         read, own_applied = push.versions[0], push.own_applied[0]
         session: Session = (push.session, push.incarnation)
         tables.count_push(session, push.numbers[0], push.replica, read=read, own_applied=own_applied)
+        if push.groups:
+            tables.groups = with_groups(tables.groups, push.groups)
     return True
 
 
@@ -503,6 +513,8 @@ def _count_apart(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> None:
             tables = shard.separate()
             tables.refuse(session, push.numbers[place])
             tables.last_number[session] = push.numbers[place]
+        if push.groups:
+            count_groups(push.groups, [shard.tables for shard in (*shards, *queued.refused_shards())])
 
 
 def _scaled_rates(pushes: Sequence[QueuedPush]) -> tuple[tuple[float, ...], ...]:

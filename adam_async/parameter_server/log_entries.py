@@ -29,6 +29,7 @@ from adam_async.parameter_server.events import (
 )
 from adam_async.parameter_server.gradients import FactorPart
 from adam_async.parameter_server.shard import Session
+from adam_async.run.group_ranges import groups_fault
 from adam_async.run.ids import Replica, ShardId
 from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError
@@ -237,6 +238,8 @@ def queued_push(
 ) -> QueuedPush:
     """Return a push from its details and its tensors; for arguments and errors see `decode_entry`."""
     push = details.push
+    if text := groups_fault(push.groups):
+        raise RemoteProtocolError("entry", text)
     dtype = np.dtype(specs[push.shards[0]].dtype if push.shards and push.shards[0] < len(specs) else "f4")
     group = bundle.group(push.shards)
     gradients = read_gradients(push, tensors, specs, dtype, group)

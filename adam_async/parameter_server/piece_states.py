@@ -29,7 +29,7 @@ from adam_async.run.store_checks import check_placed_store
 from adam_async.run.store_record import ArrayRecord, ArraysPiece, StoreRecord, joined_arrays
 from transport import RemoteProtocolError
 
-CONTENTS = 1
+CONTENTS = 2
 """Version of the encoding of states and entries."""
 
 CATALOGUE = StateName("", 0)

@@ -16,14 +16,15 @@ the others stay correct, because only the workers of a live generation may repor
 (`sender_checks.py`). In asp no replica waits for a clock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from adam_async.messages import Pull, Push, ReadShards, ReportSteps, Tick
-from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard import Shard, ShardTables
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.epoch_shares import most_clock
+from adam_async.run.group_ranges import MOST_BOUNDS, NO_GROUPS, groups_fault
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec
 
@@ -102,6 +103,8 @@ class QuestionChecks:
         self._most_weight = most_weight
         self._resumed_clock = resumed_clock
         self._most_epoch = resumed_epoch + 1
+        self._most_groups = 1 << 32
+        """Number of groups of an epoch, once it is known."""
         self._most_clock = resumed_clock + EARLY_STEPS
         self._least_bound = self._most_clock
         """Clock up to which questions pass without a look at the clocks of shards, in a store of clients."""
@@ -116,6 +119,7 @@ class QuestionChecks:
             groups: Number of its groups; None for a store without a program, whose only epoch has no end.
         """
         self._most_epoch = number + 1
+        self._most_groups = self._most_groups if groups is None else groups
         stands_at = max(first_clock, self._resumed_clock)
         if groups is None:
             self._most_clock = stands_at + MOST_STEPS
@@ -143,6 +147,7 @@ class QuestionChecks:
             case Tick():
                 text = self._repeated(body.shards) or self._epoch(body.epoch)
                 text = text or self._clock(body.clock) or self._leap(body)
+                text = text or self._groups(body.groups, body.shards, body.epoch)
             case ReportSteps():
                 text = self._step_reports(body)
             case Pull():
@@ -175,6 +180,8 @@ class QuestionChecks:
             if text:
                 return text
         if push.assign and (text := _assignment(push)):
+            return text
+        if push.groups and (text := self._groups(push.groups, push.shards, push.epoch)):
             return text
         if text := self._leap(push):
             return text
@@ -213,9 +220,40 @@ class QuestionChecks:
         text = _twice(report.shards)
         for step in report.steps:
             text = text or self._clock(step.clock) or self._weight(step.weight) or _twice(step.refused)
+            text = text or self._groups(step.groups, report.shards)
             if step.refused and max(step.refused) >= len(report.shards):
                 return f"it names {len(report.shards)} shards, and no place {max(step.refused)}"
         return text
+
+    def _groups(self, groups: tuple[int, ...], shards: tuple[int, ...], epoch: int = 0) -> str:
+        if not groups:
+            return ""
+        found = [self._state.shards.get(ShardId(number)) for number in shards]
+        several = {id(shard.tables): shard.tables for shard in found if shard is not None}
+        return self.fault_of_groups(groups, several.values(), epoch)
+
+    def fault_of_groups(self, groups: tuple[int, ...], several: Iterable[ShardTables], epoch: int = 0) -> str:
+        """Return why a push, a tick or a step may not name these groups; empty if it may.
+
+        Args:
+            several: Tables of its shards.
+            epoch: Epoch of the push or tick; 0 for none.
+        """
+        if not self._state.program:
+            return "it names groups, and a store without a program has none"
+        # One test lets a correct step of one range pass; the calls name the first of the faults.
+        if len(groups) != 3 or not 0 < groups[0] <= self._most_epoch or groups[1] >= groups[2]:
+            if text := groups_fault(groups) or self._epoch(groups[0]):
+                return text
+        if epoch and groups[0] != epoch:
+            return f"it is of epoch {epoch}, and its groups of epoch {groups[0]}"
+        if groups[-1] > self._most_groups:
+            return f"group {groups[-1] - 1}, and an epoch has {self._most_groups}"
+        for tables in several:
+            kept, again = tables.groups.get(groups[0], NO_GROUPS)
+            if max(len(kept), len(again)) + len(groups) > MOST_BOUNDS:
+                return f"its groups are too scattered: a shard keeps {MOST_BOUNDS // 2} ranges of an epoch"
+        return ""
 
     def _epoch(self, epoch: int) -> str:
         most = self._most_epoch
@@ -283,6 +321,8 @@ def _assignment(push: Push) -> str:
     """Return the fault of a push of values; empty if it has none."""
     if any(part.factors for part in push.parts):
         return "an assignment has values, not factors"
+    if push.groups:
+        return "an assignment sums no groups"
     return "an assignment has no clock" if push.clock or push.epoch else ""
 
 

@@ -65,6 +65,8 @@ class StepPush(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Epoch of the step's groups, in ssp and bsp; see `Push.epoch`."""
     assign: bool = False
     """Whether the tensors are values that replace those of the shards."""
+    groups: tuple[int, ...] = ()
+    """Groups of the step; see `Push.groups`."""
 
 
 class Receiver(Protocol):
@@ -405,6 +407,7 @@ class Session:
             pull=step.pull,
             epoch=step.epoch,
             assign=step.assign,
+            groups=step.groups,
         )
         exchange = PushExchange(
             session=self,

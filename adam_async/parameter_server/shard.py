@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from adam_async.parameter_server.bsp_barrier import PendingContributions
+from adam_async.run.group_ranges import GroupSets
 from adam_async.run.ids import Replica, Version
 from adam_async.run.shard_table import ShardSpec
 
@@ -116,6 +117,8 @@ class ShardTables:
     """Numbers of the newest refused pushes, per session: a repetition gets the same answer."""
     duplicates: int = 0
     """Number of pushes answered again without being applied."""
+    groups: GroupSets = field(default_factory=dict)
+    """Groups that pushes named, also refused ones, whichever session sent them; never changed in place."""
     shards: int = 1
     """Number of shards that have these tables."""
     shared_rows: set[int] = field(default_factory=set)
@@ -136,6 +139,7 @@ class ShardTables:
             self.refused,
             self.refusals.split(),
             self.duplicates,
+            self.groups,
             shards,
             {*self.staleness_of},
         )

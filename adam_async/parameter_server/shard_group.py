@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.parameter_server.shard import Shard, ShardTables
+from adam_async.run.group_ranges import GroupSets, with_groups
 
 STRIP_VALUES = 1 << 15
 """Maximum number of values of a strip of several shards: one round of the loop applies 32 pushes to it."""
@@ -150,6 +151,16 @@ def tables_of(shards: Sequence[Shard]) -> Iterable[ShardTables]:
         if id(shard.tables) in partly:
             shard.separate()
     return dict.fromkeys([shard.tables for shard in shards])
+
+
+def count_groups(named: tuple[int, ...], several: Iterable[ShardTables]) -> None:
+    """Add the groups of a push to the sets of tables of its shards alone; shared sets go on being shared."""
+    before: GroupSets | None = None
+    after: GroupSets = {}
+    for tables in several:
+        if tables.groups is not before:
+            before, after = tables.groups, with_groups(tables.groups, named)
+        tables.groups = after
 
 
 def share_equal_tables(shards: Iterable[Shard]) -> None:

@@ -25,7 +25,16 @@ from numpy.typing import NDArray
 
 from adam_async.messages import Part as PushedPart
 from adam_async.messages import check_tensor
-from adam_async.messages.bounds import Clock, Count, DrawnId, Epoch, PushNumber, ReplicaNumber, ShardNumber
+from adam_async.messages.bounds import (
+    Clock,
+    Count,
+    DrawnId,
+    Epoch,
+    GroupNumber,
+    PushNumber,
+    ReplicaNumber,
+    ShardNumber,
+)
 from adam_async.messages.bounds import Version as VersionNumber
 from adam_async.messages.tensors import UNREADABLE
 from adam_async.parameter_server.bsp_barrier import Contribution
@@ -44,6 +53,7 @@ from adam_async.parameter_server.shard import (
     Shard,
     ShardTables,
 )
+from adam_async.run.group_ranges import KEPT_EPOCHS, MOST_BOUNDS, GroupSet, groups_fault
 from adam_async.run.ids import Replica, ShardId, Version
 from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError
@@ -69,6 +79,9 @@ _ReplicaRow = Annotated[int, Meta(ge=OTHERS, le=(1 << 20) - 1)]
 _StalenessCounts = Annotated[dict[Count, Count], Meta(max_length=EXACT + 64)]
 
 
+_Ranges = Annotated[tuple[GroupNumber, ...], Meta(max_length=2 * MOST_BOUNDS)]
+
+
 class TablesState(msgspec.Struct, frozen=True, array_like=True):
     """The tables of some shards, as `ShardTables` has them."""
 
@@ -85,6 +98,8 @@ class TablesState(msgspec.Struct, frozen=True, array_like=True):
         Meta(max_length=MOST_ENTRIES),
     ]
     duplicates: Count
+    groups: Annotated[list[tuple[Epoch, _Ranges, _Ranges]], Meta(max_length=KEPT_EPOCHS)]
+    """Epoch, counted groups, and groups counted more than once."""
 
 
 class ContributionState(msgspec.Struct, frozen=True, array_like=True):
@@ -251,6 +266,10 @@ def read_piece(
         raise RemoteProtocolError("piece", "it has more tensors than its details name")
     for each in details.shards:
         _check_shard(each, len(details.tables), pushes, is_summed=bundle.summed)
+    for epoch, *sets in (kept for tables in details.tables for kept in tables.groups):
+        for ranges in sets:
+            if ranges and (text := groups_fault((epoch, *ranges))):
+                raise RemoteProtocolError("piece", text)
     return Piece(details, arrays, pushes)
 
 
@@ -352,6 +371,7 @@ def _tables_state(tables: ShardTables) -> TablesState:
         tables.refused,
         list(tables.refusals.whole().items()),
         tables.duplicates,
+        [(epoch, kept.groups, kept.again) for epoch, kept in tables.groups.items()],
     )
 
 
@@ -366,6 +386,7 @@ def _tables_of(state: TablesState) -> ShardTables:
         refused=state.refused,
         refusals=BySession((), dict(state.refusals)),
         duplicates=state.duplicates,
+        groups={epoch: GroupSet(groups, again) for epoch, groups, again in state.groups},
         shards=0,
     )
 

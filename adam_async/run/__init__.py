@@ -30,6 +30,7 @@ Files, in reading order:
     partition.py                     the cut of a model over workers (model parallelism); arrays, shards
     bundle_record.py, primary.py     replication: copies in sync and joining; the primary that clients use
     epoch_shares.py                  groups of an epoch dealt to replicas: in a pool, in ranges, in rounds
+    group_ranges.py                  sets of groups as ranges: those of a step, and those counted by a shard
     group_limits.py                  limits of leased groups, by which a worker refuses a data server's answer
     ids.py                           types of the ids and numbers in messages
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from adam_async.errors import ConfigError
+from adam_async.messages.bounds import MOST_RANGES
 from adam_async.run.bundle_record import DEFAULT_COPIES, MOST_COPIES
 from adam_async.run.cache_size import cache_limits, read_budget
 from adam_async.run.image_size import read_image_size
@@ -591,6 +592,7 @@ MOST = {
     "keep": 1_000_000,
     "images_per_group": 65_536,
     "in_flight": 4096,  # each has its own memory
+    "push_every": MOST_RANGES,
     "replicas": 1024,
     "partitions": 64,
     "servers": 64,  # one for each bucket

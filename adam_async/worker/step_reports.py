@@ -111,7 +111,13 @@ class StepReports:
 
         for part in self._parts:
             steps = [
-                StepReport(clock, group.lease.images, group.staleness, part.places(group.refused))
+                StepReport(
+                    clock,
+                    group.lease.images,
+                    group.staleness,
+                    part.places(group.refused),
+                    (group.lease.epoch, group.lease.number, group.lease.number + 1),
+                )
                 for clock, group in enumerate(groups, start=begin)
             ]
             self._client.report_steps(part.server, part.shards, tuple(steps), on_answer=answered)

@@ -16,6 +16,7 @@ from functools import partial
 from adam_async.messages import Finished
 from adam_async.parameter_server.client import ParameterClient, StepPush
 from adam_async.run.config import Config
+from adam_async.run.group_ranges import name_groups
 from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.puller import Landing, Puller
 from adam_async.worker.push_plan import PushBuffer, PushMessage, PushPlan
@@ -41,6 +42,8 @@ class Step:
     rate: float = 0.0
     landing: Landing | None = None
     """Pull after the step; None without a pull."""
+    named: tuple[int, ...] = ()
+    """Groups of the step; see `Push.groups`."""
     gone: set[int] = field(default_factory=set)
     """Indexes of messages sent while the others were computed."""
 
@@ -110,7 +113,13 @@ class Pusher:
                 self._log.note(group.lease, step.clock, group.read)
         self._weights.count_local_steps(_stepped_by_all(step.groups))
         first = step.groups[0]
-        step.rate = self._schedule.rate(first.lease.progress) if self._rate is None else self._rate
+        lease = first.lease
+        step.named = (lease.epoch, lease.number, lease.number + 1)
+        if len(step.groups) > 1:
+            # An epoch ends after the pushes of its groups, so a step has groups of one epoch.
+            assert all(group.lease.epoch == lease.epoch for group in step.groups)
+            step.named = name_groups(lease.epoch, [group.lease.number for group in step.groups])
+        step.rate = self._schedule.rate(lease.progress) if self._rate is None else self._rate
         if self._scaling is not None:
             unit = 1.0 if self._unit is None else self._unit / step.buffer.images
             self._scaling.apply(step.buffer, first.read.arrays, rate=step.rate, unit=unit)
@@ -153,6 +162,7 @@ class Pusher:
             rate=step.rate,
             pull=pulls,
             epoch=step.epoch,
+            groups=step.named,
         )
         self._client.push(
             message.server,

@@ -10,6 +10,7 @@ Stores and checkpoints:
     saved_states.py          states on disks: only those that servers gave, none older than before
     bundles.py               copies of a bundle: one log, one primary, equal values; clocks of clients
     checkpoints.py           checkpoints: all shards at one clock in bsp, enough updates in every mode
+    group_sets.py            groups that shards have counted, compared with the ledger after each epoch
 Controllers:
     terms.py                 one leader per term; votes and acknowledged entries, kept across restarts
     commits.py               equal entries and states; a new leader has all committed entries

@@ -28,6 +28,7 @@ several scenarios.
     training_cluster.py                       all roles, each on its own machine
     training_setups.py                        options of a run: consistency, partitions, rule, network
     training_faults.py                        faults of roles, clients and links, and the search for targets
+    group_watch.py                            groups on the shards, compared with the ledger of leases
     store_clients.py                          clients of stores beside the run
 `strangers`: unauthenticated clients, and members that break rules of the wire
     unauthenticated_clients.py                the scenario

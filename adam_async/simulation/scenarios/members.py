@@ -23,6 +23,7 @@ from adam_async.messages import role_table
 from adam_async.run.cluster_map import NodeRecord
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.runtime.traffic import Traffic
+from adam_async.simulation.checkers.group_sets import BEHIND, TWICE
 from adam_async.simulation.checkers.histories import check_kept
 from adam_async.simulation.faults import KINDS, Strike, strike_all
 from adam_async.simulation.nodes import Node, World
@@ -308,7 +309,7 @@ MEMBERS = Scenario(
     kinds=("crash", "kill", "freeze", "cut", "cut-one-way", "reset", "slow"),
     least_operations=100,  # groups count only after their epoch, and writes are few
     limit_s=300.0,
-    marks=("stops", "epochs cut short", "runs failed", "refused"),
+    marks=("stops", "epochs cut short", "runs failed", "refused", TWICE, BEHIND),
     plan=draw_plan,
     run=run,
 )

@@ -4,6 +4,9 @@ Workers compute no gradients. Short runs follow one another, each with its own o
 an epoch, an early end, a warm start, a resume half way, a stop, and the number of partitions. A run that
 loses its data servers fails, and the next one begins. A finished epoch has counted or skipped every image
 once.
+
+In place of pushes, a worker adds its groups to the set of its part, just before the report of these groups.
+At the end of an epoch the sets are compared with the ledger (`checkers.group_sets`).
 """
 
 import asyncio
@@ -20,6 +23,7 @@ from adam_async.controller.role import RoleSettings
 from adam_async.data_server.client import DataClient, ImageGroup, WorkerSlot
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.service import DataServer
+from adam_async.data_server.state import DataState
 from adam_async.driver.preparation import store_of
 from adam_async.driver.submission import submit, update_program
 from adam_async.errors import AdamError, DeadlineExceeded
@@ -28,6 +32,7 @@ from adam_async.model.named import mlp
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, NodeRecord, ready_word
 from adam_async.run.config import Config, Waits
 from adam_async.run.group_limits import GroupLimits
+from adam_async.run.group_ranges import NO_GROUPS, GroupSets, name_groups, with_groups
 from adam_async.run.program_record import ProgramRecord
 from adam_async.run.store_record import ArrayRecord, served_word
 from adam_async.run.training_program import ResumeRecord, TrainingProgram, read_training
@@ -35,6 +40,7 @@ from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.runtime.traffic import Traffic
+from adam_async.simulation.checkers.group_sets import check_groups, epoch_groups
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Setting
 from adam_async.simulation.pool import SimulatedPool
@@ -112,6 +118,10 @@ class ShortRuns:
         self._ledger = ledger
         self.ledger_leaders: dict[str, DataServer] = {}
         self.ended: dict[tuple[str, int], None] = {}
+        self._programs: dict[str, TrainingProgram] = {}
+        self._sets: dict[tuple[str, int], GroupSets] = {}
+        """Groups that workers have trained, by run and part."""
+        self._compared: set[tuple[str, int]] = set()
         self.going_on = True
         self._network = network
 
@@ -132,6 +142,7 @@ class ShortRuns:
                 images(),
                 make_pool=SimulatedPool,
                 available_bytes=lambda: 1 << 30,
+                observe=self._compare,
             )
             self.ledger_leaders[node.name] = server
             try:
@@ -168,6 +179,7 @@ class ShortRuns:
                         dice = self._world.dice.fork(f"run-{runs}")
                         program = draw_run(dice)
                         run = program.record(f"run-{runs}", membership.member)
+                        self._programs[run.id] = program
                         if dice.chance(STOPPED):
                             work = self._stop(membership, run.id, after_s=dice.between(0.5, 8.0))
                             group.create_task(work, name=f"stop-{run.id}")
@@ -233,6 +245,22 @@ class ShortRuns:
             if self._world.node(name).host.up:
                 server.state.check_invariants()
 
+    def _compare(self, run: str, state: DataState) -> None:
+        """Compare the groups of an ended epoch with the ledger, once. Raises Violation."""
+        key, program = (run, state.epoch), self._programs[run]
+        if key in self._compared:
+            return
+        self._compared.add(key)
+        resumed = program.resumed
+        before = resumed.finished if resumed is not None and resumed.epoch == state.epoch else ()
+        groups = epoch_groups(state, before=before)
+        assert groups is not None
+        sets = {
+            f"part {part}": self._sets.get((run, part), {}).get(state.epoch, NO_GROUPS)
+            for part in range(program.config.partitions)
+        }
+        check_groups(f"{run}/{state.epoch}", groups, sets, self._ledger.counts)
+
     async def train(
         self, node: Node, membership: Membership, network: TcpNetwork, identity: Identity, *, pace_s: float
     ) -> None:
@@ -288,6 +316,11 @@ class ShortRuns:
                 while client.has_group and len(taken) < AHEAD // 2:
                     taken.append(client.take())
                 await asyncio.sleep(pace_s * len(taken))
+                for each in taken:
+                    sets = self._sets.get((slot.run, slot.partition), {})
+                    named = name_groups(each.lease.epoch, (each.lease.number,))
+                    self._sets[slot.run, slot.partition] = with_groups(sets, named)
+                await asyncio.sleep(pace_s)  # a worker that is lost now has pushed without a report
                 for each in taken:
                     clock = max(clock, each.clock, each.sync_clock) + 1
                     epoch, number, attempt, count = msgspec.structs.astuple(each.lease)[:4]

@@ -8,10 +8,10 @@ shard, and are lost one after the other (`server_faults.py`); in the others two 
 faults only delay them. In a third of the seeds the driver is lost, too; the next driver takes the run over or
 replaces it. The invariants: the run ends in time; a driver takes over the run that waits for it; every epoch
 counts or skips every image once; the model learns; each acknowledged push is in the shards (I1), and no push
-counts twice (I2). Checkpoints are exact in bsp, and complete in every mode. The copies of a bundle have one
-log and equal values (`checkers.bundles`); after the last fault the pending pushes of clients end, and all
-copies return. Gradients cross the network, so a seed has the same replay hash on machines whose BLAS gives
-the same bits.
+counts twice (I2); the groups on the shards are those of the ledger (`checkers.group_sets`). Checkpoints are
+exact in bsp, and complete in every mode. The copies of a bundle have one log and equal values
+(`checkers.bundles`); after the last fault the pending pushes of clients end, and all copies return. Gradients
+cross the network, so a seed has the same replay hash on machines whose BLAS gives the same bits.
 """
 
 import asyncio
@@ -19,11 +19,13 @@ import asyncio
 from adam_async.run.config import Config, Waits
 from adam_async.run.result import RunResult
 from adam_async.runtime.random_streams import RandomStream
+from adam_async.simulation.checkers.group_sets import TWICE
 from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation, settle
 from adam_async.simulation.scenarios.bundle_watch import EVENTS, ROUND_OTHERWISE
+from adam_async.simulation.scenarios.group_watch import GroupWatch
 from adam_async.simulation.scenarios.store_clients import CLIENTS, StoreClients, draw_stores
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
@@ -222,8 +224,10 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     setup = setup_of(plan.options.settings, TRAINING)
     cluster = TrainingCluster(world, setup, ledger)
     clients = StoreClients(world, cluster, ledger)
+    groups = GroupWatch(world, cluster, ledger)
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(cluster.watch(), name="watch")
+        compares = group.create_task(groups.watch(), name="groups")
         strikes = TrainingFaults(world, cluster, ledger).strikes
         await strike_all(world, plan.faults, ledger, own=strikes)
         await clients.pending.answered(clients.waits_for_others)
@@ -233,6 +237,8 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
         await clients.stop()
         await asyncio.sleep(SETTLE_S)
         watch.cancel()
+        compares.cancel()
+    groups.check_end()
     check_result(cluster, result, ledger)
 
 
@@ -254,6 +260,7 @@ TRAIN = Scenario(
     marks=(
         "leaders struck",
         "trained again",
+        TWICE,
         "drivers lost",
         "runs taken over",
         "checkpoints within an epoch",

@@ -6,6 +6,7 @@ run depends on the time of the read.
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import lru_cache
@@ -26,6 +27,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.sources.datasets import DIGITS_FILE
 from adam_async.data_server.sources.npz import parse_npz
+from adam_async.data_server.state import DataState
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.takeover import Attach
@@ -135,6 +137,7 @@ class TrainingCluster:
         bundles: Observations of the parameter servers and their bundles.
         servers: Newest incarnation of each parameter server, by name.
         workers: Newest incarnation of each worker, by name.
+        epoch_ended: Called with a run and the leases of an ended epoch.
         networks: Network of the newest incarnation of each machine, by name.
         acknowledged: Number of acknowledged pushes to single shards, by session.
         driver: Machine of the driver, whose program ends with the run.
@@ -147,6 +150,7 @@ class TrainingCluster:
         self.bundles = BundleWatch(world, ledger)
         self.servers = self.bundles.servers
         self.workers: dict[str, ModelWorker] = {}
+        self.epoch_ended: Callable[[str, DataState], None] = lambda run, state: None
         self.networks: dict[str, TcpNetwork] = {}
         self.acknowledged: dict[int, int] = {}
         self._world = world
@@ -230,6 +234,7 @@ class TrainingCluster:
                 images(),
                 make_pool=SimulatedPool,
                 available_bytes=lambda: 1 << 30,
+                observe=lambda run, state: self.epoch_ended(run, state),
             )
             await self._supervise(node, server)
 

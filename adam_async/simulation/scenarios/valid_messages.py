@@ -134,6 +134,16 @@ class Facts:
             "stop": {"before-start": 0, "far": (1 << 31)},
             "number": {"ahead": 1 << 20},
             "shards": {"unknown": [1 << 20], "unsorted": list(self.shards[::-1])},
+            "groups": {
+                "no-range": [self.epoch],
+                "half-a-range": [self.epoch, 0],
+                "reversed": [self.epoch, 3, 1],
+                "overlapping": [self.epoch, 0, 4, 2, 6],
+                "no-epoch": [0, 0, 1],
+                "two-ahead": [self.epoch + 2, 0, 1],
+                "many": [self.epoch, 0, (1 << 32) - 1],
+                "scattered": [self.epoch, *range(1024)],
+            },
             "term": {"older": 0, "next": self.ledger_term + 1, "ahead": 1 << 20},
             "key": {"another-nodes": f"nodes/{self.others_node}", "unknown-key": "secrets"},
             "role": {"anothers": "controller"},
@@ -366,9 +376,11 @@ def _with_a_parameter_server(facts: Facts) -> list[Example]:
         epoch=facts.epoch,
     )
     problem = m.Problem(index=0, status=m.GAP, expected=1)
-    step = m.StepReport(clock=facts.clock, weight=2, staleness=0, refused=(0,))
+    groups = (facts.epoch, 0, 1, 3, 4)
+    step = m.StepReport(clock=facts.clock, weight=2, staleness=0, refused=(0,), groups=groups)
     return [
         Example(body=push, tensors=(zeros,)),
+        Example(body=msgspec.structs.replace(push, groups=groups), tensors=(zeros,), of="groups"),
         Example(body=m.Pushed(versions=(1,), problems=(problem,), clock=1), tensors=(zeros,)),
         Example(body=m.ReportSteps(**here, **sender, number=1, steps=(step,))),
         Example(body=m.StepsReported()),

@@ -24,6 +24,7 @@ from adam_async.parameter_server.log_entries import decode_entry, encode_entry, 
 from adam_async.parameter_server.shard_pieces import copy_piece, load_piece, read_piece
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import own_shards
+from adam_async.run.group_ranges import name_groups
 from adam_async.run.ids import BucketId, Replica, ShardId
 from adam_async.run.shard_table import ShardSpec
 
@@ -126,6 +127,7 @@ class Copy:
             (tables.version, tables.loaded, tables.refused),
             tables.refusals.whole(),
             tables.last_number.whole(),
+            sorted(tables.groups.items()),
             dict(tables.clocks),
             {replica: dict(counts) for replica, counts in tables.staleness_of.items() if counts},
             list(tables.early.items()),
@@ -191,6 +193,7 @@ class RandomPrimary:
         self.copy = copy
         self.random = random.Random(seed)
         self.numbers = np.random.default_rng(seed)
+        self.groups = random.Random(seed)
         self.proposed = []
         """Entries on their way to the other members."""
         self.log = []
@@ -253,6 +256,7 @@ class RandomPrimary:
             own_applied=(0,) * len(shards),
             epoch=self.epoch if state.clocked and kind != "assign" else 0,
             assign=kind == "assign",
+            groups=() if kind == "assign" else self.some_groups(),
         )
         tensors = self.tensors(parts, shards)
         group = state.bundle.group(push.shards)
@@ -276,6 +280,11 @@ class RandomPrimary:
         if self.random.random() < 0.1:
             tensors[-1][0] = self.random.choice((np.nan, np.inf, 1e308))
         return tensors
+
+    def some_groups(self):
+        dice = self.groups
+        numbers = [dice.randrange(40) for _ in range(dice.randrange(4))]
+        return name_groups(self.epoch + 1, numbers) if numbers else ()
 
     def normal(self, *shape):
         return np.ascontiguousarray(self.numbers.standard_normal(shape))

@@ -25,6 +25,7 @@ from adam_async.parameter_server.question_checks import QuestionChecks
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import own_shards
+from adam_async.run.group_ranges import name_groups
 from adam_async.run.ids import BucketId, Replica, ShardId
 from adam_async.run.shard_table import ShardSpec
 from transport import BufferPool, Message
@@ -132,7 +133,9 @@ def on_its_lane(**options):
 
 
 @pytest.mark.parametrize("rule", [Sgd(), Sgd(momentum=0.9), Adam()], ids=repr)
-@pytest.mark.parametrize("options", [{}, {"clocked": True}, {"scale_by_staleness": True}], ids=repr)
+@pytest.mark.parametrize(
+    "options", [{}, {"clocked": True}, {"scale_by_staleness": True}, {"program": True}], ids=repr
+)
 def test_both_ways_give_the_same_values_numbers_clocks_and_logs(rule, options):
     short, long = Server(rule, **options), Server(rule, **options)
     links, taken, dice = [Wire(), Wire()], 0, Random(3)
@@ -151,6 +154,7 @@ def test_both_ways_give_the_same_values_numbers_clocks_and_logs(rule, options):
             versions=(read,) * len(shards),
             own_applied=(dice.randrange(2) if number > 1 else 0,) * len(shards),
             clock=number if options.get("clocked") else 0,
+            groups=name_groups(1, (step, 7 * step % 60)) if step % 3 and options.get("program") else (),
         )
         link, values = links[client], values_of(step, shards)
         link.turn += 1
@@ -193,6 +197,10 @@ def test_both_ways_give_the_same_values_numbers_clocks_and_logs(rule, options):
         {"epoch": 1},
         {"assign": True},
         {"pull": False},
+        {"groups": (1, 3)},
+        {"groups": (1, 3, 3)},
+        {"groups": (2, 0, 1)},
+        {"groups": (1, 0, 4, 2, 5)},
         {"parts": (Part(factors=True, count=3),)},
         {"parts": (Part(factors=False, count=1), Part(factors=False, count=2))},
         {"shards": (0, 2, 1)},

@@ -167,6 +167,8 @@ NOT_UTF8 = np.frombuffer(packed(PUSH).tobytes().replace(b"\xa3run", b"\xa3\xff\x
         ([[packed(push_of(VECTORS, PUSH.parts, numbers=(1,))), DELTAS]], "differ in length"),
         ([[packed(push_of(VECTORS, PUSH.parts, weight=0)), DELTAS]], "weight"),
         ([[packed(PUSH, sums=True), DELTAS]], "only in bsp"),
+        ([[packed(push_of(VECTORS, PUSH.parts, groups=(1, 3, 2))), DELTAS]], "ranges of groups ascend"),
+        ([[packed(push_of(VECTORS, PUSH.parts, groups=(1, 3))), DELTAS]], "ranges of two numbers"),
         ([[packed(PUSH), DELTAS], [packed(PUSH, accepted=(0,)), DELTAS]], "different shards"),
         (
             [[packed(PUSH), DELTAS], [packed(push_of((2, 5, 3), PUSH.parts)), DELTAS]],

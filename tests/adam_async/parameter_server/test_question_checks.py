@@ -16,7 +16,7 @@ from adam_async.messages import (
     Tick,
     part_refusal,
 )
-from adam_async.parameter_server import sender_checks
+from adam_async.parameter_server import question_checks, sender_checks
 from adam_async.parameter_server.question_checks import (
     EARLY_STEPS,
     MOST_AHEAD,
@@ -25,6 +25,7 @@ from adam_async.parameter_server.question_checks import (
 )
 from adam_async.parameter_server.sender_checks import MOST_SESSIONS, MOST_UNNAMED, SenderChecks
 from adam_async.parameter_server.state import ServerState
+from adam_async.run.group_ranges import GroupSet, with_groups
 from adam_async.run.ids import Replica
 from tests.adam_async.parameter_server.test_state import push_of, shard_of
 from transport import Identity
@@ -87,6 +88,18 @@ def test_a_correct_question_is_taken(body):
         (RECORD, {"steps": (StepReport(1, 16, 0, (2,)),)}, "no place 2"),
         (RECORD, {"steps": (StepReport(1, 16, 0, (1, 1)),)}, "1 is named twice"),
         (RECORD, {"steps": (StepReport(1, 17, 0),)}, "weight 17"),
+        (PUSH, {"groups": (1,)}, "an epoch from 1 and ranges"),
+        (PUSH, {"groups": (0, 0, 1)}, "an epoch from 1 and ranges"),
+        (PUSH, {"groups": (1, 0, 1, 3)}, "an epoch from 1 and ranges"),
+        (PUSH, {"groups": (1, 3, 1)}, "1 follows 3"),
+        (PUSH, {"groups": (1, 0, 4, 4, 5)}, "4 follows 4"),
+        (PUSH, {"groups": (2, 0, 1)}, "epoch 2, and 1 is the next one"),
+        (PUSH, {"epoch": 1, "groups": (2, 0, 1)}, "epoch 2, and 1 is the next one"),
+        (PUSH, {"assign": True, "groups": (1, 0, 1)}, "an assignment sums no groups"),
+        (TICK, {"groups": (1, 0)}, "an epoch from 1 and ranges"),
+        (TICK, {"groups": (1 << 31, 0, 1)}, "epoch 2147483648"),
+        (RECORD, {"steps": (StepReport(1, 16, 0, (), (1, 5, 5)),)}, "5 follows 5"),
+        (RECORD, {"steps": (StepReport(1, 16, 0), StepReport(2, 16, 0, (), (2, 0, 1)))}, "epoch 2"),
     ],
 )
 def test_a_question_of_no_correct_client_is_refused_by_name(body, change, text):
@@ -105,6 +118,52 @@ def test_bounds_of_epochs_and_clocks_follow_the_run():
     assert checks.refusal(far, most_bytes=1) is None
     assert checks.refusal(msgspec.structs.replace(far, epoch=43), most_bytes=1) is not None
     assert checks.refusal(msgspec.structs.replace(far, clock=1 << 40), most_bytes=1) is not None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [PUSH, TICK, msgspec.structs.replace(RECORD, steps=(StepReport(1, 16, 0, (), (41, 0, 9)),))],
+    ids=lambda body: type(body).__name__,
+)
+def test_groups_are_those_of_a_known_epoch_of_the_run(body):
+    def refusal(*groups, **fields):
+        if isinstance(body, ReportSteps):
+            steps = (StepReport(1, 16, 0, (), groups),)
+            return checks.refusal(msgspec.structs.replace(body, steps=steps), most_bytes=MOST_BYTES)
+        return checks.refusal(msgspec.structs.replace(body, groups=groups, **fields), most_bytes=MOST_BYTES)
+
+    checks = checks_of(resumed_epoch=40)
+    assert refusal(41, 0, 1 << 32) is None, "the number of groups is not known yet"
+    checks.epoch_began(41, first_clock=0, groups=1000)
+    assert refusal(41, 0, 1000) is None
+    assert refusal(42, 0, 1, 999, 1000) is None
+    assert "group 1000, and an epoch has 1000" in refusal(41, 0, 1001).text
+    assert "epoch 43, and 42 is the next one" in refusal(43, 0, 1).text
+    if not isinstance(body, ReportSteps):
+        text = "it is of epoch 42, and its groups of epoch 41"
+        assert text in refusal(41, 0, 1, epoch=42).text
+        assert refusal(42, 0, 1, epoch=42) is None
+
+
+def test_a_client_of_a_store_without_a_program_names_no_groups():
+    state = ServerState(store="run", generation=1, shards=[shard_of(0)], program=False)
+    checks = QuestionChecks(state, specs_of(state), most_weight=16)
+    push = push_of((0,), (1,), clock=0, groups=(1, 0, 1))
+    assert "a store without a program has none" in checks.refusal(push, most_bytes=MOST_BYTES).text
+
+
+@pytest.mark.parametrize("shards", [(0, 1), (1, 0), (0, 1, 2)])
+def test_the_ranges_that_a_shard_keeps_are_bounded(monkeypatch, shards):
+    monkeypatch.setattr(question_checks, "MOST_BOUNDS", 20)
+    checks = checks_of()
+    scattered = (1, *range(0, 20, 1))
+    checks._state.shards[0].separate().groups = with_groups({}, (*scattered[:-2],))
+    fits = push_of(shards, (1,) * len(shards), groups=(1, 100, 101))
+    assert "too scattered: a shard keeps 10 ranges" in checks.refusal(fits, most_bytes=MOST_BYTES).text
+    others = push_of((1, 2), (1, 1), groups=(1, 100, 101))
+    assert checks.refusal(others, most_bytes=MOST_BYTES) is None
+    checks._state.shards[0].tables.groups = {1: GroupSet((0, 50), tuple(range(0, 40, 2)))}
+    assert checks.refusal(fits, most_bytes=MOST_BYTES) is not None
 
 
 def test_an_answer_that_fits_into_no_message_is_refused_before_it_is_made():

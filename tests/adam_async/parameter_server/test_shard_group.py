@@ -19,9 +19,10 @@ from adam_async.parameter_server.events import (
     TickArrived,
 )
 from adam_async.parameter_server.shard import Shard
-from adam_async.parameter_server.shard_group import ShardGroup
+from adam_async.parameter_server.shard_group import ShardGroup, count_groups
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import own_shards
+from adam_async.run.group_ranges import name_groups
 from adam_async.run.ids import BucketId, ShardId
 from adam_async.run.shard_table import ShardSpec
 
@@ -96,6 +97,7 @@ class Server:
                 assert array.tobytes() == twin.rule_state[name].tobytes()
             for name in ("version", "last_number", "clocks", "staleness_of", "refused", "duplicates"):
                 assert getattr(shard, name) == getattr(twin, name), (number, name)
+            assert shard.tables.groups == twin.tables.groups, number
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
@@ -136,6 +138,7 @@ def test_pushes_pulls_and_ticks_of_any_shards_leave_what_separate_shards_have(ru
                 versions=tuple(max(version - int(dice.integers(2)), 0) for version in current),
                 own_applied=(0,) * len(some),
                 pull=bool(dice.random() < 0.5),
+                groups=name_groups(1, (step % 40,)) if step % 5 else (),
             )
             with np.errstate(over="ignore", invalid="ignore"):
                 answers = one.push(step, push, flat)
@@ -178,6 +181,20 @@ def test_small_shards_of_a_message_are_one_strip_and_share_tables_until_one_is_n
     assert both.own_tables() is None
     assert both.versions() == (1, 2)
     assert rest.own_tables().version == 0
+
+
+def test_shards_with_equal_sets_share_one_and_a_push_to_some_leaves_the_others():
+    shards = own_shards(specs_of(), [Sgd()])
+    tables = [shard.separate() for shard in shards]
+    count_groups((1, 0, 4), tables)
+    assert len({id(each.groups) for each in tables}) == 1
+    before = tables[0].groups
+    count_groups((1, 2, 6), tables[:2])
+    assert tables[0].groups is tables[1].groups == {1: ((0, 6), (2, 4))}
+    assert {id(each.groups) for each in tables[2:]} == {id(before)}
+    assert before == {1: ((0, 4), ())}
+    split = shards[0].tables.split(0)
+    assert split.groups is tables[0].groups
 
 
 def test_a_strip_has_at_most_the_values_that_a_round_applies(monkeypatch):

@@ -19,6 +19,7 @@ from adam_async.parameter_server.shard_pieces import (
     read_piece,
 )
 from adam_async.parameter_server.storage import own_shards
+from adam_async.run.group_ranges import MOST_BOUNDS
 from tests.adam_async.parameter_server.copies import (
     HERE,
     PIECES,
@@ -69,6 +70,18 @@ def test_a_piece_has_all_pending_contributions():
         for each in shard.pending.waiting.values()
     ]
     assert max(waiting) > 1, "a sum of several pushes travels in the test above"
+
+
+@pytest.mark.parametrize("options", [{}, BSP], ids=["asp", "bsp"])
+def test_the_groups_of_shards_travel_with_their_pieces(options):
+    found = [
+        shard.tables.groups
+        for seed in range(3)
+        for shard in busy_primary(Sgd(), seed, **options).bundle.shards.values()
+    ]
+    assert all(found), "the sets of every shard travel in the test above"
+    assert any(kept.again for groups in found for kept in groups.values())
+    assert any(len(kept.groups) > 2 for groups in found for kept in groups.values())
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -193,6 +206,13 @@ NESTED = np.frombuffer(b"\x94\x90\x90\x90" + b"\x91" * 5000 + b"\xc0", np.uint8)
         (lambda tensors: with_tables(tensors, last_number=[(SESSION, 1 << 48)]), "its details"),
         (lambda tensors: with_tables(tensors, refusals=[(SESSION, (1,))] * (MOST_ENTRIES + 1)), "length"),
         (lambda tensors: with_tables(tensors, refusals=[(SESSION, (1,) * (MOST_REFUSALS + 1))]), "length"),
+        (lambda tensors: with_tables(tensors, groups=[(1, (0, 2, 1, 3), ())]), "ranges of groups"),
+        (lambda tensors: with_tables(tensors, groups=[(1, (0, 4), (3, 3))]), "ranges of groups"),
+        (lambda tensors: with_tables(tensors, groups=[(1, (0, 4, 5), ())]), "ranges of two numbers"),
+        (lambda tensors: with_tables(tensors, groups=[(0, (0, 4), ())]), "an epoch from 1"),
+        (lambda tensors: with_tables(tensors, groups=[(1, (-1, 4), ())]), "its details"),
+        (lambda tensors: with_tables(tensors, groups=[(n, (), ()) for n in range(1, 5)]), "length"),
+        (lambda tensors: with_tables(tensors, groups=[(1, (0,) * (2 * MOST_BOUNDS + 1), ())]), "length"),
         (lambda tensors: with_shard(tensors, contributions=[(1000, 77, 0)]), "push 77"),
         (lambda tensors: with_shard(tensors, contributions=[(1000, 0, -1)]), "its details"),
         (lambda tensors: with_shard(tensors, contributions=[(0, 0, 0)]), "reached|no place"),

@@ -622,6 +622,53 @@ def test_the_record_of_a_replica_that_was_given_up_moves_no_clock():
     assert server.shard().version == 1
 
 
+def test_a_shard_counts_the_groups_of_each_push_once_whichever_session_sends_them():
+    server = Server()
+    server.push("first", (0, 1), (1, 1), groups=(1, 0, 2))
+    server.push("first again", (0, 1), (1, 1), groups=(1, 0, 2))
+    server.drain()
+    server.push("repeated", (0, 1), (1, 1), groups=(1, 0, 2))
+    server.push("gap", (0, 1), (3, 3), groups=(1, 5, 6))
+    assert server.shard(0).tables.groups == {1: ((0, 2), ())}
+    server.push("other session", (1,), (1,), session=2, groups=(1, 1, 3))
+    server.push("not finite", (0, 1), (2, 2), finite=[True, False], groups=(1, 7, 8))
+    server.push("no groups", (0, 1), (3, 3))
+    server.drain()
+    assert server.shard(0).tables.groups == {1: ((0, 2, 7, 8), ())}
+    assert server.shard(1).tables.groups == {1: ((0, 3, 7, 8), (1, 2))}
+
+
+def test_a_forgotten_session_and_an_ended_generation_leave_their_groups():
+    server = Server(live=(ZERO, ONE))
+    server.push("push", (0, 1), (1, 1), groups=(1, 0, 2))
+    server.drain()
+    server.tell(replica_generations(ONE))
+    server.state.forget([(1, 1)])
+    assert not server.shard().last_number
+    assert server.shard().tables.groups == {1: ((0, 2), ())}
+    server.tell(EpochBegan(2, 0))
+    assert server.shard().tables.groups == {1: ((0, 2), ())}
+
+
+def test_the_groups_of_reported_steps_are_counted_on_every_shard_refused_or_not():
+    server = Server()
+    steps = [(1, 0, (), (1, 4, 5)), (2, 0, (1,), (1, 5, 6)), (3, 0, (), (2, 0, 1)), (4, 0)]
+    server.record("steps", 1, steps)
+    server.record("again", 1, steps)
+    for number in (0, 1):
+        assert server.shard(number).tables.groups == {1: ((4, 6), ()), 2: ((0, 1), ())}
+
+
+@pytest.mark.parametrize("finite", [True, [True, False]])
+def test_in_bsp_a_contribution_counts_its_groups_before_its_sum_is_complete(finite):
+    server = Server(live=(ZERO, ONE), clocked=True, summed_weight=2)
+    server.push("push", (0, 1), (1, 1), finite=finite, groups=(1, 3, 4))
+    assert server.shard(0).pending.clock == 0
+    assert [server.shard(number).tables.groups for number in (0, 1)] == [{1: ((3, 4), ())}] * 2
+    server.push("late", (0, 1), (2, 2), clock=1, groups=(1, 4, 5))
+    assert server.shard(1).tables.groups == {1: ((3, 5), ())}, "a refused contribution uses up its groups"
+
+
 def test_statistics_add_up():
     server = Server()
     server.push("a", (0, 1), (1, 1))

@@ -50,6 +50,7 @@ async def test_every_step_is_counted_on_every_shard_and_its_group_finished(netwo
             assert shard.version == shard.last_number[100, client._session.incarnation] == 2 * STEPS
             assert shard.staleness == {at: len(range(at, 2 * STEPS, 3)) for at in range(3)}
             assert shard.clocks == {0: 10 + 2 * STEPS}
+            assert shard.tables.groups == {1: ((0, 2 * STEPS), ())}
 
 
 async def test_steps_travel_a_few_at_a_time_and_the_rest_when_nothing_more_waits():

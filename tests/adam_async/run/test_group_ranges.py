@@ -1,0 +1,132 @@
+"""Sets of groups as ranges: equal to Python's sets, in one form, within bounds."""
+
+import random
+
+import pytest
+
+from adam_async.run.group_ranges import (
+    KEPT_EPOCHS,
+    NO_GROUPS,
+    GroupSet,
+    common,
+    groups_fault,
+    name_groups,
+    united,
+    with_groups,
+    without,
+)
+
+
+def numbers_of(ranges):
+    assert not ranges or groups_fault((1, *ranges)) == "", "ranges have one form"
+    return {n for start, stop in zip(ranges[::2], ranges[1::2], strict=True) for n in range(start, stop)}
+
+
+def random_ranges(dice, most=30):
+    return name_groups(1, [dice.randrange(most) for _ in range(dice.randrange(12))])[1:]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranges_are_those_of_sets(seed):
+    dice = random.Random(seed)
+    for _ in range(100):
+        one, other = random_ranges(dice), random_ranges(dice)
+        start = dice.randrange(30)
+        stop = start + 1 + dice.randrange(10)
+        span = set(range(start, stop))
+        assert numbers_of(united(one, start, stop)) == numbers_of(one) | span
+        assert numbers_of(common(one, start, stop)) == numbers_of(one) & span
+        assert numbers_of(without(one, other)) == numbers_of(one) - numbers_of(other)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "start", "stop", "expected"),
+    [
+        ((), 3, 5, (3, 5)),
+        ((3, 5), 5, 7, (3, 7)),
+        ((3, 5), 1, 3, (1, 5)),
+        ((3, 5, 7, 9), 5, 7, (3, 9)),
+        ((3, 5, 7, 9), 0, 20, (0, 20)),
+        ((3, 5, 7, 9), 4, 8, (3, 9)),
+        ((3, 9), 4, 6, (3, 9)),
+        ((3, 5), 3, 5, (3, 5)),
+        ((0, 1), (1 << 32) - 2, (1 << 32) - 1, (0, 1, (1 << 32) - 2, (1 << 32) - 1)),
+    ],
+)
+def test_a_range_joins_those_that_it_overlaps_or_touches(ranges, start, stop, expected):
+    assert united(ranges, start, stop) == expected
+
+
+def test_a_step_names_its_groups_in_any_order():
+    assert name_groups(2, [7, 1, 0]) == name_groups(2, (0, 1, 7)) == (2, 0, 2, 7, 8)
+    assert name_groups(1, [4]) == (1, 4, 5)
+
+
+@pytest.mark.parametrize("named", [(), (1, 0, 1), (1, 0, 2, 3, 4), (9, 5, 6, 7, 1 << 32)])
+def test_correct_names_have_no_fault(named):
+    assert groups_fault(named) == ""
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        (1,),
+        (1, 0),
+        (1, 0, 1, 2),
+        (0, 0, 1),
+        (1, 1, 1),
+        (1, 2, 1),
+        (1, 0, 2, 2, 3),
+        (1, 0, 4, 2, 6),
+        (1, 4, 6, 0, 2),
+        (1, 0, 2, 0, 2),
+    ],
+)
+def test_a_tuple_that_names_no_groups_has_a_fault(named):
+    assert groups_fault(named)
+
+
+def test_a_set_has_the_groups_that_came_again():
+    sets = with_groups({}, (1, 0, 4))
+    sets = with_groups(sets, (1, 2, 6))
+    assert sets == {1: GroupSet((0, 6), (2, 4))}
+    sets = with_groups(sets, (1, 0, 1, 5, 7))
+    assert sets == {1: GroupSet((0, 7), (0, 1, 2, 4, 5, 6))}
+    sets = with_groups(sets, (1, 2, 4))
+    assert sets[1].again == (0, 1, 2, 4, 5, 6), "a third time changes nothing"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_sets_are_those_of_counts(seed):
+    dice, sets, counts = random.Random(seed), {}, {}
+    for _ in range(60):
+        named = name_groups(1, [dice.randrange(40) for _ in range(1 + dice.randrange(5))])
+        before = sets
+        copy = dict(before)
+        sets = with_groups(sets, named)
+        assert before == copy, "sets are never changed in place"
+        for number in numbers_of(named[1:]):
+            counts[number] = counts.get(number, 0) + 1
+    assert numbers_of(sets[1].groups) == set(counts)
+    assert numbers_of(sets[1].again) == {number for number, count in counts.items() if count > 1}
+
+
+def test_the_newest_epochs_are_kept():
+    sets = {}
+    for epoch in range(1, 20):
+        sets = with_groups(sets, (epoch, 0, epoch))
+    assert sorted(sets) == [17, 18, 19]
+    assert len(sets) == KEPT_EPOCHS
+    assert with_groups(sets, (3, 0, 1)) is sets, "the set of an older epoch is dropped"
+    assert sets.get(3, NO_GROUPS) == ((), ())
+    assert with_groups(sets, (18, 40, 41))[18] == ((0, 18, 40, 41), ())
+
+
+def test_groups_in_order_and_in_any_order_give_one_range():
+    numbers = list(range(1000))
+    for seed in range(3):
+        sets = {}
+        for number in numbers:
+            sets = with_groups(sets, (1, number, number + 1))
+        assert sets == {1: GroupSet((0, 1000), ())}
+        random.Random(seed).shuffle(numbers)
