@@ -201,9 +201,10 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
                 f"{len(versions)} versions and values {flat.dtype}{flat.shape} do not fit "
                 f"{len(message.shards)} shards of {message.size} values {message.dtype}",
             )
-        self.calls.note_versions(message.index, versions)
         assert self._read is not None
-        self._read[message.index] = versions
+        read = np.array(versions, np.int64)
+        self._read[message.index] = read
+        self.calls.note_versions(message.index, read)
         self.clocks.append(clock)
         if len(message.ranges) > 1:
             flat.flags.writeable = False
@@ -387,11 +388,13 @@ class Calls:
         if not push.assign:
             self._pushed |= shards
 
-    def note_versions(self, index: slice | NDArray[np.intp], versions: Sequence[int]) -> None:
+    def note_versions(
+        self, index: slice | NDArray[np.intp], versions: Sequence[int] | NDArray[np.int64]
+    ) -> None:
         """Take note of the versions of an answer."""
         seen = self._seen
-        if len(versions) == 1 and isinstance(index, slice):
-            # One shard is the usual case of small stores; numpy would take half of the call's time.
+        if isinstance(index, slice) and index.stop - index.start == 1:
+            # One shard is the usual case of small stores; numpy would take several times as long.
             seen[index.start] = max(versions[0], seen[index.start])
         else:
             seen[index] = np.maximum(seen[index], versions)

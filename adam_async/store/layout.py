@@ -4,10 +4,9 @@ A message goes to one server, and names shards of one rule and one type only (a 
 their numbers. The layout caches the plan of each set of names.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,15 +65,6 @@ class ShardMessage:
     zeros: tuple[int, ...]
     """A zero for each shard."""
 
-    def gather(self, flat: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-        """Return the values of the message, from flat arrays by name; a view if they are one range."""
-        if self.whole:
-            return np.concatenate([*map(flat.__getitem__, self.names)])
-        if len(self.ranges) == 1:
-            only = self.ranges[0]
-            return flat[only.name] if only.is_whole else flat[only.name][only.start : only.stop]
-        return np.concatenate([flat[each.name][each.start : each.stop] for each in self.ranges])
-
 
 class Place(NamedTuple):
     """Range of a whole array in the answer to a message of several arrays."""
@@ -85,48 +75,29 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-_KIND = attrgetter("__class__", "dtype", "shape")
-"""Function that returns what a fast check compares of an array."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorePlan:
     """The messages for all shards of some arrays.
 
     Attributes:
         names: Names of the arrays.
-        kinds: Class, type and shape of each array in the form that needs no conversion.
+        dtypes: Type of each array.
+        shapes: Shape of each array.
+        picks: For each message of whole arrays, a function that picks these from a list of all arrays; None
+            for other messages.
+        positions: Position of each array in the lists.
         places: Ranges of the arrays in answers to messages of several arrays.
         apart: Arrays with memory of their own: they are cut into several messages, or alone in one.
     """
 
     messages: tuple[ShardMessage, ...]
     names: tuple[str, ...]
-    kinds: list[tuple[type, np.dtype[Any], tuple[int, ...]]]
+    dtypes: list[np.dtype[Any]]
+    shapes: list[tuple[int, ...]]
+    picks: tuple[Callable[[list[NDArray[Any]]], Any] | None, ...]
+    positions: Mapping[str, int]
     places: Mapping[str, Place]
     apart: tuple[ArrayRecord, ...]
-
-    def gather(self, arrays: Mapping[str, Any]) -> list[NDArray[Any]] | None:
-        """Return the values of each message, after a fast check of all arrays.
-
-        Returns None if an array is not a plain one, or has another shape or type, or may have a value that is
-        not finite.
-        """
-        given = [*map(arrays.__getitem__, self.names)]
-        try:
-            if [*map(_KIND, given)] != self.kinds:
-                return None
-        except AttributeError:  # a list, a number, or factors
-            return None
-        # Contiguous, as a message needs it: `reshape` may keep the strides of a column.
-        flat = dict(zip(self.names, map(np.ndarray.ravel, given), strict=True))
-        found = []
-        for message in self.messages:
-            values = message.gather(flat)
-            if not isfinite(np.vdot(values, values)):
-                return None
-            found.append(values)
-        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,10 +162,14 @@ class StoreLayout:
                 if each.is_whole
             }
             records = [self.arrays[name] for name in names]
+            positions = {name: position for position, name in enumerate(names)}
             plan = StorePlan(
                 messages=messages,
                 names=names,
-                kinds=[(np.ndarray, np.dtype(record.dtype), record.shape) for record in records],
+                dtypes=[np.dtype(record.dtype) for record in records],
+                shapes=[record.shape for record in records],
+                picks=tuple([_pick(message, positions) if message.whole else None for message in messages]),
+                positions=positions,
                 places=places,
                 apart=tuple([record for record in records if record.name not in places]),
             )
@@ -267,6 +242,13 @@ class StoreLayout:
             )
             for server, specs in by_server.items()
         )
+
+
+def _pick(message: ShardMessage, positions: Mapping[str, int]) -> Callable[..., Any]:
+    """Return a function that picks the arrays of a message, which has several, from a list of all arrays."""
+    wanted = [positions[name] for name in message.names]
+    together = slice(wanted[0], wanted[0] + len(wanted))
+    return itemgetter(together) if wanted == [*range(together.start, together.stop)] else itemgetter(*wanted)
 
 
 def _index(specs: Sequence[ShardSpec]) -> slice | NDArray[np.intp]:

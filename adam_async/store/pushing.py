@@ -1,7 +1,9 @@
 """Pure: the messages of one push of a store, from gradients by name."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from numbers import Real
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -79,7 +81,7 @@ class PushMessages:
             raise StoreError(f"weight is a whole number from 1 to {MOST_WEIGHT}, not {weight!r}")
         plan = self._plan(gradients, rate)
         scale = weight if self._is_summed else 1
-        gathered = plan.gather(gradients)
+        gathered = _gather_plain(plan, gradients)
         if gathered is not None:
             if scale != 1:
                 gathered = [values * values.dtype.type(scale) for values in gathered]
@@ -104,7 +106,7 @@ class PushMessages:
                     flat[name] = (errors @ activations.T).reshape(-1)
         if found:
             plan = self._plan(flat, rate)
-        dense = self._outgoing(plan, [message.gather(flat) for message in plan.messages], rate)
+        dense = self._outgoing(plan, _gather(plan, [*map(flat.__getitem__, plan.names)]), rate)
         return None if found else plan, found + dense
 
     def _checked_rates(self, rate: float | Mapping[str, float]) -> Rate:
@@ -155,6 +157,50 @@ class PushMessages:
                 )
             )
         return found
+
+
+_DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
+
+
+def _gather_plain(plan: StorePlan, arrays: Mapping[str, Any]) -> list[NDArray[Any]] | None:
+    """Return the values of each message, after a fast check of all arrays.
+
+    Returns None if an array is not a plain one, or has another shape or type, or may have a value that is not
+    finite.
+    """
+    # A few C functions over all arrays: Python code for each of many small arrays would take most of a push.
+    given = [*map(arrays.__getitem__, plan.names)]
+    if (
+        [*map(type, given)].count(np.ndarray) < len(given)
+        or [*map(_DTYPE, given)] != plan.dtypes
+        or [*map(_SHAPE, given)] != plan.shapes
+    ):
+        return None
+    gathered = _gather(plan, given)
+    for values in gathered:
+        if not isfinite(np.vdot(values, values)):
+            return None
+    return gathered
+
+
+def _gather(plan: StorePlan, given: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Return the values of each message, from the arrays of a plan; a view if they are one range."""
+    found, positions = [], plan.positions
+    for message, pick in zip(plan.messages, plan.picks, strict=True):
+        ranges = message.ranges
+        if pick is not None:
+            try:  # `join` works less than `concatenate` for each array
+                values = np.frombuffer(b"".join(pick(given)), message.dtype)
+            except TypeError:  # an array is not C-contiguous
+                values = np.concatenate([array.ravel() for array in pick(given)])
+        elif len(ranges) == 1:
+            values = given[positions[ranges[0].name]].ravel()[ranges[0].start : ranges[0].stop]
+        else:
+            values = np.concatenate(
+                [given[positions[each.name]].ravel()[each.start : each.stop] for each in ranges]
+            )
+        found.append(values)
+    return found
 
 
 def _checked_rate(rate: object) -> float:
