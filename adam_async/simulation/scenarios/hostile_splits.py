@@ -29,6 +29,8 @@ class _Pair:
     state: ServerState
     first: Shard
     other: Shard
+    version: int
+    """Version of the first shard when they shared tables."""
 
 
 def _pairs(states: Sequence[ServerState]) -> Iterator[_Pair]:
@@ -38,7 +40,7 @@ def _pairs(states: Sequence[ServerState]) -> Iterator[_Pair]:
         for shard in state.shards.values() if state.live else ():
             first = seen.setdefault(id(shard.tables), shard)
             if first is not shard:
-                yield _Pair(state, first, shard)
+                yield _Pair(state, first, shard, first.version)
                 break
 
 
@@ -107,6 +109,10 @@ async def split_tables(
 
 
 def _has_split(pair: _Pair, mine: Session) -> bool:
-    """Return whether the push of a session alone keeps the tables of two shards apart."""
+    """Return whether the push of a session alone has split the tables of two shards.
+
+    If other pushes were applied since the peer found the pair, one of these may have named a shard apart.
+    """
     first, other = pair.first.last_number, pair.other.last_number
-    return mine in first and {**first, mine: 0} == {**other, mine: 0}
+    is_alone = pair.first.version == pair.version + 1
+    return is_alone and mine in first and {**first, mine: 0} == {**other, mine: 0}
