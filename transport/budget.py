@@ -102,8 +102,7 @@ class Account:
             budget = self.budget
             self.held_bytes += nbytes
             budget.held_bytes += nbytes
-            beyond = self.held_bytes - self.part_bytes
-            if beyond > 0:
+            if (beyond := self.held_bytes - self.part_bytes) > 0:
                 budget.beyond_bytes += min(beyond, nbytes)
 
     def release(self, nbytes: int) -> None:
@@ -117,8 +116,7 @@ class Account:
         if nbytes > self.held_bytes:
             raise ValueError(f"{nbytes} bytes are released of {self.held_bytes} that are held")
         budget = self.budget
-        beyond = self.held_bytes - self.part_bytes
-        if beyond > 0:
+        if (beyond := self.held_bytes - self.part_bytes) > 0:
             budget.beyond_bytes -= min(beyond, nbytes)
         self.held_bytes -= nbytes
         budget.held_bytes -= nbytes

@@ -14,6 +14,7 @@ address space is bounded as well.
 The decoder raises only `ProtocolError`, after which it must be discarded.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from struct import Struct
 from typing import Any, Final, Protocol
@@ -43,7 +44,7 @@ from transport.frames import (
     kind_name,
 )
 from transport.messages import Message
-from transport.tensors import Layout, Tensor, raw_bytes, read_layout
+from transport.tensors import REMEMBERED_BYTES, Tensor, TensorSpec, raw_bytes, read_layout, remembered_layout
 
 _CHECKED_BYTES: Final = 28
 _UINT8 = np.dtype(np.uint8)
@@ -175,11 +176,11 @@ class _Arrival:
         return _make_frame((self.kind, self.request_id, message, self.payload_bytes, self.frame_bytes))
 
 
-def _pieces(layout: Layout, tensors: tuple[Tensor, ...]) -> list[memoryview]:
+def _pieces(specs: Sequence[TensorSpec], tensors: tuple[Tensor, ...]) -> list[memoryview]:
     """List the memory of registered arrays, with scratch memory for the padding between them."""
     pieces: list[memoryview] = []
     end = 0
-    for spec, tensor in zip(layout.specs, tensors, strict=True):
+    for spec, tensor in zip(specs, tensors, strict=True):
         if spec.offset > end:
             pieces.append(memoryview(bytearray(spec.offset - end)))
         # `raw_bytes` takes no empty array, and an empty piece would be an empty buffer for the loop.
@@ -189,8 +190,8 @@ def _pieces(layout: Layout, tensors: tuple[Tensor, ...]) -> list[memoryview]:
     return pieces
 
 
-def _empty_arrays(layout: Layout) -> tuple[Tensor, ...]:
-    return tuple([np.empty(spec.shape, spec.dtype) for spec in layout.specs])
+def _empty_arrays(specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:
+    return tuple([np.empty(spec.shape, spec.dtype) for spec in specs])
 
 
 class FrameDecoder:
@@ -231,11 +232,10 @@ class FrameDecoder:
         if self._need:
             assert self._current is not None
             return self._current.scatter.room(self._need)
-        end = self._end
-        if end == 0:
-            # Between chunks a longer read would put payload bytes into the scratch and cost a copy.
-            return self._offer if self._large is None else self._prelude
-        return self._view[end : end + self._scratch_bytes]
+        if self._end:
+            return self._view[self._end : self._end + self._scratch_bytes]
+        # Between chunks a longer read would put payload bytes into the scratch and cost a copy.
+        return self._offer if self._large is None else self._prelude
 
     def updated(self, count: int) -> list[Frame]:
         """Decode ``count`` bytes written to `get_buffer`; return the frames that they complete.
@@ -246,66 +246,45 @@ class FrameDecoder:
         if self._need:
             return self._filled(count)
         frames: list[Frame] = []
-        scratch = self._scratch
-        view = self._view
-        start = 0
-        end = self._end + count
+        scratch, view = self._scratch, self._view
+        start, end = 0, self._end + count
         while end - start >= PRELUDE_BYTES:
             first, request_id, meta_length, payload_length, crc = _DECODE(scratch, start)
-            body = start + PRELUDE_BYTES
             # One test passes the common case; `_check_prelude` names the fault or passes the unusual case.
             known = _STARTS.get(first)
             if known is None or meta_length > self._max_meta_bytes or payload_length > MAX_CHUNK_BYTES:
                 known = self._check_prelude(first, meta_length, payload_length)
             kind, flags = known
-            position = body + meta_length
-            if position > end:
+            payload = start + PRELUDE_BYTES + meta_length
+            if payload > end:
                 break  # the rest of the meta arrives with the next read
-            packed = scratch[body:position]
+            packed = scratch[start + PRELUDE_BYTES : payload]
             # The CRC first: the decoder of metas gets no byte of a damaged head.
             if crc32(packed, crc32(scratch[start : start + _CHECKED_BYTES])) != crc:
                 raise RemoteProtocolError("checksum", f"prelude and meta of a {kind_name(kind)} are damaged")
-            head_bytes = position - start
-            start = position
-            if flags >= CHECKED:
-                packed = self._open_checked(packed, payload_length)
-            if kind <= _LAST_WITH_META:
-                try:
-                    name, meta, described = _UNPACK(packed)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    raise RemoteProtocolError("meta", f"not type, meta, descriptions: {error}") from None
-                # Messages without tensors are the most frequent: they skip the layout and the arrival.
-                if not payload_length and not flags and not described:
-                    message = Message(type=name, meta=meta)
-                    frames.append(_make_frame((kind, request_id, message, 0, head_bytes)))
-                    continue
-                frame, arrival = self._message(
-                    kind, flags, request_id, name, meta, described, head_bytes, payload_length, start, end
-                )
-            elif kind == CHUNK:
-                frame, arrival = None, self._chunk(flags, payload_length, head_bytes)
-            else:
-                frame, arrival = _make_frame((kind, request_id, None, 0, head_bytes)), None
+            head_bytes = payload - start
             # A read of a header may contain part of the payload, all of it, or further frames after it.
-            moved = min(end - start, payload_length)
-            if self._expected is not None:
-                self._computed = checksum((view[start : start + moved],))
-                if moved == payload_length:
-                    self._compare()
-            if frame is not None:
-                start += payload_length
-                frames.append(frame)
+            start = min(end, payload + payload_length)
+            arrived = view[payload:start]
+            if flags >= CHECKED:
+                packed = self._open_checked(packed, payload_length, arrived)
+            if kind <= _LAST_WITH_META:
+                made = self._message(kind, flags, request_id, packed, head_bytes, payload_length, arrived)
+            elif kind == CHUNK:
+                made = self._chunk(flags, payload_length, head_bytes)
+            else:
+                made = _make_frame((kind, request_id, None, 0, head_bytes))
+            if not isinstance(made, _Arrival):
+                frames.append(made)
                 continue
-            assert arrival is not None
-            arrival.scatter.fill(view[start : start + moved])
-            self.bytes_moved += moved
-            start += moved
+            made.scatter.fill(arrived)
+            self.bytes_moved += len(arrived)
             # The next bytes are payload: `get_buffer` returns their destination, not the scratch.
-            if moved < payload_length:
-                self._current = arrival
-                self._need = payload_length - moved
+            if len(arrived) < payload_length:
+                self._current = made
+                self._need = payload_length - len(arrived)
                 break
-            frames += self._finished(arrival)
+            frames += self._finished(made)
         if start < end and start:
             # Move an incomplete head to the front, so that the scratch cannot overflow.
             # bytes() first, because the two ranges may overlap.
@@ -363,8 +342,8 @@ class FrameDecoder:
     def forget(self, request_id: int) -> None:
         """Stop writing to the memory registered for a reply, even if the reply is half received."""
         self.registered.pop(request_id, None)
-        for arrival in (self._current, self._large):
-            if arrival is not None and arrival.kind == REPLY and arrival.request_id == request_id:
+        for arrival in filter(None, (self._current, self._large)):
+            if arrival.kind == REPLY and arrival.request_id == request_id:
                 arrival.discard()
 
     def _finished(self, arrival: _Arrival) -> list[Frame]:
@@ -399,12 +378,19 @@ class FrameDecoder:
             )
         return kind, flags
 
-    def _open_checked(self, packed: bytearray, payload_length: int) -> bytearray:
-        """Store the checksum at the end of a meta for the coming payload; return the meta without it."""
+    def _open_checked(self, packed: bytearray, payload_length: int, arrived: memoryview) -> bytearray:
+        """Compare the checksum at the end of a meta with a whole payload, or store it for the rest of one.
+
+        Returns:
+            The meta without the checksum.
+        """
         # Without a payload no byte would be compared with the checksum.
         if len(packed) < CHECKSUM_BYTES or not payload_length:
             raise RemoteProtocolError("flags", "a frame is flagged CHECKED and has no checksum or no payload")
         self._expected = int.from_bytes(packed[-CHECKSUM_BYTES:], "little")
+        self._computed = checksum((arrived,))
+        if len(arrived) == payload_length:
+            self._compare()
         return packed[:-CHECKSUM_BYTES]
 
     def _compare(self) -> None:
@@ -441,42 +427,49 @@ class FrameDecoder:
         kind: int,
         flags: int,
         request_id: int,
-        name: str,
-        meta: bytes,
-        described: bytes,
+        packed: bytearray,
         head_bytes: int,
         payload_length: int,
-        start: int,
-        end: int,
-    ) -> tuple[Frame | None, _Arrival | None]:
-        """Begin a message; the arrived part of its payload is in the scratch from ``start`` to ``end``.
+        arrived: memoryview,
+    ) -> Frame | _Arrival:
+        """Begin a message; ``arrived`` is the arrived part of its payload.
 
         Returns the message's frame if the method has copied the whole payload, otherwise an arrival to fill.
         """
-        more = flags & MORE
-        layout = read_layout(described, self._max_message_bytes)
-        _, specs, total, tensor_bytes, _ = layout
-        if more or payload_length != total:
-            self._check_length(name, more, payload_length, total)
+        try:
+            name, meta, described = _UNPACK(packed)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RemoteProtocolError("meta", f"not type, meta, descriptions: {error}") from None
+        # Messages without tensors are the most frequent: they skip the layout and the arrival.
+        if not described and not payload_length and not flags:
+            return _make_frame((kind, request_id, Message(type=name, meta=meta), 0, head_bytes))
+        # The cached function is compiled, so the usual message takes no call of Python here.
+        read = remembered_layout if len(described) <= REMEMBERED_BYTES else read_layout
+        _, specs, total, tensor_bytes, _ = read(described, self._max_message_bytes)
+        if payload_length != total or flags & MORE:
+            self._check_length(name, flags & MORE, payload_length, total)
         # Only for replies: a request of the peer may have the same id, because each side counts its own.
-        registered = self.registered.get(request_id) if kind == REPLY and self.registered else None
+        registered = self.registered.get(request_id) if kind == REPLY else None
         if registered is not None and registered.described != described:
             # The reply comes in other memory, and `Endpoint._on_reply` reports the mismatch.
             registered = None
-        tensors: tuple[Tensor, ...]
-        scatter: _Scatter
+        tensors: tuple[Tensor, ...] = () if registered is None else registered.tensors
         if not total:
             # Empty arrays have no payload, so they need neither pooled memory nor an arrival.
-            tensors = _empty_arrays(layout) if registered is None else registered.tensors
-            message = Message(type=name, meta=meta, tensors=tensors)
-            return _make_frame((kind, request_id, message, 0, head_bytes)), None
+            message = Message(type=name, meta=meta, tensors=tensors or _empty_arrays(specs))
+            return _make_frame((kind, request_id, message, 0, head_bytes))
         frame_bytes = head_bytes + total - tensor_bytes
+        scatter: _Scatter
         if self._discards:
             # An ended link has released its account, and must reserve nothing for a peer that continues to
             # send.
             tensors, scatter = (), _Discard()
-        elif registered is None:
-            if len(specs) == 1:
+        elif registered is not None and len(specs) > 1:
+            scatter = _Scatter(_pieces(specs, tensors))
+        else:
+            if registered is not None:
+                memory = raw_bytes(tensors[0])
+            elif len(specs) == 1:
                 tensor, memory = self._memory.lend(total, specs[0].dtype, specs[0].shape)
                 tensors = (tensor,)
             else:
@@ -486,26 +479,17 @@ class FrameDecoder:
                     [np.ndarray(shape, dtype, whole, offset) for dtype, shape, offset, _ in specs]
                 )
             # A small payload arrived whole with its head: copy it, and skip the arrival.
-            if not more and start + total <= end:
-                memory[:total] = self._view[start : start + total]
+            if len(arrived) == total:
+                memory[:total] = arrived
                 self.bytes_moved += total
                 message = Message(type=name, meta=meta, tensors=tensors)
-                return _make_frame((kind, request_id, message, tensor_bytes, frame_bytes)), None
+                return _make_frame((kind, request_id, message, tensor_bytes, frame_bytes))
             scatter = _Scatter([memory[:total]])
-        else:
-            tensors = registered.tensors
-            # A small reply for one array arrived whole with its head: copy it, and skip the arrival.
-            if not flags and len(tensors) == 1 and start + total <= end:
-                raw_bytes(tensors[0])[:] = self._view[start : start + total]
-                self.bytes_moved += total
-                message = Message(type=name, meta=meta, tensors=tensors)
-                return _make_frame((kind, request_id, message, tensor_bytes, frame_bytes)), None
-            scatter = _Scatter(_pieces(layout, tensors))
         arrival = _Arrival(kind, request_id, name, meta, tensors, scatter, tensor_bytes, frame_bytes)
         arrival.total = total
-        if more:
+        if flags & MORE:
             self._begin_large(arrival, payload_length, flags)
-        return None, arrival
+        return arrival
 
     def _begin_large(self, arrival: _Arrival, payload_length: int, flags: int) -> None:
         """Begin a message of several frames, of which the first has ``payload_length`` bytes."""

@@ -11,7 +11,7 @@ reading pauses (`intake.py`), and then the peer reaches its own water marks.
 import asyncio
 import logging
 from abc import abstractmethod
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import iscoroutinefunction
@@ -42,6 +42,9 @@ from transport.tensors import Tensor, lay_out
 logger = logging.getLogger(__name__)
 
 MAX_ERROR_TEXT = 200
+
+_no_traffic = [0, 0, 0].copy
+"""Compiled function that returns the counts of a message type without traffic."""
 
 
 class Endpoint(AnsweringLink):
@@ -121,8 +124,8 @@ class Endpoint(AnsweringLink):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
         self._observer: Observer | None = None
-        self._out: dict[str, list[int]] = {}
-        self._in: dict[str, list[int]] = {}
+        self._out: defaultdict[str, list[int]] = defaultdict(_no_traffic)
+        self._in: defaultdict[str, list[int]] = defaultdict(_no_traffic)
 
     # Added by each kind of link
 
@@ -321,12 +324,8 @@ class Endpoint(AnsweringLink):
             raise RemoteProtocolError(
                 "role", f"{self.peer.role} may not send {message.type[:64]!r} to {self.identity.role}"
             )
-        counts = self._in.get(message.type)
-        if counts is None:
-            counts = self._in[message.type] = [0, 0, 0]
-        counts[0] += 1
-        counts[1] += payload_bytes
-        counts[2] += frame_bytes
+        counts = self._in[message.type]
+        counts[:] = counts[0] + 1, counts[1] + payload_bytes, counts[2] + frame_bytes
         if self._observer is not None:
             self._observer(False, message.type, payload_bytes, frame_bytes)
         if kind == REPLY:
@@ -341,12 +340,8 @@ class Endpoint(AnsweringLink):
             raise RemoteProtocolError("kind", f"unexpected {kind_name(kind)}")
 
     def _count_out(self, message_type: str, payload_bytes: int, frame_bytes: int) -> None:
-        counts = self._out.get(message_type)
-        if counts is None:
-            counts = self._out[message_type] = [0, 0, 0]
-        counts[0] += 1
-        counts[1] += payload_bytes
-        counts[2] += frame_bytes
+        counts = self._out[message_type]
+        counts[:] = counts[0] + 1, counts[1] + payload_bytes, counts[2] + frame_bytes
         if self._observer is not None:
             self._observer(True, message_type, payload_bytes, frame_bytes)
 

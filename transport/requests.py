@@ -3,6 +3,7 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Callable
+from operator import attrgetter
 
 from transport.budget import Account
 from transport.errors import LocalProtocolError, RemoteProtocolError, TransportError
@@ -16,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 UNCHARGED_BYTES = 1 << 20
 """Maximum payload of an answer without a charge, in bytes, unless the request is larger."""
+
+
+_BYTES = attrgetter("nbytes")
 
 
 class AnsweringLink(Link):
@@ -98,8 +102,8 @@ class InboundRequest(Request):
         if link._error is None:
             if message.type not in link._may_send:
                 link._check(message)
-            if message.tensors and not self._charged:
-                self._check_size(message)
+            if not self._charged and (size := sum(map(_BYTES, message.tensors))) > UNCHARGED_BYTES:
+                self._check_size(message, size)
             link._transmit(REPLY, self._id, message, None, False)
         self._close()
 
@@ -110,9 +114,8 @@ class InboundRequest(Request):
         if not self._link.closed:
             self._link._send_error(self._id, code, text)
 
-    def _check_size(self, message: Message) -> None:
-        size = sum([tensor.nbytes for tensor in message.tensors])
-        if size > UNCHARGED_BYTES and size > self._cost:
+    def _check_size(self, message: Message, size: int) -> None:
+        if size > self._cost:
             raise LocalProtocolError(
                 "charge",
                 f"{size} bytes of {message.type!r} answer {self.message.type!r} and were not charged: "

@@ -103,42 +103,42 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
     def _transmit(
         self, kind: int, request_id: int, message: Message, release: Release | None, ordered: bool
     ) -> None:
-        conversation = self._conversation
         # The short path, without a large message in progress: one frame in one buffer, and no order to keep.
-        if not conversation.queued_bytes:
-            small = conversation.encode_small(kind, request_id, message)
-            if small is not None:
-                frame, payload_bytes = small
-                size = len(frame)
-                # The type of an ERROR is a code, not a row of the role table.
-                if kind != ERROR:
-                    self._count_out(message.type, payload_bytes, size - payload_bytes)
-                turn = self._turn
-                if self._delivering and self._turn_bytes + size <= TURN_BYTES:
-                    turn.append(frame)
-                    self._turn_bytes += size
-                # A lone call has no other frame to share a write with, so it does not wait for the callback.
-                elif kind == REQUEST and not turn and not self._calls.waiting:
-                    self._written_bytes += size
-                    self._transport.write(frame)
-                else:
-                    self._write_small(frame)
-                if release is not None:
-                    release()  # the frame holds a copy
-                if not self._writing and REPLY <= kind <= ERROR:
-                    self._note_owed(len(frame))
-                return
-        outgoing = conversation.encode(kind, request_id, message, release)
+        small = None
+        if not self._conversation.queued_bytes:
+            small = self._conversation.encode_small(kind, request_id, message)
+        if small is None:
+            payload_bytes, frame_bytes = self._transmit_large(kind, request_id, message, release, ordered)
+        else:
+            frame, payload_bytes = small
+            frame_bytes = len(frame) - payload_bytes
+            # A lone call has no other frame to share a write with, so it does not wait for the callback.
+            if kind == REQUEST and not (self._turn or self._calls.waiting or self._delivering):
+                self._written_bytes += len(frame)
+                self._transport.write(frame)
+            else:
+                self._write_small(frame)
+            if release is not None:
+                release()  # the frame holds a copy
+        # The type of an ERROR is a code, not a row of the role table.
         if kind != ERROR:
-            self._count_out(message.type, outgoing.payload_bytes, outgoing.frame_bytes)
+            self._count_out(message.type, payload_bytes, frame_bytes)
+        if not self._writing and REPLY <= kind <= ERROR:
+            self._note_owed(payload_bytes + frame_bytes)
+
+    def _transmit_large(
+        self, kind: int, request_id: int, message: Message, release: Release | None, ordered: bool
+    ) -> tuple[int, int]:
+        """Send a message that is large, or may have to wait for one; return its payload and other bytes."""
+        conversation = self._conversation
+        outgoing = conversation.encode(kind, request_id, message, release)
         # A whole frame passes a large message in progress, unless the caller requires its order.
         if outgoing.rest or (ordered and conversation.queuing):
             conversation.queue(outgoing)
             self._pump()
         else:
             self._write(outgoing.buffers, outgoing.size_bytes)
-        if not self._writing and REPLY <= kind <= ERROR:
-            self._note_owed(outgoing.payload_bytes + outgoing.frame_bytes)
+        return outgoing.payload_bytes, outgoing.frame_bytes
 
     def _write_small(self, frame: bytes) -> None:
         """Write a frame together with the others of this iteration of the loop; see the module."""

@@ -155,11 +155,6 @@ def read_layout(packed: bytes, limit_bytes: int) -> Layout:
         RemoteProtocolError: A description is invalid, or all tensors together claim more than
             ``limit_bytes``.
     """
-    # A peer chooses these bytes: the cache limits the number of its entries, and this test limits their size.
-    return _remembered(packed, limit_bytes) if len(packed) <= 256 else _read_layout(packed, limit_bytes)
-
-
-def _read_layout(packed: bytes, limit_bytes: int) -> Layout:
     kinds: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
     position = 0
     while position < len(packed):
@@ -184,7 +179,12 @@ def _read_layout(packed: bytes, limit_bytes: int) -> Layout:
     return layout
 
 
-_remembered = lru_cache(maxsize=1024)(_read_layout)
+remembered_layout = lru_cache(maxsize=1024)(read_layout)
+"""`read_layout` with a cache, for descriptions of at most `REMEMBERED_BYTES`."""
+
+REMEMBERED_BYTES = 256
+"""Maximum size of cached descriptions, in bytes. A peer chooses them: the cache has a limit for its entries,
+and this limits their size."""
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
