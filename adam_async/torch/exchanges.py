@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from adam_async.errors import AdamError, ConfigError, StoreError
 from adam_async.store import store as face
@@ -14,7 +17,7 @@ from adam_async.store.pushing import Rate
 from adam_async.store.sync import Call, ParameterStore
 from adam_async.store.values import ReadVersions, Values
 from adam_async.torch.devices import Staging
-from adam_async.torch.gradients import fault_of
+from adam_async.torch.gradients import Slot, fault_of
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -53,6 +56,35 @@ class Exchange:
         )
         if self.staging is not None:
             self.staging.values.upload()
+
+    def install(self, slots: Mapping[str, Slot], pulled: Mapping[str, nn.Parameter]) -> None:
+        """Copy pulled values into the parameters that the store did not fill directly."""
+        assert self.values is not None
+        if self.staging is not None:
+            self.staging.values.copy_into(pulled)
+            return
+        for name in pulled:
+            view = slots[name].view
+            if name not in self.out and view is not None:
+                np.copyto(view, self.values[name])
+        # Autograd then refuses a backward pass over values that are no longer there.
+        torch.autograd.graph.increment_version(list(pulled.values()))
+
+    def leave_memory(self, slots: Mapping[str, Slot]) -> list[str]:
+        """Give parameters and gradients new memory, because the store may still use theirs.
+
+        Returns the names of the parameters that have new memory.
+        """
+        found = []
+        for name in {*self.out, *self.gradients} & slots.keys():
+            slot = slots[name]
+            if name in self.out:
+                slot.parameter.data = slot.parameter.detach().clone()
+                slot.look()
+                found.append(name)
+            if slot.parameter.grad is not None:
+                slot.parameter.grad = slot.parameter.grad.clone()
+        return found
 
 
 class Exchanges:
@@ -128,11 +160,13 @@ class Exchanges:
             raise
 
 
-def check_cadence(push_every: int, pull_every: int, most: int, consistency: str, *, overlap: bool) -> None:
+def check_cadence(
+    push_every: int, pull_every: int, most: int, consistency: str, *, overlap: bool, factors: bool
+) -> None:
     """Check how often an optimizer pushes and pulls, and how many exchanges may be in flight.
 
     Raises:
-        ConfigError: A number is out of range, or does not fit the store's consistency or `overlap`.
+        ConfigError: A number is out of range, or does not fit the consistency, `overlap` or `factors`.
     """
     for name, value, least in (
         ("push_every", push_every, 1),
@@ -155,4 +189,9 @@ def check_cadence(push_every: int, pull_every: int, most: int, consistency: str,
         raise ConfigError(
             f"overlap=True needs push_every=1 and max_staleness=0, not push_every={push_every} and "
             f"max_staleness={most}: it pushes each gradient during its backward pass"
+        )
+    if factors and (push_every > 1 or overlap):
+        raise ConfigError(
+            f"factors=True needs push_every=1 and overlap=False, not push_every={push_every} and "
+            f"overlap={overlap}: sums of gradients, and gradients pushed ahead, are dense"
         )

@@ -23,10 +23,8 @@ in flight during the next forward and backward passes, and a later `step()` copi
 into the parameters. Only methods such as `step()` change parameters, never a forward or backward pass.
 
 The rule's state (momentum, means) is on the servers. With `pull_every` above 1 each `step()` that does not
-wait for a pull takes a local step, ``p -= rate * gradient``, in parameters with the rule `Sgd`, as the
-workers of this package do (DistBelief, section 4.1; decision 10). Pulled values replace the local steps, and
-the optimizer repeats those of pushes in flight. A push names the versions from which its gradients were
-computed, and the number of this client's pushes that local steps had put into these values.
+wait for a pull takes a local step (`local_steps.py`), as the workers of this package do (DistBelief, section
+4.1; decision 10).
 
 Before each push and pull the optimizer looks for parameters that the program has changed (`changes.py`). One
 client gives such values to the store (`ParameterStore.assign`), after its pushes in flight and before the
@@ -36,8 +34,7 @@ Only one thread may use an optimizer. The store's thread sends, waits and receiv
 """
 
 import logging
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -48,24 +45,20 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from adam_async.errors import AdamError, ConfigError
-from adam_async.run.arrays import Factors
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import Gradient
 from adam_async.store.rules import Sgd
 from adam_async.store.sync import ParameterStore
-from adam_async.store.values import ReadVersions
 from adam_async.torch.buffers import Buffers, Policy
 from adam_async.torch.changes import Changes
 from adam_async.torch.devices import Staging, copy_streams, to_host
 from adam_async.torch.exchanges import Exchange, Exchanges, check_cadence
 from adam_async.torch.factors import LinearFactors, LinearGradient
 from adam_async.torch.gradients import Found, Slot, Sums, collect, copied
-from adam_async.torch.groups import check_group, check_keys
+from adam_async.torch.groups import ParameterGroups, Parameters, check_group, checked_counters
+from adam_async.torch.local_steps import LocalSteps
 from adam_async.torch.overlap import Overlap
 from adam_async.torch.parameters import ModuleParameters, check_values
-
-Parameters = Iterable[nn.Parameter] | Iterable[str] | Iterable[Mapping[str, Any]]
-"""Parameters, their names, or groups of them with ``params`` and ``lr``."""
 
 logger = logging.getLogger(__name__)
 
@@ -124,19 +117,13 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 "blocks its thread, and an asynchronous store there could not answer"
             )
         most = (0 if pull_every == 1 else 1) if max_staleness is None else max_staleness
-        check_cadence(push_every, pull_every, most, store.consistency, overlap=overlap)
-        if factors and (push_every > 1 or overlap):
-            raise ConfigError(
-                f"factors=True needs push_every=1 and overlap=False, not push_every={push_every} and "
-                f"overlap={overlap}: sums of gradients, and gradients pushed ahead, are dense"
-            )
+        check_cadence(push_every, pull_every, most, store.consistency, overlap=overlap, factors=factors)
         known = ModuleParameters(module)
         known.check_store(store.arrays, store.name)
         self._module = module
         self._store = store
         self._named = known.named
-        self._names = {id(parameter): name for name, parameter in known.named.items()}
-        self._lr = lr
+        self._groups = ParameterGroups(module, known.named, store, lr)
         self._push_every, self._pull_every, self._most = push_every, pull_every, most
         self._allow_unused = allow_unused
         self._overlap = Overlap(self._push_bucket) if overlap else None
@@ -145,23 +132,11 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._by_name: dict[str, Slot] = {}
         self._steps = 0
         self._pushes = 0
-        self._read: ReadVersions | None = None
-        self._own: dict[str, int] = {}
         self._sums = Sums()
-        self._takes_local_steps = pull_every > 1
-        self._plain = frozenset(name for name, rule in store.rules.items() if isinstance(rule, Sgd))
-        """Names of the arrays whose parameters take local steps between pulls."""
-        self._exact = frozenset(
-            name
-            for name in self._plain
-            if self._takes_local_steps and store.rules[name] == Sgd(rate=store.rules[name].rate)
-        )
-        """Names of the arrays whose local steps equal those of the servers."""
+        self._local = LocalSteps(store.rules, are_taken=pull_every > 1)
         self._changes = Changes(module, known.named, store)
         self._kept: Collection[str] = ()
         """Names of changed parameters, which keep their values when exchanges in flight end."""
-        self._behind: set[str] = set()
-        """Names of the arrays with pushes whose effect the module's values lack."""
         self._is_summed = store.consistency == "bsp"
         self._is_begun = False
         """Whether a push of this optimizer was answered."""
@@ -170,33 +145,10 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._free: list[Staging] = []
         """Staging memory that no exchange uses."""
         self._streams = copy_streams(list(known.named.values()))
-        super().__init__(self._groups(params), {})
+        super().__init__(self._groups.first(params), {})
         self.pull(discard=True)
 
     # --- parameter groups ----------------------------------------------------------------------
-
-    def _groups(self, params: Parameters | None) -> list[dict[str, Any]]:
-        """Return the groups of the constructor's `params`."""
-        if isinstance(params, Tensor | str):
-            params = [params]
-        if params is not None and not isinstance(params, Iterable):
-            raise ConfigError(
-                f"params is {params!r:.80}: give parameters, their names or groups of them, and a rate as "
-                "lr=..., by its name"
-            )
-        found: list[Any] = list(self._named.values() if params is None else params)
-        if not found:
-            raise ConfigError("params is empty: name at least one parameter, or leave params out")
-        if isinstance(found[0], Mapping):
-            return found
-        if self._lr is not None:
-            return [{"params": found}]
-        # The rates of the store's rules may differ: make a group for each rate.
-        groups: dict[float, list[nn.Parameter]] = {}
-        for parameter in self._resolved(found):
-            rate = self._store.rules[self._names[id(parameter)]].rate
-            groups.setdefault(rate, []).append(parameter)
-        return [{"params": group, "lr": rate} for rate, group in groups.items()]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, such as one of parameters that were frozen; see `torch.optim.Optimizer`.
@@ -206,22 +158,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 rate or is missing for parameters with several rates, or the group has an unknown key or a
                 constant of the store's rule.
         """
-        check_keys(param_group)
-        group = dict(param_group)
-        if "params" not in group:
-            raise ConfigError(f"a parameter group has no 'params', only {', '.join(map(repr, group))}")
-        members = group["params"]
-        group["params"] = self._resolved([members] if isinstance(members, Tensor | str) else list(members))
-        names = [self._names[id(parameter)] for parameter in group["params"]]
-        if "lr" not in group:
-            rates = {self._store.rules[name].rate for name in names} if self._lr is None else {self._lr}
-            if len(rates) > 1:
-                raise ConfigError(
-                    f"a parameter group without lr has parameters whose rules have the rates "
-                    f"{', '.join(map(str, sorted(rates)))}: give it an lr, or make a group for each rate"
-                )
-            group["lr"] = rates.pop() if rates else 0.0
-        check_group(group)
+        group, names = self._groups.checked(param_group)
         with torch.no_grad():
             self._take_changes(self._by_name)
         super().add_param_group(group)
@@ -230,58 +167,12 @@ class RemoteOptimizer(torch.optim.Optimizer):
             self._slots.append(slot)
             if self._overlap is not None:
                 self._overlap.watch(slot)
-        self._members = [id(slot.parameter) for slot in self._slots]
-        self._all_names = tuple([slot.name for slot in self._slots])
+        self._groups.added(group)
         self._by_name = {slot.name: slot for slot in self._slots}
         # Present staging memory has no room for the new parameters.
         with torch.no_grad():
             self._exchanges.settle(0)
         self._free.clear()
-
-    def _resolved(self, members: Iterable[Any]) -> list[nn.Parameter]:
-        """Return the parameters that are given as such or by name, each once."""
-        found = {}
-        for member in members:
-            if isinstance(member, tuple) and len(member) == 2:  # of `named_parameters()`
-                member = member[1]
-            parameter = self._named.get(member) if isinstance(member, str) else member
-            if not isinstance(parameter, Tensor) or id(parameter) not in self._names:
-                self._check_is_no_newcomer(member)
-                shown = f"of shape {tuple(member.shape)}" if isinstance(member, Tensor) else f"{member!r:.80}"
-                some = ", ".join(map(repr, list(self._named)[:5]))
-                raise ConfigError(
-                    f"parameter {shown} is not of the module, which has {len(self._named)} parameters, such "
-                    f"as {some}: build params from this module's named_parameters()"
-                )
-            found[id(parameter)] = parameter
-        return list(found.values())
-
-    def _check_is_no_newcomer(self, member: Any) -> None:
-        """Refuse a parameter that the module got after this optimizer was made, with its cure."""
-        for name, parameter in self._module.named_parameters():
-            if parameter is member or name == member:
-                has = "that of an earlier one" if name in self._store.arrays else "no array for it"
-                raise ConfigError(
-                    f"parameter {name!r} came to the module after its optimizer was made, and store "
-                    f"{self._store.name!r}, opened before, has {has}. The arrays of a store stay the same: "
-                    "open another store with parameter_arrays(module), and make its RemoteOptimizer"
-                )
-
-    def _rates(self) -> list[float]:
-        """Return the rate of each group, which the program may have changed.
-
-        Raises:
-            ConfigError: A rate is invalid, a group has a key that it must not have, or other parameters.
-        """
-        for group in self.param_groups:
-            check_group(group)
-        members = [id(parameter) for group in self.param_groups for parameter in group["params"]]
-        if members != self._members:
-            raise ConfigError(
-                "param_groups has other parameters, or another order, than add_param_group has added: add "
-                "parameters by add_param_group, and freeze others with requires_grad_(False)"
-            )
-        return [float(group["lr"]) for group in self.param_groups]
 
     # --- steps ---------------------------------------------------------------------------------
 
@@ -318,8 +209,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._exchanges.raise_failure()
         trained = self._trained()
         self._changes.check_parts(trained)
-        rates = self._rates()
-        if self._takes_local_steps or self._sums.steps == self._push_every - 1:
+        rates = self._groups.rates(self.param_groups)
+        if self._local.are_taken or self._sums.steps == self._push_every - 1:
             self._take_changes(trained)
         captured = {} if self._factors is None else self._factors.take(spend=True)
         gradients = collect(self._slots, captured, allow_unused=self._allow_unused)
@@ -351,7 +242,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """Begin an exchange; return whether it pulls."""
         self._pushes += 1
         pulls = self._pushes % self._pull_every == 0
-        staging = None if self._most == 0 and self._is_on_cpu() else self._new_staging()
+        is_on_cpu = all(slot.view is not None for slot in self._slots)
+        staging = None if self._most == 0 and is_on_cpu else self._new_staging()
         dense = {name: each for name, each in gradients.items() if isinstance(each, Tensor)}
         if self._overlap is not None:
             dense = self._overlap.rest(dense)
@@ -365,18 +257,15 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 if isinstance(gradient, LinearGradient):
                     # The program may change a layer's inputs while a push, failed or not, is in flight.
                     arrays[name] = copied(gradient.factors())
-        exchange = Exchange(gradients=arrays, rate=self._rate(arrays, rates), read=self._read_now())
+        exchange = Exchange(gradients=arrays, rate=self._rate(arrays, rates), read=self._local.read)
         if pulls:
             self._add_pull(exchange, arrays, rates, staging)
         exchange.staging = staging
-        if self._takes_local_steps:
-            self._count_own(gradients)
-        self._begin(exchange)
-        return pulls
-
-    def _begin(self, exchange: Exchange) -> None:
-        self._behind.update(name for name in exchange.gradients if name not in self._exact)
+        if self._local.are_taken:
+            self._local.count(gradients)
+        self._local.begun(exchange)
         self._exchanges.begin(exchange)
+        return pulls
 
     def _trained(self) -> list[str]:
         return [slot.name for slot in self._slots if slot.parameter.requires_grad]
@@ -390,9 +279,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
     ) -> None:
         """Add to an exchange the pull of all parameters that are not frozen, and the buffers."""
         # Equal names in equal order need one message each way; gradients may lack some names.
-        names = self._trained()
-        if len(names) == len(arrays):
-            names = list(arrays)
+        trained = self._trained()
+        names = list(arrays) if len(trained) == len(arrays) else trained
         if staging is None:
             exchange.out = {
                 name: view
@@ -418,11 +306,6 @@ class RemoteOptimizer(torch.optim.Optimizer):
             return rates[0]
         return {name: rates[self._by_name[name].group] for name in names}
 
-    def _read_now(self) -> ReadVersions | None:
-        if self._read is None or not self._own:
-            return self._read
-        return replace(self._read, own=dict(self._own))
-
     def _push_bucket(self, bucket: Sequence[Slot]) -> None:
         """Push the gradients of some parameters during the backward pass."""
         if not any(self._exchanges):  # the first bucket of this backward pass
@@ -432,49 +315,21 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 assert self._overlap is not None
                 self._overlap.abandon()
                 raise
-        rates = self._rates()
+        rates = self._groups.rates(self.param_groups)
         gradients = to_host([slot.parameter.grad.detach() for slot in bucket])
         arrays = {slot.name: array for slot, array in zip(bucket, gradients, strict=True)}
-        self._begin(
-            Exchange(gradients=arrays, rate=self._rate(arrays, rates), read=self._read_now(), ends_step=False)
-        )
+        rate = self._rate(arrays, rates)
+        exchange = Exchange(gradients=arrays, rate=rate, read=self._local.read, ends_step=False)
+        self._local.begun(exchange)
+        self._exchanges.begin(exchange)
 
     def _take_local_step(self, gradients: Mapping[str, Found], rates: Sequence[float]) -> None:
-        """Subtract rate * gradient from the parameters with the rule `Sgd`, if `pull_every` is above 1."""
-        if not self._takes_local_steps:
-            return
-        names = [name for name in gradients if name in self._plain]
-        self._changes.forget(names)
-        for name in names:
-            slot, gradient = self._by_name[name], gradients[name]
-            dense = gradient if isinstance(gradient, Tensor) else gradient.dense()
-            slot.parameter.sub_(dense, alpha=rates[slot.group])
-        self._changes.note(names)
-
-    def _repeat_local_step(self, exchange: Exchange, pulled: Container[str]) -> None:
-        """Repeat the local step of a push in flight on pulled values, which lack the push.
-
-        Other parameters, such as those that were frozen at the pull, still have their local step.
-        """
-        assert exchange.staging is not None
-        names = [name for name in exchange.gradients if name in self._plain and name in pulled]
-        rate = exchange.rate
-        for name in names:
-            if name in self._kept:  # its value has the local step
-                continue
-            parameter, gradient = self._by_name[name].parameter, exchange.gradients[name]
-            if isinstance(gradient, Factors):
-                product = torch.from_numpy(gradient.errors.T @ gradient.activations)
-                dense = product.to(parameter.device)
-            else:
-                dense = exchange.staging.gradients.views[name]
-            parameter.sub_(dense, alpha=rate[name] if isinstance(rate, dict) else rate)
-        self._count_own(names)
-
-    def _count_own(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name in self._plain:
-                self._own[name] = self._own.get(name, 0) + 1
+        """Take a local step, if `pull_every` is above 1."""
+        if self._local.are_taken:
+            names = self._local.plain.intersection(gradients)
+            self._changes.forget(names)
+            self._local.take(self._by_name, gradients, rates)
+            self._changes.note(names)
 
     # --- pulled values -------------------------------------------------------------------------
 
@@ -482,42 +337,21 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """Copy the values of an ended exchange into the parameters that the store did not fill directly."""
         values = exchange.values
         if values is not None:
-            self._note_read(values.read)
+            self._local.note_read(values.read)
             pulled = {
                 name: self._by_name[name].parameter
                 for name in exchange.names or ()
                 if name in self._by_name and name not in self._kept
             }
             self._changes.forget(pulled)
-            if exchange.staging is not None:
-                exchange.staging.values.copy_into(pulled)
-            else:
-                for name in pulled:
-                    slot = self._by_name[name]
-                    if name not in exchange.out and slot.view is not None:
-                        np.copyto(slot.view, values[name])
-                # Autograd then refuses a backward pass over values that are no longer there.
-                torch.autograd.graph.increment_version(list(pulled.values()))
+            exchange.install(self._by_name, pulled)
             if exchange.buffers:
                 self._buffers.install(values, exchange.buffers, [later.buffers for later in self._exchanges])
             names = self._by_name.keys() & (exchange.names or ())
-            for name in names:
-                self._own.pop(name, None)
-            self._behind.difference_update(pulled)
-            for later in self._exchanges:
-                self._behind.update(name for name in later.gradients if name not in self._exact)
-                if self._takes_local_steps:
-                    self._repeat_local_step(later, names)
+            self._local.pulled(self._by_name, names, pulled, self._exchanges)
             self._changes.note(pulled)
         if exchange.staging is not None:
             self._free.append(exchange.staging)
-
-    def _note_read(self, read: ReadVersions) -> None:
-        """Note the versions of pulled values; parameters that were not pulled keep theirs."""
-        if self._read is not None:
-            known = np.where(read.of_shards < 0, self._read.of_shards, read.of_shards)
-            read = replace(read, of_shards=known)
-        self._read = read
 
     def _failed(self, exchange: Exchange) -> None:
         """Give parameters and gradients new memory if the store may still use theirs for a failed exchange.
@@ -527,18 +361,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         if exchange.staging is not None:
             return
         self._sums.release()
-        for name in {*exchange.out, *exchange.gradients} & set(self._by_name):
-            slot = self._by_name[name]
-            parameter = slot.parameter
-            if name in exchange.out:
-                parameter.data = parameter.detach().clone()
-                slot.look()
-                self._changes.note([name])
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.clone()
-
-    def _is_on_cpu(self) -> bool:
-        return all(slot.view is not None for slot in self._slots)
+        self._changes.note(exchange.leave_memory(self._by_name))
 
     def _new_staging(self) -> Staging:
         if not self._free:
@@ -570,9 +393,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 parameter.copy_(torch.from_numpy(np.array(values[name])))
             self._buffers.load(values)
             self._changes.note(self._named)
-        self._read = values.read
-        self._own.clear()
-        self._behind.clear()
+        self._local.restart(values.read)
 
     def flush(self) -> None:
         """Push waiting gradients and buffers, wait for all answers, and take the store's values.
@@ -583,7 +404,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             self._changes.check_parts()
             self._take_changes(self._named)
             if self._sums.steps:
-                rates = self._rates()
+                rates = self._groups.rates(self.param_groups)
                 self._push(self._sums.take(mean=self._is_summed), rates)
             if self._buffers.names and self._pull_every > 1:
                 self._push_buffers()
@@ -595,7 +416,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
         changes = self._buffers.gradients(self._buffers.snapshot())
         rate = dict.fromkeys(changes, self._buffers.rate)
         if changes:
-            self._exchanges.begin(Exchange(gradients=changes, rate=rate, read=self._read, ends_step=False))
+            self._exchanges.begin(
+                Exchange(gradients=changes, rate=rate, read=self._local.read, ends_step=False)
+            )
 
     # --- values that the program changes -------------------------------------------------------
 
@@ -613,12 +436,12 @@ class RemoteOptimizer(torch.optim.Optimizer):
             ConfigError: A parameter is not of the module.
             StoreError, DeadlineExceeded: See `step`.
         """
-        chosen = self._resolved(
+        chosen = self._groups.names(
             self._named if names is None else [names] if isinstance(names, str | Tensor) else names
         )
         self._changes.check_parts()
         with torch.no_grad():
-            self._assign([self._names[id(parameter)] for parameter in chosen])
+            self._assign(chosen)
 
     def _take_changes(self, names: Iterable[str]) -> None:
         """Give the store those parameters that the program has changed since the optimizer last wrote them.
@@ -632,7 +455,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         for exchange in self._exchanges:
             if not exchange.ends_step:
                 self._changes.check_bucket(changed, exchange.gradients)
-        behind = self._behind.intersection(changed)
+        behind = self._local.behind.intersection(changed)
         others = self._changes.others(changed)
         if behind or others:
             self._settle_but(changed)
@@ -662,13 +485,12 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._store.assign(
             {name: np.array(array, order="C") for name, array in zip(names, values, strict=True)}
         )
-        if self._takes_local_steps:
+        if self._local.are_taken:
             # The values have the local steps of the sums that are not pushed yet.
-            self._sums.drop(self._plain.intersection(names))
+            self._sums.drop(self._local.plain.intersection(names))
         self._changes.note(names)
-        self._behind.difference_update(names)
-        for name in names:
-            self._own[name] = self._own.get(name, 0) + 1
+        self._local.behind.difference_update(names)
+        self._local.count_all(names)
 
     # --- state ---------------------------------------------------------------------------------
 
@@ -684,7 +506,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             "pull_every": self._pull_every,
             "steps": self._steps,
             "pushes": self._pushes,
-            "store": self._read.store if self._read is not None else "",
+            "store": self._local.store,
         }
         return found
 
@@ -698,29 +520,15 @@ class RemoteOptimizer(torch.optim.Optimizer):
             ConfigError: The `state_dict` is of another optimizer, has another `push_every` or `pull_every`,
                 or has a group that `add_param_group` refuses.
         """
-        own = state_dict.get(STATE) if isinstance(state_dict, Mapping) else None
-        if own is None:
-            raise ConfigError(
-                "the state_dict is of another optimizer, and a store cannot take its momentum: leave this "
-                "call out, and load the module's values before its arrays create the store"
-            )
-        for name in ("push_every", "pull_every", "steps", "pushes"):
-            if not isinstance(own.get(name), int) or own[name] < 0:
-                raise ConfigError(f"the state_dict has {name}={own.get(name)!r:.80}: take an undamaged one")
-        for name, mine in (("push_every", self._push_every), ("pull_every", self._pull_every)):
-            if own[name] != mine:
-                raise ConfigError(
-                    f"the state_dict has {name}={own[name]}, and this optimizer {name}={mine}: make the "
-                    f"optimizer with {name}={own[name]}"
-                )
+        state = state_dict.get(STATE) if isinstance(state_dict, Mapping) else None
+        own = checked_counters(state, push_every=self._push_every, pull_every=self._pull_every)
         for group in state_dict["param_groups"]:
             check_group(group)
         super().load_state_dict({name: part for name, part in state_dict.items() if name != STATE})
         self._steps, self._pushes = own["steps"], own["pushes"]
-        is_other = self._read is None or own.get("store") != self._read.store
-        if is_other and any(
-            not isinstance(rule, Sgd) or rule.momentum for rule in self._store.rules.values()
-        ):
+        rules = self._store.rules.values()
+        has_state = any(not isinstance(rule, Sgd) or rule.momentum for rule in rules)
+        if has_state and own.get("store") != self._local.store:
             logger.warning(
                 "the state_dict has rates and counters only, and is of another store: momentum and means are "
                 "those of store %r, which go on if it was opened from its folder (dir=, or --dir of its "
