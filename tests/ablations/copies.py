@@ -114,6 +114,21 @@ COPIES = (
         breaks="equal copies",
     ),
     _row(
+        "pieces have the groups that shards have counted",
+        copy_patches.copy_without_groups,
+        guard=PIECES,
+        breaks="equal copies, or every group on every shard",
+        scenario="training",
+    ),
+    _row(
+        "a push names each group of its step",
+        copy_patches.name_the_first_group,
+        guard="tests/adam_async/exactness/test_groups.py::"
+        "test_every_shard_has_every_group_once_and_frozen_shards_have_none",
+        breaks="every group on every shard",
+        scenario="training",
+    ),
+    _row(
         "a piece has the ended replica generations",
         copy_patches.copy_without_ended_generations,
         guard=ENDED,

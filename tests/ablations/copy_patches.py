@@ -22,6 +22,7 @@ from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import Replica
 from adam_async.run.store_record import StoreRecord
+from adam_async.worker import stepper
 from tests.ablations.patches import Change, replaces
 
 
@@ -36,6 +37,18 @@ def copy_without_numbers(tables_state: Any, tables: Any) -> Any:
 def copy_without_clocks(tables_state: Any, tables: Any) -> Any:
     """Leave the clocks of replicas out of pieces."""
     return msgspec.structs.replace(tables_state(tables), clocks={})
+
+
+@replaces(shard_pieces, "_tables_state")
+def copy_without_groups(tables_state: Any, tables: Any) -> Any:
+    """Leave the counted groups out of pieces."""
+    return msgspec.structs.replace(tables_state(tables), groups=[])
+
+
+@replaces(stepper, "name_groups")
+def name_the_first_group(_: Any, epoch: int, numbers: list[int]) -> tuple[int, ...]:
+    """Name only the first group of a step."""
+    return epoch, numbers[0], numbers[0] + 1
 
 
 def _copy_without_ended_generations(copy_piece: Any, bundle: Bundle, specs: Any, **options: Any) -> Any:
