@@ -434,9 +434,10 @@ class Bundle:
             tables.refused += len(report.steps) - total
             for staleness, steps in counted.items():
                 tables.count_staleness(report.replica, staleness, steps)
+        several = [shard.tables for shard in ours]
         for step in report.steps:
             if step.groups:
-                count_groups(step.groups, [shard.tables for shard in ours])
+                count_groups(step.groups, several)
         clock = report.steps[-1].clock
         self.replicas.advance(ours, Replica(report.replica), report.incarnation, clock)
 

@@ -16,7 +16,7 @@ the others stay correct, because only the workers of a live generation may repor
 (`sender_checks.py`). In asp no replica waits for a clock.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -147,7 +147,8 @@ class QuestionChecks:
             case Tick():
                 text = self._repeated(body.shards) or self._epoch(body.epoch)
                 text = text or self._clock(body.clock) or self._leap(body)
-                text = text or self._groups(body.groups, body.shards, body.epoch)
+                if body.groups and not text:
+                    text = self.fault_of_groups(body.groups, self._tables(body.shards), body.epoch)
             case ReportSteps():
                 text = self._step_reports(body)
             case Pull():
@@ -181,8 +182,10 @@ class QuestionChecks:
                 return text
         if push.assign and (text := _assignment(push)):
             return text
-        if push.groups and (text := self._groups(push.groups, push.shards, push.epoch)):
-            return text
+        if push.groups:
+            text = self.fault_of_groups(push.groups, self._tables(push.shards), push.epoch)
+            if text:
+                return text
         if text := self._leap(push):
             return text
         if push.generation != self._state.generation:
@@ -217,22 +220,23 @@ class QuestionChecks:
         return "" if self._state.bundle.group(shards) is not None else _twice(shards)
 
     def _step_reports(self, report: ReportSteps) -> str:
-        text = _twice(report.shards)
+        text, tables = _twice(report.shards), self._tables(report.shards)
         for step in report.steps:
             text = text or self._clock(step.clock) or self._weight(step.weight) or _twice(step.refused)
-            text = text or self._groups(step.groups, report.shards)
+            if step.groups and not text:
+                text = self.fault_of_groups(step.groups, tables)
             if step.refused and max(step.refused) >= len(report.shards):
                 return f"it names {len(report.shards)} shards, and no place {max(step.refused)}"
         return text
 
-    def _groups(self, groups: tuple[int, ...], shards: tuple[int, ...], epoch: int = 0) -> str:
-        if not groups:
-            return ""
+    def _tables(self, shards: tuple[int, ...]) -> Collection[ShardTables]:
+        """Return the tables of the shards that are here, each once."""
         found = [self._state.shards.get(ShardId(number)) for number in shards]
-        several = {id(shard.tables): shard.tables for shard in found if shard is not None}
-        return self.fault_of_groups(groups, several.values(), epoch)
+        return {id(shard.tables): shard.tables for shard in found if shard is not None}.values()
 
-    def fault_of_groups(self, groups: tuple[int, ...], several: Iterable[ShardTables], epoch: int = 0) -> str:
+    def fault_of_groups(
+        self, groups: tuple[int, ...], several: Collection[ShardTables], epoch: int = 0
+    ) -> str:
         """Return why a push, a tick or a step may not name these groups; empty if it may.
 
         Args:

@@ -11,7 +11,7 @@ The tables of a shard have the groups that they have counted, by epoch (`GroupSe
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ Ranges = tuple[int, ...]
 KEPT_EPOCHS = 3
 """Number of the newest named epochs whose sets a shard keeps: the one before, the present and the next."""
 
-MOST_BOUNDS = 1 << 16
+MOST_BOUNDS = 1 << 14
 """Length of the ranges of one set above which a server takes no further groups of the epoch; a correct set
 has a few ranges for each replica."""
 
@@ -62,14 +62,20 @@ def groups_fault(named: tuple[int, ...]) -> str:
 
 def united(ranges: Ranges, start: int, stop: int) -> Ranges:
     """Return ranges with one more range, which may overlap or touch them."""
+    found = [*ranges]
+    _add(found, start, stop)
+    return tuple(found)
+
+
+def _add(ranges: list[int], start: int, stop: int) -> None:
     first, last = bisect_left(ranges, start), bisect_right(ranges, stop)
     # An even index lies between two ranges, an odd one within a range.
     begin = () if first % 2 else (start,)
     end = () if last % 2 else (stop,)
-    return (*ranges[:first], *begin, *end, *ranges[last:])
+    ranges[first:last] = (*begin, *end)
 
 
-def common(ranges: Ranges, start: int, stop: int) -> Ranges:
+def common(ranges: Sequence[int], start: int, stop: int) -> Ranges:
     """Return the part of ranges within one range."""
     first, last = bisect_right(ranges, start), bisect_left(ranges, stop)
     begin = (start,) if first % 2 else ()
@@ -95,16 +101,16 @@ def with_groups(sets: GroupSets, named: tuple[int, ...]) -> GroupSets:
             return sets  # its set is dropped
         sets = {number: kept for number, kept in sets.items() if number != oldest}
     groups, again = sets.get(epoch, NO_GROUPS)
+    start, stop = named[1], named[2]
+    if len(named) == 3 and (not groups or start >= groups[-1]):
+        # Usually a step has one range, behind all others.
+        joined = groups[:-1] if groups and start == groups[-1] else (*groups, start)
+        return {**sets, epoch: GroupSet((*joined, stop), again)}
+    # In lists, because each further range would copy a tuple.
+    every, twice = [*groups], [*again]
     for start, stop in zip(named[1::2], named[2::2], strict=True):
-        # Usually a group follows all others, or comes right behind the last one.
-        if not groups or start > groups[-1]:
-            groups = (*groups, start, stop)
-            continue
-        if start == groups[-1]:
-            groups = (*groups[:-1], stop)
-            continue
-        twice = common(groups, start, stop)
-        for begin, end in zip(twice[::2], twice[1::2], strict=True):
-            again = united(again, begin, end)
-        groups = united(groups, start, stop)
-    return {**sets, epoch: GroupSet(groups, again)}
+        known = common(every, start, stop)
+        for begin, end in zip(known[::2], known[1::2], strict=True):
+            _add(twice, begin, end)
+        _add(every, start, stop)
+    return {**sets, epoch: GroupSet(tuple(every), tuple(twice))}
