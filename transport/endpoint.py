@@ -288,15 +288,13 @@ class Endpoint(AnsweringLink):
         # Both tests of `_check` inline, because every request runs them.
         if self._error is not None or message.type not in self._may_send:
             self._check(message)
-        registered = None
-        if into is not None:
-            registered = Registered(tuple(into), lay_out(into, self.max_message_bytes, to_fill=True).packed)
+        layout = None if into is None else lay_out(into, self.max_message_bytes, to_fill=True)
         request_id = self._calls.next_id()
         self._transmit(REQUEST, request_id, message, release, ordered)
         deadline = self._loop.time() + timeout_s
         self._calls.waiting[request_id] = make_call((on_answer, message.type, timeout_s, deadline))
-        if registered is not None:
-            self._into[request_id] = registered
+        if into is not None and layout is not None:
+            self._into[request_id] = Registered(tuple(into), layout.packed)
         if deadline < self._timer_at:
             self._arm(deadline)
         return request_id

@@ -184,6 +184,46 @@ def test_a_forgotten_destination_is_not_written_to_any_more(checked: bool) -> No
     assert int(target.sum()) == received
 
 
+def test_a_damaged_small_reply_is_not_written_to_the_registered_array() -> None:
+    target = np.zeros(9, np.float32)
+    wire = bytearray(encode(Message(type="ack", tensors=(np.ones(9, np.float32),)), REPLY, 7, checked=True))
+    wire[-1] ^= 1
+    decoder = new_decoder()
+    decoder.registered[7] = registered(target)
+    with pytest.raises(RemoteProtocolError, match="payload-checksum"):
+        feed(decoder, bytes(wire))
+    assert not target.any()
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("step", [None, 50])
+def test_several_small_tensors_land_in_registered_arrays(checked: bool, step: int | None) -> None:
+    sent = (np.arange(5, dtype=np.float32), np.arange(3), np.empty(0, np.int8), np.ones((2, 2), np.uint8))
+    targets = tuple(np.zeros_like(array) for array in sent)
+    decoder = new_decoder()
+    decoder.registered[7] = registered(*targets)
+    (frame,) = feed(decoder, encode(Message(type="ack", tensors=sent), REPLY, 7, checked=checked), step)
+    assert_same_message(frame.message, Message(type="ack", tensors=sent))
+    assert frame.message is not None
+    assert all(got is target for got, target in zip(frame.message.tensors, targets, strict=True))
+
+
+def test_a_second_reply_of_one_id_does_not_reach_an_array_that_its_caller_has_back() -> None:
+    array, target = np.ones(10_000, np.float32), np.zeros(10_000, np.float32)
+    large = encode(Message(type="ack", tensors=(array,)), REPLY, 7)
+    first = PRELUDE_BYTES + int.from_bytes(large[16:20], "little") + CONFIG.chunk_bytes
+    whole = encode(Message(type="ack", tensors=(2 * array,)), REPLY, 7, LinkConfig())
+    decoder = new_decoder()
+    decoder.registered[7] = registered(target)
+    (frame,) = feed(decoder, large[:first] + whole)
+    assert frame.message is not None
+    assert frame.message.tensors[0] is target
+    decoder.forget(7)  # the owner does this as it delivers the reply
+    target[:] = 3
+    feed(decoder, large[first:])
+    assert (target == 3).all()
+
+
 @pytest.mark.parametrize("checked", [False, True])
 def test_an_ended_conversation_stores_nothing_and_finds_the_close(checked: bool) -> None:
     pool = BufferPool(retain_bytes=0)

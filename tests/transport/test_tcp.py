@@ -23,13 +23,14 @@ from transport import (
     LinkConfig,
     Listener,
     Message,
+    RemoteError,
     RemoteProtocolError,
     RetrySchedule,
     RoleTable,
     TcpNetwork,
 )
 from transport.entrance import Entrance
-from transport.frames import CHECKED
+from transport.frames import CHECKED, ERROR, head, pack_meta
 from transport.greeter import Greeter
 from transport.handshake import ClientHandshake
 from transport.keys import Secret, derive
@@ -79,6 +80,19 @@ async def authenticate(
     writer.write(client.hello())
     writer.write(client.receive(await reader.readexactly(256)))
     client.receive(await reader.readexactly(256))
+
+
+async def test_the_text_of_an_error_may_be_any_bytes() -> None:
+    async with open_listener(network()) as (listener, links):
+        async with raw_peer(listener.address) as (reader, writer):
+            await authenticate(reader, writer)
+            link = await links.get()
+            asked = link.call_nowait(Message(type="ask"), timeout_s=10.0)
+            meta = pack_meta(Message(type="odd", meta=b"no \xff"), b"", 1 << 14)
+            writer.write(head(ERROR, 1, meta, 0))
+            with pytest.raises(RemoteError, match="no \N{REPLACEMENT CHARACTER}"):
+                await asked
+            assert not link.closed
 
 
 async def test_a_malformed_frame_closes_only_its_own_link(caplog: pytest.LogCaptureFixture) -> None:
