@@ -11,10 +11,10 @@ from tests.journey import JOURNEYS, counts_of
 
 PAGE = (Path(__file__).resolve().parents[1] / "ARCHITECTURE.md").read_text()
 CEILINGS = {
-    "push_pull": (98, 27, 717),
-    "worker push": (145, 37, 957),
+    "push_pull": (98, 27, 715),
+    "worker push": (145, 37, 956),
     "image group": (72, 36, 304),
-    "map change": (338, 41, 1516),
+    "map change": (338, 41, 1514),
 }
 """Calls, files and lines of each journey. A change that shortens a journey lowers its row, here and in
 ARCHITECTURE.md."""
