@@ -107,7 +107,7 @@ class Client:
     """Pushes and pulls of one array by the client that workers use, on the session of an open store."""
 
     def __init__(self, store: ParameterStore, name: str) -> None:
-        client = store._client
+        client = store._calls
         self._client, self._shards = client.servers, client.layout.table.by_tensor[name]
         self._server = client.layout.buckets[0]
         size = self._shards[-1].stop

@@ -51,7 +51,7 @@ from adam_async.drill.judging import percentile
 from adam_async.errors import AdamError
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.runtime.role_handle import address_in
-from adam_async.store.store import Opening
+from adam_async.store.opening import Opening
 from transport import TransportError
 
 CLIENTS = 2
@@ -292,7 +292,7 @@ class CaseRunner:
         self._is_new = True
         self._ending: set[asyncio.Task[Any]] = set()
 
-    def _client(self) -> Opening:
+    def _client(self) -> "Opening[ParameterStore]":
         case = self.case
         return ParameterStore.open(
             self._cluster.controller,
@@ -319,7 +319,7 @@ class CaseRunner:
         else:
             self._journal.judge(values, self._killed_at, durable=self.case.durable)
         link = stores[0]._link
-        specs, buckets = link.client.layout.table.shards, link.store.buckets
+        specs, buckets = link.calls.layout.table.shards, link.store.buckets
         self._journal.pieces = [
             [spec.tensor for spec in piece]
             for home in set(buckets)

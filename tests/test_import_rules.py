@@ -71,7 +71,7 @@ SERIALISERS = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle", "
 TORCH_USERS = ("adam_async/cli/export.py",)
 """Files outside the room torch that may import it, inside of a function."""
 
-OWN_TASKS = ("adam_async/store/store.py", "adam_async/store/local_servers.py")
+OWN_TASKS = ("adam_async/store/opening.py", "adam_async/store/local_servers.py")
 """Files whose objects own a task that `close` ends, because `await` opens a store without a block."""
 
 MODULE_CAPABILITIES = {

@@ -1,9 +1,8 @@
 """Public interface of stores: named arrays on parameter servers, and the work of one client of a store.
 
-`ParameterStore` hands each call to a `StoreClient`, which checks and gathers the arrays (`pushing.py`) by a
-cached plan (`layout.py`). A `Call` takes its turn, sends its messages on the client's sessions with the
-bundles (`parameter_server/session.py`), and turns the answers into arrays with versions, or into the outcome
-of a push.
+A push of `ParameterStore` checks and gathers the arrays (`pushing.py`) by a cached plan (`layout.py`). A
+`Call` takes its turn, sends its messages on the client's sessions with the bundles
+(`parameter_server/session.py`), and turns the answers into arrays with versions, or into an outcome.
 
     store.py                      start here: `ParameterStore`, with `open`, `pull`, `push`, `tick`
     sync.py                       the same methods without `await`; one thread for all stores of a process
@@ -11,9 +10,9 @@ of a push.
                                   rules; checks of gradients and factors
     joining.py, restoring.py      the opening: the client finds or creates the store, loads its first values,
                                   perhaps from the servers' disks, and gets a place among the clients
+    opening.py                    a store before `async with`: addresses, background task, end
     link.py                       one client from its join to its end: background tasks, place, failures
-    client.py                     pushes, pulls and ticks of one client: checks, read versions, first step
-    calls.py                      calls in flight: turns, messages, answers; order and back-pressure
+    calls.py                      calls of one client: turns, messages, answers; back-pressure, clocks
     layout.py                     plan of the messages: shards of one server and one family each
     pushing.py                    messages of a push, from checked arrays by name
     values.py                     results: values with their versions, refused parts of a push

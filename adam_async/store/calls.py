@@ -1,8 +1,12 @@
-"""The calls of a client of a store: each sends its messages, and takes their answers."""
+"""The calls of one client of a store, in order: each sends its messages, and takes their answers.
+
+In bsp a push names its step; in ssp the tick at the end of a step names it, so that a step may have any
+number of pushes.
+"""
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,29 +18,28 @@ from adam_async.errors import DeadlineExceeded, StoreError
 from adam_async.messages import REFUSED, Pushed
 from adam_async.messages import Values as ValuesMessage
 from adam_async.parameter_server.client import ParameterClient, StepPush
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import ShardId
 from adam_async.run.store_record import StoreRecord
+from adam_async.runtime.machine import available_bytes
+from adam_async.store.arrays import out_memory
 from adam_async.store.layout import FactorMessage, ShardMessage, StoreLayout, StorePlan
-from adam_async.store.pushing import Outgoing
+from adam_async.store.pushing import Outgoing, PushMessages
 from adam_async.store.values import PushOutcome, ReadVersions, RefusedShard, Values
 from adam_async.store.wish import StoreWish
 from transport import RemoteProtocolError
 
+LARGE_BYTES = 1 << 28
+"""Size of all arrays of a store up to which a pull does not check the available memory, in bytes."""
 
-class Gathered(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A push, checked and gathered, before its sending.
 
-    Attributes:
-        versions: For each message, the versions of its shards that the gradients were computed from.
-        own: Number of this client's pushes that the values had in addition to these versions, by array.
-        assign: Whether the values replace the values of the store.
-    """
-
-    messages: Sequence[Outgoing]
-    versions: Sequence[tuple[int, ...]]
-    own: Mapping[str, int]
-    weight: int
-    assign: bool
+def check_loop(name: str, loop: asyncio.AbstractEventLoop) -> None:
+    """Check that the running loop is the one in which a store was opened. Raises StoreError: it is not."""
+    if asyncio.get_running_loop() is not loop:
+        raise StoreError(
+            f"store {name!r} was opened in another event loop: call it there, for example with "
+            "asyncio.run_coroutine_threadsafe, or open it with adam_async.sync"
+        )
 
 
 class Call(msgspec.Struct, kw_only=True, eq=False):
@@ -45,14 +48,23 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
     Attributes:
         calls: The calls of the client.
         done: Future that ends with the call, unless its caller was cancelled.
-        push: The push; None for a pull.
+        messages: Messages of a push; None for a pull.
+        versions: For each message of a push, the versions of its shards that the gradients were computed
+            from.
+        own: Number of this client's pushes that the values had in addition to these versions, by array.
+        weight: Weight of the gradients in the mean of a step.
+        assign: Whether the values of a push replace those of the store.
         plan: Messages for the shards of the pulled arrays; None for a push.
         targets: Flat memory to fill, by name. The call allocates the memory of other arrays.
     """
 
     calls: "Calls"
     done: "asyncio.Future[None]"
-    push: Gathered | None = None
+    messages: Sequence[Outgoing] | None = None
+    versions: Sequence[tuple[int, ...]] = ()
+    own: Mapping[str, int] = {}
+    weight: int = 1
+    assign: bool = False
     plan: StorePlan | None = None
     targets: dict[str, NDArray[Any]] = {}
     error: Exception | None = None
@@ -72,53 +84,53 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
     _refused: list[RefusedShard] = []
 
     def __post_init__(self) -> None:
-        plan, push = self.plan, self.push
-        if plan is not None:
-            self._left = len(plan.messages)
-            self._read = self.calls.layout.unread.copy()
-            for record in plan.apart:
-                if record.name not in self.targets:
-                    self.targets[record.name] = np.empty(record.shape, record.dtype).reshape(-1)
-        elif push is not None:
-            self._left = len(push.messages)
+        plan = self.plan
+        if plan is None:
+            self._left = len(self.messages or ())
+            return
+        self._left = len(plan.messages)
+        self._read = self.calls.layout.unread.copy()
+        for record in plan.apart:
+            if record.name not in self.targets:
+                self.targets[record.name] = np.empty(record.shape, record.dtype).reshape(-1)
 
     # --- sending -------------------------------------------------------------------------------
 
     def send(self) -> None:
         """Send the messages of the call; a pull only if its caller was not cancelled."""
-        if self.push is not None:
-            self._send_push(self.push)
+        if self.messages is not None:
+            self._send_push(self.messages)
         elif self.done.done():
             self.calls.ended(self)
             return
         elif self.plan is not None:
             self._send_pull(self.plan)
 
-    def _send_push(self, push: Gathered) -> None:
+    def _send_push(self, messages: Sequence[Outgoing]) -> None:
         """Send a push. In bsp it ends the step on its shards, in ssp it belongs to the step in progress."""
-        calls, own = self.calls, push.own
+        calls, own = self.calls, self.own
         if calls.is_summed:
-            calls.note_pushed(push)
+            calls.note_pushed(messages, assign=self.assign)
         clock = epoch = 0
-        if calls.slack is not None and not push.assign:
+        if calls.slack is not None and not self.assign:
             clock, epoch = calls.clock + calls.is_summed, 1
-        for number, message in enumerate(push.messages):
+        for number, message in enumerate(messages):
             of = message.shards
             step = StepPush(
                 parts=of.parts,
                 shards=of.shards,
                 tensors=message.tensors,
-                versions=push.versions[number],
+                versions=self.versions[number],
                 own_applied=tuple([own.get(name, 0) for name in of.names]) if own else of.zeros,
                 clock=clock,
-                weight=push.weight,
+                weight=self.weight,
                 rate=message.rate,
                 epoch=epoch,
-                assign=push.assign,
+                assign=self.assign,
                 pull=self.plan is not None,
             )
             calls.connections[of.server].push(step, self, number, self._into(of))
-        if not push.messages:
+        if not messages:
             self.freed()
 
     def _send_pull(self, plan: StorePlan) -> None:
@@ -158,8 +170,8 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
         if values is not None:
             self.take(number, answer.versions, answer.clock, values)
             return
-        assert self.push is not None
-        of, versions = self.push.messages[number].shards, self._versions
+        assert self.messages is not None
+        of, versions = self.messages[number].shards, self._versions
         if len(answer.versions) != len(of.shards) or any(
             problem.index >= len(of.shards) for problem in answer.problems
         ):
@@ -282,6 +294,7 @@ class Calls:
         wish: Arguments of the caller.
         store: The store.
         layout: Its shards.
+        rates: Default rate of each rule.
         servers: Client of the servers.
         membership: Membership of the client.
     """
@@ -291,9 +304,11 @@ class Calls:
         wish: StoreWish,
         store: StoreRecord,
         layout: StoreLayout,
+        rates: tuple[float, ...],
         servers: ParameterClient,
         membership: Membership,
     ) -> None:
+        self.name = wish.name
         self.store = store
         self.layout = layout
         self.loop = asyncio.get_running_loop()
@@ -301,9 +316,15 @@ class Calls:
         self.clock_s = wish.waits.clock_s
         self.clock = 0
         """Number of steps that this client has ended."""
-        self._is_reader = wish.reader
+        self.is_reader = wish.reader
         self.is_summed = store.summed_weight > 0
         self.slack = store.slack
+        self.has_begun = store.slack is None
+        """Whether the clocks of the store have begun."""
+        self._has_clock = store.slack is None or wish.reader
+        """Whether the clock of this client has begun at the clock of the others."""
+        self.gradients = PushMessages(layout, rates, is_summed=self.is_summed)
+        self._prepare_s = wish.waits.prepare_s
         self.servers = servers
         self._membership = membership
         self._seen: NDArray[np.int64] = np.zeros(len(layout.table.shards), np.int64)
@@ -320,10 +341,147 @@ class Calls:
         """Timeouts of the waits for the first step; a failure of this client ends them."""
         self._error: BaseException | None = None
 
+    def check(self) -> None:
+        """Check that the client is open, and in this loop.
+
+        Raises:
+            StoreError: It is not.
+            Exception: The error with which the client has failed.
+        """
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        # A future of another loop would never wake its caller.
+        if asyncio.get_running_loop() is not self.loop:
+            check_loop(self.name, self.loop)
+
+    async def begin_push(self) -> None:
+        """Wait for the first step, and refuse the push of a reader."""
+        if not self.has_begun:
+            await self.begin()
+            self.check()
+        if self.is_reader:
+            raise StoreError("this client is a reader: open the store without reader=True to push")
+
+    async def begin(self) -> None:
+        """Wait until the clocks of the store have begun: they wait for `replicas` clients."""
+        name, id, wanted = self.name, self.store.id, self.store.replicas
+
+        def has_begun(cluster: ClusterMap) -> bool:
+            store = cluster.stores.get(name)
+            return store is None or store.id != id or store.epoch > 0
+
+        what = f"{wanted} clients of store {name!r}, with which its first step begins"
+        limit = asyncio.timeout(None)
+        self._beginning.add(limit)
+        try:
+            async with limit:
+                await self._membership.wait_for(has_begun, what, self._prepare_s)
+        except TimeoutError:
+            if limit.expired():
+                self.check()
+            raise
+        finally:
+            self._beginning.discard(limit)
+        self.has_begun = True
+
+    def new_push(
+        self,
+        messages: Sequence[Outgoing],
+        read: Values | ReadVersions | None,
+        *,
+        weight: int = 1,
+        assign: bool = False,
+        plan: StorePlan | None = None,
+        out: Mapping[str, NDArray[Any]] | None = None,
+    ) -> Call:
+        """Return a push with the versions that its gradients were computed from.
+
+        Unread shards count with the newest version seen. With a plan the answers bring the values.
+        """
+        targets = {} if plan is None or out is None else out_memory(self.layout.arrays, plan.names, out)
+        seen = self._seen
+        own: Mapping[str, int] = {}
+        if read is not None:
+            versions = read.read if isinstance(read, Values) else read
+            if not isinstance(versions, ReadVersions):
+                raise StoreError(
+                    f"read takes the values of a pull, or their versions, not {type(read).__name__}"
+                )
+            if versions.store != self.store.id:
+                raise StoreError("read holds versions of another store: pull from this one")
+            seen, own = np.where(versions.of_shards < 0, seen, versions.of_shards), versions.own
+        # Copied, because versions in later answers must not count as read before this call.
+        known = [tuple(seen[message.shards.index].tolist()) for message in messages]
+        return Call(
+            calls=self,
+            done=self.loop.create_future(),
+            messages=messages,
+            versions=known,
+            own=own,
+            weight=weight,
+            assign=assign,
+            plan=plan,
+            targets=targets,
+        )
+
+    def new_tick(self, after: Call | None = None) -> Call:
+        """Return the end of a step, unless the push `after` is refused."""
+        return Tick(calls=self, done=self.loop.create_future(), after=after)
+
+    async def start(self) -> None:
+        """Begin at the clock of the other clients: end the steps on all shards up to it.
+
+        On each shard a late client begins at the slowest clock of the other clients there. Its own clock is
+        the highest of these clocks. Without these ticks its first pull would wait for its own steps.
+        """
+        if not self._has_clock:
+            await self.pull(None, None)
+            if self.clock:
+                self._tick_all()
+
+    async def pull(self, names: Iterable[str] | None, out: Mapping[str, NDArray[Any]] | None) -> Values:
+        """See `ParameterStore.pull`."""
+        self.check()
+        if names is None:
+            self._check_room()
+        call = self.new_pull(self.layout.arrays if names is None else names, out)
+        self.put(call)
+        return await self.pulled(call)
+
+    def _check_room(self) -> None:
+        """Refuse a pull of all arrays if they do not fit into memory: another client may have chosen them.
+
+        Raises:
+            StoreError: The arrays take more than the available memory.
+        """
+        nbytes = self.store.nbytes
+        if nbytes > LARGE_BYTES and nbytes > (available := available_bytes()):
+            raise StoreError(
+                f"store {self.name!r} has arrays of {nbytes / 1e9:.1f} GB, and {available / 1e9:.1f} GB of "
+                "memory are available here: pull arrays by their names, or use a larger machine"
+            )
+
+    def new_pull(self, names: Iterable[str], out: Mapping[str, NDArray[Any]] | None) -> Call:
+        """Check a pull, and return it."""
+        if isinstance(names, str):
+            raise StoreError(f"names is a sequence of names: [{names!r}]")
+        wanted = tuple(dict.fromkeys(names))
+        plan = self.layout.plan(wanted)
+        targets = {} if out is None else out_memory(self.layout.arrays, wanted, out)
+        return Call(calls=self, done=self.loop.create_future(), plan=plan, targets=targets)
+
+    async def pulled(self, pull: Call) -> Values:
+        """Wait for a pull."""
+        pull.prepare()
+        await pull.done
+        if not self._has_clock:
+            self.clock, self._has_clock = max(pull.clocks, default=0), True
+        return pull.values()
+
     def put(self, call: Call) -> None:
         """Send a call after the earlier ones: at once if none waits, otherwise later."""
         self._open[call] = None
-        if self._queued or (call.push is not None and not self.servers.may_push):
+        if self._queued or (call.messages is not None and not self.servers.may_push):
             self._queued.append(call)
             self._has_queued.set()
         else:
@@ -340,7 +498,7 @@ class Calls:
         """Send the queued calls."""
         while True:
             while self._queued:
-                if self._queued[0].push is not None:
+                if self._queued[0].messages is not None:
                     await self.servers.admit()
                 self._send(self._queued.popleft())
             self._has_queued.clear()
@@ -356,7 +514,7 @@ class Calls:
             self._settling.clear()
 
     def _is_pushing(self) -> bool:
-        return any(call.push is not None for call in self._open)
+        return any(call.messages is not None for call in self._open)
 
     def fail(self, error: BaseException) -> None:
         """End all waits with an error; only the first error counts."""
@@ -377,15 +535,15 @@ class Calls:
             self._settling.append(waiter)
             await waiter
 
-    def note_pushed(self, push: Gathered) -> None:
+    def note_pushed(self, messages: Sequence[Outgoing], *, assign: bool) -> None:
         """Refuse a second push of an array in a step of bsp, and an assignment after a push."""
-        shards = {shard for message in push.messages for shard in message.shards.shards}
+        shards = {shard for message in messages for shard in message.shards.shards}
         if again := shards & self._pushed:
             name = self.layout.table.shards[min(again)].tensor
             raise StoreError(
                 f"array {name[:80]!r} was pushed before in this step: with bsp call tick() after each step"
             )
-        if not push.assign:
+        if not assign:
             self._pushed |= shards
 
     def note_versions(
@@ -414,7 +572,7 @@ class Calls:
     @property
     def bound(self) -> int:
         """Clock that the values of a pull must reach; 0 without clocks, and for a reader."""
-        return 0 if self.slack is None or self._is_reader else max(self.clock - self.slack, 0)
+        return 0 if self.slack is None or self.is_reader else max(self.clock - self.slack, 0)
 
     def named(self, late: Sequence[int]) -> str:
         """Return the places of some clients with their nodes, as ``store show`` has them."""

@@ -1,4 +1,4 @@
-"""One client of a store: its joining, its place among the clients, and its end; `client.py` has its calls.
+"""One client of a store: its joining, its place among the clients, and its end; `calls.py` has its calls.
 
 The client is a member of the cluster, with the role `client` or `reader`; a reader has no place in the clocks
 and may not push.
@@ -16,7 +16,7 @@ from adam_async.run.shard_table import holders, shard_table
 from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
-from adam_async.store.client import StoreClient
+from adam_async.store.calls import Calls
 from adam_async.store.joining import Joining
 from adam_async.store.layout import StoreLayout
 from adam_async.store.local_servers import ServerAccess
@@ -65,7 +65,7 @@ class StoreLink:
         self.store: StoreRecord
         self.session: SessionIdentity
         """Identity of this client among the clients of the store."""
-        self.client: StoreClient
+        self.calls: Calls
         """Calls of this client, once `start` has joined the store."""
         self._has_joined = False
         self._deleting = False
@@ -103,12 +103,12 @@ class StoreLink:
             waits=self._waits,
         )
         layout = StoreLayout(arrays, table, store.buckets)
-        self.client = StoreClient(wish, store, layout, tuple(rates), servers, membership)
+        self.calls = Calls(wish, store, layout, tuple(rates), servers, membership)
         self._has_joined = True
         self._spawn("servers", servers.run())
-        self._spawn("queue", self.client.run())
+        self._spawn("queue", self.calls.run())
         self._spawn("follow", self._follow(session, servers))
-        await self.client.start()
+        await self.calls.start()
 
     def _spawn(self, name: str, work: Any) -> None:
         self.tasks.append(self._group.create_task(work, name=f"{self._identity.node}/{name}"))
@@ -141,7 +141,7 @@ class StoreLink:
 
     async def delete(self) -> None:
         """See `ParameterStore.delete`."""
-        self.client.check()
+        self.calls.check()
         if self._wish.reader:
             raise StoreError("this client is a reader: open the store without reader=True to delete it")
         self._deleting = True
@@ -154,14 +154,14 @@ class StoreLink:
     def fail(self, error: BaseException) -> None:
         """End all waits of calls with an error; only the first error counts."""
         if self._has_joined:
-            self.client.fail(error)
+            self.calls.fail(error)
 
     async def leave(self) -> None:
         """Wait up to `LEAVE_S` for open pushes, and leave the cluster; then no client waits for this one."""
         try:
             async with asyncio.timeout(LEAVE_S):
                 if self._has_joined:
-                    await self.client.until_settled()
+                    await self.calls.until_settled()
         except TimeoutError:
             pass
         await self._membership.leave()

@@ -38,9 +38,9 @@ from adam_async.run.shard_table import SHARD_BYTES
 from adam_async.runtime.standard_streams import hold_descriptors
 from adam_async.store import store as face
 from adam_async.store.arrays import Gradient, InitialArrays
+from adam_async.store.opening import NO_COPY, Opening
 from adam_async.store.pushing import Rate
 from adam_async.store.rules import Rule, Sgd
-from adam_async.store.store import NO_COPY
 from adam_async.store.values import PushOutcome, ReadVersions, Values
 from adam_async.store.wish import Create
 
@@ -202,7 +202,9 @@ class ParameterStore:
     forked child process.
     """
 
-    def __init__(self, thread: StoreThread, opening: face.Opening, store: face.ParameterStore) -> None:
+    def __init__(
+        self, thread: StoreThread, opening: Opening[face.ParameterStore], store: face.ParameterStore
+    ) -> None:
         self._thread = thread
         self._opening = opening
         self._store = store
@@ -407,11 +409,11 @@ class ParameterStore:
         return f"<sync {self._store!r}>"
 
 
-async def _opened(opening: face.Opening) -> face.ParameterStore:
+async def _opened(opening: Opening[face.ParameterStore]) -> face.ParameterStore:
     return await opening
 
 
-def _abandon(thread: StoreThread, opening: face.Opening) -> None:
+def _abandon(thread: StoreThread, opening: Opening[face.ParameterStore]) -> None:
     """Close a store that was not closed, at its garbage collection or the end of the program.
 
     A garbage collection may begin within any call, so this function neither takes the lock of `_SHARED` nor

@@ -26,6 +26,7 @@ from adam_async.store.arrays import Gradient, InitialArrays, records_of
 from adam_async.store.link import StoreLink
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.rules import Sgd
+from adam_async.store.store import ParameterStore
 from adam_async.store.values import PushOutcome
 from adam_async.store.wish import StoreWish, slack_of
 from transport import TransportError
@@ -200,7 +201,7 @@ class PushClients:
                     group.create_task(
                         self._pull(name, link, dice.choose(list(store.arrays))), name=f"{name}/pull"
                     )
-            await link.client.tick()
+            await ParameterStore(link).tick()
             await self._pull(name, link, dice.choose(list(store.arrays)))
             await asyncio.sleep(dice.around(self._pace_s))
         self.are_going_on = self.are_going_on and not store.full
@@ -218,7 +219,7 @@ class PushClients:
             return
         weight = 1 + dice.below(3) if self._slack == 0 else 1
         clock = (
-            link.client.clock + 1 if self._slack == 0 else link.client.clock
+            link.calls.clock + 1 if self._slack == 0 else link.calls.clock
         )  # with bsp the push ends the step
         column = pushes.begin(name, clock=clock, weight=weight)
         row = np.zeros((1, COLUMNS), np.float32)
@@ -226,7 +227,7 @@ class PushClients:
         factors = Factors(row, np.ones((1, pushes.rows), np.float32))
         gradient: Gradient = factors if dice.chance(0.3) else np.repeat(row, pushes.rows, axis=0)
         with self.pending.noted(name):
-            outcome = await link.client.push({array: gradient}, weight=weight)
+            outcome = await ParameterStore(link).push({array: gradient}, weight=weight)
         pushes.acknowledged(column, _rows_of(outcome))
         self._ledger.operations += 1
 
@@ -234,15 +235,15 @@ class PushClients:
         """Push finite factors whose product is not finite, which no server may apply."""
         factors = Factors(np.full((1, COLUMNS), LARGE, np.float32), np.full((1, rows), LARGE, np.float32))
         with self.pending.noted(name):
-            outcome = await link.client.push({array: factors})
+            outcome = await ParameterStore(link).push({array: factors})
         # A repetition is answered as a duplicate if the server has forgotten the refusal.
         self._ledger.counts["refused pushes"] += bool(outcome.refused)
 
     async def _pull(self, name: str, link: StoreLink, array: str) -> None:
         pushes = self._pushes_to(link).arrays[array]
-        bound = max(link.client.clock - self._slack, 0) if self._slack is not None else 0
+        bound = max(link.calls.clock - self._slack, 0) if self._slack is not None else 0
         before = pushes.before()
-        values = await link.client.pull([array], None)
+        values = await ParameterStore(link).pull([array])
         rows: NDArray[np.float64] = values[array].astype(np.float64)
         if self._momentum:
             rows = np.where((rows >= 1) & (rows < MOST_MOMENTUM), 1.0, rows)

@@ -31,6 +31,7 @@ from adam_async.store.arrays import InitialArrays, records_of
 from adam_async.store.link import StoreLink
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.rules import Sgd
+from adam_async.store.store import ParameterStore
 from adam_async.store.values import PushOutcome, Values
 from adam_async.store.wish import StoreWish, slack_of
 from transport import TransportError
@@ -155,7 +156,7 @@ class StoreClients:
             if reader:
                 await self._read(node.name, link, pushes, dice)
             else:
-                opened = self._open[node.name] = _OpenStore(node.name, link, pushes, dice, link.client.clock)
+                opened = self._open[node.name] = _OpenStore(node.name, link, pushes, dice, link.calls.clock)
                 await self._work(opened)
             self._open.pop(node.name, None)
             await link.leave()
@@ -207,8 +208,8 @@ class StoreClients:
                 count = 1 + dice.below(3) if self._slack != 0 else 1
                 for _ in range(min(count, pushes.room)):
                     group.create_task(self._push(opened), name=f"{opened.name}/push")
-            await link.client.tick()
-            opened.step = link.client.clock
+            await ParameterStore(link).tick()
+            opened.step = link.calls.clock
             await self._pull(opened)
             await asyncio.sleep(dice.around(PACE_S))
 
@@ -218,7 +219,7 @@ class StoreClients:
             return  # other clients took the last columns before this task began
         if self._slack == 0:
             weight += opened.dice.below(3)
-            opened.step = link.client.clock + 1  # with bsp the push ends the step on its shards
+            opened.step = link.calls.clock + 1  # with bsp the push ends the step on its shards
         column = pushes.begin(opened.name, clock=opened.step, weight=weight)
         gradients: dict[str, Any] = {
             "wide": np.zeros((HEIGHTS["wide"], COLUMNS)),
@@ -227,17 +228,17 @@ class StoreClients:
         for gradient in gradients.values():
             gradient[:, column] = -1
         with self.pending.noted(opened.name):
-            outcome = await link.client.push(gradients, weight=weight)
+            outcome = await ParameterStore(link).push(gradients, weight=weight)
         pushes.acknowledged(column, _rows_of(outcome))
         self._ledger.counts["pushes to stores"] += 1
 
     async def _pull(self, opened: "_OpenStore") -> None:
         link, pushes = opened.link, opened.pushes
-        at, slack = link.client.clock, self._slack
+        at, slack = link.calls.clock, self._slack
         known = [other for other in self._open.values() if other is not opened and self._is_known(other.link)]
         mine = self._is_known(link)
         before = pushes.before()
-        values = await link.client.pull(None, None)
+        values = await ParameterStore(link).pull()
         newest = self._cluster.map
         others = [(other.name, other.step) for other in known if _is_live(other.link, newest)]
         bound = max(at - slack, 0) if slack is not None else 0
@@ -270,7 +271,7 @@ class StoreClients:
 
     async def _look(self, name: str, link: StoreLink, pushes: StorePushes) -> None:
         before = pushes.before()
-        values = await link.client.pull(None, None)
+        values = await ParameterStore(link).pull()
         pulled = Pulled(rows=_rows(values), versions=_versions(values), bound=values.clock)
         pushes.pulled(name, before, pulled)
         self._ledger.counts["stores read"] += 1

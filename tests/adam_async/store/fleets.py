@@ -10,7 +10,7 @@ from adam_async.cluster.roles.place import Place
 from adam_async.messages import role_table
 from adam_async.run.config import Waits
 from adam_async.runtime.clock import system_entropy
-from adam_async.store import store as store_module
+from adam_async.store import opening
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.store import ParameterStore
 from tests.adam_async.runs import until
@@ -132,7 +132,7 @@ async def fleet(monkeypatch, *nodes, network="tcp", waits=WAITS, copies_bind="",
     """Run a fleet; `Fleet.open` opens its stores."""
     async with asyncio.TaskGroup() as group:
         fleet = Fleet(group, local=network == "local", waits=waits, copies_bind=copies_bind, disks=disks)
-        monkeypatch.setattr(store_module, "_access_to", lambda *_: fleet.access())
+        monkeypatch.setattr(opening, "_access_to", lambda *_: fleet.access())
         async with fleet.led():
             await fleet.start(*nodes)
             yield fleet

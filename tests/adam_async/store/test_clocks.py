@@ -202,7 +202,7 @@ async def test_a_client_that_joins_amid_a_step_of_another_waits_for_no_step_of_i
             open_store(cluster.address, consistency, replicas=1, waits=waits)
         )
         await first.push_pull(marks_of(0))
-        link = first._client
+        link = first._calls
         begun, *others = link.layout.everything
         assert others
         link.connections[begun.server].tick(begun.shards, 2, 1)

@@ -92,7 +92,7 @@ async def test_pushes_over_links_that_fail_are_applied_exactly_once(monkeypatch,
         networks.append(FaultyNetwork(cluster_network(*args, **options), random.Random(len(networks))))
         return networks[-1]
 
-    monkeypatch.setattr("adam_async.store.store.cluster_network", faulty)
+    monkeypatch.setattr("adam_async.store.opening.cluster_network", faulty)
     oracle = Oracle()
     async with store_servers(waits=WAITS) as cluster, AsyncExitStack() as stack:
         stores = [

@@ -94,7 +94,7 @@ async def test_two_hundred_megabytes_pulled_beside_pushes_have_the_values_of_the
                 for _ in range(4):
                     values = await store.pull()
                     for name, array in values.items():
-                        (shard,) = store._link.client.layout.table.by_tensor[name]
+                        (shard,) = store._calls.layout.table.by_tensor[name]
                         version = values.read.of_shards[shard.id]
                         assert (array == -version).all(), (name, version)
                         versions.add(version)

@@ -176,7 +176,7 @@ async def test_a_client_that_the_controllers_lose_for_longer_than_the_grace_has_
         networks.append(FaultyNetwork(cluster_network(*args, **options), random.Random(0)))
         return networks[-1]
 
-    monkeypatch.setattr("adam_async.store.store.cluster_network", faulty)
+    monkeypatch.setattr("adam_async.store.opening.cluster_network", faulty)
     async with (
         servers(1, waits=Waits(grace_s=0.2)) as where,
         ParameterStore.open(where, START, name="model", rule=Sgd(rate=1.0), consistency="ssp:1") as cut,

@@ -24,7 +24,7 @@ from adam_async import Sgd, StoreError, Waits, sync
 from adam_async.errors import ShardUnavailable
 from adam_async.messages import Pull, Push
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.store import client as store_client
+from adam_async.store import calls
 from adam_async.torch import RemoteOptimizer, parameter_arrays
 from tests.adam_async.torch.clusters import cluster
 from tests.processes.commands import until
@@ -338,8 +338,8 @@ def test_further_arrays_of_a_store_are_not_pulled_or_are_bounded_by_memory(
     arrays = {**parameter_arrays(module), **{f"further {n}": np.ones(1000, np.float32) for n in range(50)}}
     name = f"further {consistency}"
     with opened(servers, arrays, name=name, consistency=consistency, replicas=1) as creator:
-        monkeypatch.setattr(store_client, "LARGE_BYTES", 0)
-        monkeypatch.setattr(store_client, "available_bytes", lambda: 100_000)
+        monkeypatch.setattr(calls, "LARGE_BYTES", 0)
+        monkeypatch.setattr(calls, "available_bytes", lambda: 100_000)
         if consistency == "asp":
             with opened(servers, name=name) as joined:
                 RemoteOptimizer(module, joined)

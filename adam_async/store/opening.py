@@ -1,0 +1,251 @@
+"""A store before and behind its public face: its opening, the task of its background work, and its end."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+from adam_async.cluster.networks import cluster_network
+from adam_async.errors import ConfigError, RunFailed, StoreError, first_cause
+from adam_async.run.addresses import check_addresses
+from adam_async.run.token_file import check_token_is_for
+from adam_async.runtime.clock import system_entropy
+from adam_async.store.calls import check_loop
+from adam_async.store.link import StoreLink
+from adam_async.store.local_servers import ServerAccess, local_servers
+from adam_async.store.wish import StoreWish
+from transport import BufferPool
+
+S = TypeVar("S")
+
+NO_COPY = (
+    "store {name!r} cannot be copied or pickled, because it is one client with links of its own: pass its "
+    "address and name on, and open it there again; a store at 'local' is for one process"
+)
+"""Text of the refusal of a copy."""
+
+HOW_TO_OPEN = "use `async with` or `await`; without an event loop use adam_async.sync"
+
+
+class Opening(Generic[S]):
+    """A store before its opening: `async with` or `await` opens it.
+
+    Raises:
+        ConfigError: The address is invalid, a local store wants several servers or copies, another store has
+            a `dir`, or the token has keys of another role.
+
+    `async with` and `await` raise:
+        StoreError: The store differs from the arguments, is absent or present against `create`, or failed,
+            for example because it exceeds the memory of its servers; or this client would create it with bsp
+            and has no `replicas`.
+        RoleUnreachable: No controller answers at `where` within `start_s`.
+        HandshakeRejected: The controllers have another token.
+        DeadlineExceeded: A wait that the error names exceeded its deadline, for example `prepare_s` for
+            enough servers.
+    """
+
+    if not TYPE_CHECKING:  # type checkers refuse these uses themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if hasattr(self._store, name) and not name.startswith("_"):
+                raise AttributeError(f"store {self._wish.name!r} is not open for {name!r}: {HOW_TO_OPEN}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"store {self._wish.name!r} is not open: {HOW_TO_OPEN}")
+
+        def __exit__(self, *_: object) -> None:
+            """Do nothing: Python only looks up this method before it calls `__enter__`."""
+
+    def __init__(
+        self,
+        store: "Callable[[StoreLink, Opening[S]], S]",
+        where: str,
+        wish: StoreWish,
+        token: str | None,
+        folder: Path | None,
+        *,
+        is_own: bool,
+    ) -> None:
+        self._store = store
+        if folder is not None and where != "local":
+            raise ConfigError(
+                f"dir={str(folder)!r} is for 'local': the servers of a cluster have their own folders, "
+                "adam-async ps --dir"
+            )
+        self._servers = local_servers(folder, wish.name, is_own=is_own)
+        if token is not None:
+            check_token_is_for(token, "reader" if wish.reader else "client", origin="token")
+        self._where = _checked_where(where, wish)
+        if is_own:
+            _check_needs_no_name(self._where, wish, folder)
+        self._wish = wish
+        self._token = token
+        self._task: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+
+    def __await__(self) -> Generator[Any, None, S]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> S:
+        return await self._open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(NO_COPY.format(name=self._wish.name))
+
+    def __repr__(self) -> str:
+        return f"<Opening of store {self._wish.name!r}: {HOW_TO_OPEN}>"
+
+    async def _open(self) -> S:
+        """Start the background work, and wait until the store is open.
+
+        A cancellation closes the store again.
+        """
+        if self._task is not None:
+            raise StoreError("this store was opened before: call ParameterStore.open again")
+        opened: asyncio.Future[StoreLink] = asyncio.get_running_loop().create_future()
+        # `await` has no block, so `close` ends the task in place of a group. A group that this call enters
+        # would cancel the caller at any later `await` if a link fails, and `close` may run in another task.
+        self._task = asyncio.create_task(self._run(opened), name=f"store-{self._wish.name}")
+        try:
+            link = await asyncio.shield(opened)
+        except asyncio.CancelledError:
+            await self.close()
+            if opened.done() and not opened.cancelled():
+                opened.exception()  # otherwise the loop would log an unread error
+            raise
+        return self._store(link, self)
+
+    async def close(self) -> None:
+        """End the background work. A second call waits for the first."""
+        if self._task is not None and (self._task.done() or self._task.get_loop().is_closed()):
+            return
+        if self._task is not None:
+            check_loop(self._wish.name, self._task.get_loop())
+        self._closing.set()
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def _run(self, opened: "asyncio.Future[StoreLink]") -> None:
+        """Do the background work of the store, from its opening to its end."""
+        link: StoreLink | None = None
+        try:
+            access_to = _access_to(self._where, self._token, self._servers)
+            async with access_to as access, asyncio.TaskGroup() as group:
+                link = StoreLink(self._wish, access, group)
+                await self._serve(link, opened, group)
+        except BaseException as error:
+            cause = _shown(first_cause(error))
+            if isinstance(cause, asyncio.CancelledError):  # no caller of the store is cancelled
+                cause = StoreError(
+                    f"store {self._wish.name!r} ended with its event loop, or its task was cancelled: open "
+                    "it again, in the loop that uses it"
+                )
+            if link is not None:
+                link.fail(cause)
+            if not opened.done():
+                opened.set_exception(cause)
+            elif not isinstance(error, Exception):
+                raise
+        finally:
+            if link is not None:
+                link.closed = True
+                link.fail(StoreError(f"store {self._wish.name!r} is closed: open it again"))
+
+    async def _serve(
+        self, link: StoreLink, opened: "asyncio.Future[StoreLink]", group: asyncio.TaskGroup
+    ) -> None:
+        """Open the store, wait until it is closed, and leave it; a failed attempt leaves too."""
+        failures: list[Exception] = []
+
+        async def attempt() -> None:
+            try:
+                await link.start()
+            except Exception as error:
+                failures.append(error)
+
+        stopping = group.create_task(self._closing.wait(), name=f"store-{self._wish.name}/closing")
+        opening = group.create_task(attempt(), name=f"store-{self._wish.name}/open")
+        await asyncio.wait({stopping, opening}, return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            opening.cancel()
+        elif not failures:
+            opened.set_result(link)
+            await self._closing.wait()
+        await link.leave()
+        for task in link.tasks:
+            task.cancel()
+        stopping.cancel()
+        for failure in failures:
+            raise failure
+        if not opened.done():
+            opened.cancel()
+
+
+def _checked_where(where: str, wish: StoreWish) -> str:
+    """Return the address of a store: ``local``, or those of controllers joined by commas.
+
+    Raises:
+        ConfigError: The address is neither, or a local store wants several servers or copies.
+    """
+    if not isinstance(where, str):
+        raise ConfigError(f"where is 'local' or addresses of controllers, not {where!r:.80}")
+    if where == "local":
+        for name, value in (("servers", wish.servers), ("copies", wish.copies or 1)):
+            if value > 1:
+                raise ConfigError(f"{name} is {value}: local has one server; leave {name} out")
+        return where
+    try:
+        return check_addresses(where, "where")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; 'local' stands for a server in this loop") from None
+
+
+def _check_needs_no_name(where: str, wish: StoreWish, folder: Path | None) -> None:
+    """Check that a store without a name is new, local, in memory, and for one client.
+
+    Raises:
+        ConfigError: The store needs a name; the error proposes one.
+    """
+    for word, value, fits in (
+        ("where", where, where == "local"),
+        ("dir", str(folder), folder is None),
+        ("arrays", None, wish.values is not None),
+        ("create", wish.create, wish.create != "never"),
+        ("reader", wish.reader, not wish.reader),
+        ("replicas", wish.replicas, wish.replicas <= 1),
+    ):
+        if not fits:
+            raise ConfigError(
+                f"name is missing, and {word} is {value!r:.80}: only a new store at 'local', in memory and "
+                "for one client, needs no name. Add name='model', in each client of the store"
+            )
+
+
+def _shown(cause: BaseException) -> BaseException:
+    """Return the error that the caller of a store gets: a StoreError for a refusal of a controller."""
+    if not isinstance(cause, RunFailed):
+        return cause
+    refusal = StoreError(str(cause))
+    refusal.__cause__ = cause
+    return refusal
+
+
+@asynccontextmanager
+async def _access_to(
+    where: str, token: str | None, local: AbstractAsyncContextManager[ServerAccess]
+) -> AsyncIterator[ServerAccess]:
+    """Give access to servers: the servers of this loop, or of the cluster at the addresses of controllers."""
+    if where == "local":
+        async with local as access:
+            yield access
+        return
+    network = cluster_network(token, entropy=system_entropy, buffers=BufferPool())
+    yield ServerAccess(network=network, controllers=where)
