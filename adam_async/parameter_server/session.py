@@ -12,7 +12,7 @@ has moved. Such an exchange stays open and needs the remedy.
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -121,7 +121,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     def arrived(self, answer: Message | TransportError) -> None:
         """Take the answer of the link, or the error in its place."""
         session, error = self.session, None
-        if not isinstance(answer, Message):
+        if isinstance(answer, TransportError):
             error = answer
         elif self not in session.open:  # answered before, on an earlier link
             return
@@ -135,13 +135,12 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
                 session.fail(defect)
                 return
             else:
+                session.on_progress()
                 if is_settled:
                     del session.open[self]
                     session.open_pushes -= self.is_push
                     session.settled += 1
                     self.settle()
-                session.on_progress()
-                if is_settled:
                     return
         session.refused(self, error)
 
@@ -151,8 +150,7 @@ class PushExchange(Exchange, kw_only=True, eq=False):
 
     call: PushReceiver
     number: int
-    shards: int
-    pulls: bool
+    step: StepPush
     reading: int = 0
     """Number of sendings that still read the tensors."""
     settled: bool = False
@@ -169,10 +167,10 @@ class PushExchange(Exchange, kw_only=True, eq=False):
             else:
                 settled = False
         if settled:
-            counts.acknowledged += self.shards
-            if self.pulls and len(answer.tensors) != 1:
+            counts.acknowledged += len(self.step.shards)
+            if self.step.pull and len(answer.tensors) != 1:
                 raise _no_values(answer)
-            self.call.pushed(self.number, acknowledged, answer.tensors[0] if self.pulls else None)
+            self.call.pushed(self.number, acknowledged, answer.tensors[0] if self.step.pull else None)
         return settled
 
     def settle(self) -> None:
@@ -340,7 +338,8 @@ class Session:
         on_progress: Callable[[], object],
         running_loop: Callable[[], object],
     ) -> None:
-        self._identity = identity
+        self._identity: dict[str, Any] = asdict(identity)
+        """Fields of each message that names the client."""
         self._answer_s = answer_s
         self._copies = copies
         self.limit = limit
@@ -374,13 +373,7 @@ class Session:
     def pass_on(self, callback: Callable[[], None]) -> None:
         """Run a callback on the client's loop, from another thread."""
 
-    def push(
-        self,
-        step: StepPush,
-        call: PushReceiver,
-        number: int,
-        into: NDArray[Any] | None = None,
-    ) -> None:
+    def push(self, step: StepPush, call: PushReceiver, number: int, into: NDArray[Any] | None = None) -> None:
         """Push gradients under the next numbers.
 
         Args:
@@ -389,16 +382,11 @@ class Session:
             number: Number of the message in its call.
             into: Memory for the values; pooled memory without it.
         """
-        identity = self._identity
         body = Push(
-            store=identity.store,
-            session=identity.session,
-            incarnation=identity.incarnation,
-            replica=identity.replica,
+            **self._identity,
             clock=step.clock,
             weight=step.weight,
             rate=step.rate,
-            generation=identity.generation,
             parts=step.parts,
             shards=step.shards,
             numbers=self.numbers.next(step.shards),
@@ -416,8 +404,7 @@ class Session:
             is_push=True,
             call=call,
             number=number,
-            shards=len(step.shards),
-            pulls=step.pull,
+            step=step,
         )
         self.open[exchange] = None
         self.open_pushes += 1
@@ -433,8 +420,8 @@ class Session:
     ) -> None:
         """Ask for values; see `ParameterClient.pull`."""
         body = Pull(
-            store=self._identity.store,
-            generation=self._identity.generation,
+            store=self._identity["store"],
+            generation=self._identity["generation"],
             shards=shards,
             clock=clock,
             wait_s=self._answer_s / 2 if clock else 0.0,
@@ -453,14 +440,9 @@ class Session:
 
     def tick(self, shards: tuple[ShardId, ...], clock: int, epoch: int) -> None:
         """End a step; see `ParameterClient.tick`."""
-        identity = self._identity
         body = Tick(
-            store=identity.store,
-            session=identity.session,
-            incarnation=identity.incarnation,
-            replica=identity.replica,
+            **self._identity,
             clock=clock,
-            generation=identity.generation,
             shards=shards,
             numbers=self.numbers.last(shards),
             epoch=epoch,
@@ -471,13 +453,8 @@ class Session:
         self, shards: tuple[ShardId, ...], steps: tuple[StepReport, ...], on_answer: Callable[[], None]
     ) -> None:
         """Report steps; see `ParameterClient.report_steps`."""
-        identity = self._identity
         body = ReportSteps(
-            store=identity.store,
-            session=identity.session,
-            incarnation=identity.incarnation,
-            replica=identity.replica,
-            generation=identity.generation,
+            **self._identity,
             shards=shards,
             number=self.numbers.next_steps(shards, len(steps)),
             steps=steps,

@@ -516,7 +516,7 @@ def test_changes_reach_the_store_exactly_once_over_links_that_fail(monkeypatch) 
         networks.append(FaultyNetwork(cluster_network(*args, **options), random.Random(1)))
         return networks[-1]
 
-    monkeypatch.setattr("adam_async.store.store.cluster_network", faulty)
+    monkeypatch.setattr("adam_async.store.opening.cluster_network", faulty)
     waits = Waits(answer_s=0.2, call_s=2.0)
     module = ones()
     with (
