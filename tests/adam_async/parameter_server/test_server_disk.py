@@ -13,7 +13,13 @@ from msgspec.structs import replace
 from adam_async.errors import ConfigError, DataError, first_cause
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server import store_disk
-from adam_async.parameter_server.piece_states import CATALOGUE, Catalogue, catalogue_state, read_catalogue
+from adam_async.parameter_server.piece_states import (
+    CATALOGUE,
+    CONTENTS,
+    Catalogue,
+    catalogue_state,
+    read_catalogue,
+)
 from adam_async.parameter_server.saved_stores import SavedStores
 from adam_async.parameter_server.server_disk import SAVED, is_saved, opened_disk
 from adam_async.parameter_server.store_disk import REMOVED, StoreDisk, folder_of
@@ -43,7 +49,7 @@ def begun(folder, run="store-1"):
     """Write the first frame of a store's first file; returns its folder."""
     path = folder_of(folder, run)
     path.mkdir(parents=True)
-    start = encode_start(STATES, 1, Identity(run=run))
+    start = encode_start(STATES, 1, Identity(run=run, contents=CONTENTS))
     (path / FILE).write_bytes(frame_head([start], position=0, durable=0) + start)
     return path
 
