@@ -116,15 +116,7 @@ class Client:
 
     async def push_pull(self) -> float:
         """Push the gradient, and wait for the new values in place. Returns one of the new values."""
-        missing = 2 * len(self._shards)
-        done = asyncio.get_running_loop().create_future()
-
-        def arrived(*_: object) -> None:
-            nonlocal missing
-            missing -= 1
-            if not missing:
-                done.set_result(None)
-
+        self._missing, self._done = len(self._shards), asyncio.get_running_loop().create_future()
         for shard in self._shards:
             await self._client.admit()
             part = slice(shard.start, shard.stop)
@@ -139,10 +131,19 @@ class Client:
                 rate=RATE,
                 pull=True,
             )
-            self._client.push(self._server, step, on_free=arrived, on_values=arrived, into=self._values[part])
-        await done
+            self._client.push(self._server, step, self, into=self._values[part])
+        await self._done
         self._version += 1
         return float(self._values[-1])
+
+    def pushed(self, *_: object) -> None:
+        """See `PushReceiver`; the values are in place."""
+
+    def freed(self) -> None:
+        """See `Receiver`."""
+        self._missing -= 1
+        if not self._missing:
+            self._done.set_result(None)
 
 
 async def measure(address: str, sizes: list[int], many: int, warm_s: float) -> Times:

@@ -102,7 +102,8 @@ class Firing(Job):
             return None
         self.scratch = context
         node = self.node
-        return node.unpack(node.fn(self, *self.args))
+        result = node.fn(self, *self.args)
+        return node.unpack(result) if node.outputs else ()
 
     def __repr__(self) -> str:
         return f"<firing of {self.node.name!r} for {self.flight.tag}>"

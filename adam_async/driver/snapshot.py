@@ -101,9 +101,9 @@ async def pull_snapshot(
     trained = [shard for shard in table.shards if shard.tensor not in network.frozen]
     questions = [(0, *question) for question in puller.questions(frozen)]
     questions += [(clock, *question) for question in puller.questions(trained)]
-    landing = Landing(puller, len(questions), landed.set)
-    for bound, server, shards in questions:
-        puller.ask(landing, server, shards, clock=bound)
+    landing = Landing(puller, [layout for _, _, layout in questions], len(questions), landed.set)
+    for number, (bound, server, _) in enumerate(questions):
+        puller.ask(landing, server, number, clock=bound)
     await client.flush()
     await landed.wait()
     copies = weights.snapshot().copies

@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from numpy.typing import NDArray
 
 from adam_async.errors import ShardUnavailable
-from adam_async.messages import Pushed, StepReport, Values
+from adam_async.messages import StepReport
 from adam_async.parameter_server.connection import MAX_UNACKNOWLEDGED, BundleConnection
-from adam_async.parameter_server.session import SessionIdentity, StepPush
+from adam_async.parameter_server.session import PullReceiver, PushReceiver, SessionIdentity, StepPush
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.ids import ShardId
@@ -28,14 +27,7 @@ from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Endpoint
 from transport import LocalNetwork
 
-__all__ = ["ClientStatistics", "OnBehind", "ParameterClient", "SessionIdentity", "StepPush"]
-
-OnValues = Callable[[Sequence[int], NDArray[Any], int], None]
-"""Callback with the versions of the requested shards, their values in one flat array, and the clock up to
-which the values contain all pushes of live replicas (0 in asp, which waits for no clock)."""
-
-OnBehind = Callable[[Values], None]
-"""Callback with an answer that has no values, but the slowest clock and the replicas that are behind."""
+__all__ = ["ClientStatistics", "ParameterClient", "SessionIdentity", "StepPush"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,35 +49,6 @@ class ClientStatistics:
     reconnects: int
     admission_waits: int
     admission_wait_s: float
-
-
-class _Callbacks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The callbacks of a call of one message."""
-
-    on_free: Callable[[], None] | None = None
-    on_values: Callable[..., None] | None = None
-    on_behind: OnBehind | None = None
-
-    def pushed(self, number: int, answer: Pushed, values: NDArray[Any] | None) -> None:
-        """See `Receiver`."""
-        if self.on_values is not None:
-            self.on_values(answer.versions, values, answer.clock)
-
-    def pulled(self, number: int, answer: Values, values: NDArray[Any]) -> None:
-        """See `Receiver`."""
-        if self.on_values is not None:
-            self.on_values(answer, values)
-
-    def behind(self, answer: Values) -> bool:
-        """See `Receiver`."""
-        if self.on_behind is not None:
-            self.on_behind(answer)
-        return True
-
-    def freed(self) -> None:
-        """See `Receiver`."""
-        if self.on_free is not None:
-            self.on_free()
 
 
 class ParameterClient:
@@ -157,25 +120,19 @@ class ParameterClient:
     # --- requests ------------------------------------------------------------------------------
 
     def push(
-        self,
-        home: str,
-        step: StepPush,
-        *,
-        on_free: Callable[[], None],
-        on_values: OnValues | None = None,
-        into: NDArray[Any] | None = None,
+        self, home: str, step: StepPush, call: PushReceiver, number: int = 0, into: NDArray[Any] | None = None
     ) -> None:
         """Push gradients under the next numbers. Never waits; see `admit`.
 
         Args:
             home: Home of the bundle of the shards.
-            on_free: Called once, when every shard has acknowledged the push (or refused non-finite values)
-                and no send reads the tensors any more. The caller may write to them again only then.
-            on_values: Called once with the answered values of a push that pulls.
-            into: Memory for the values; pooled memory without it.
+            call: Takes the answer, once every shard has acknowledged the push or refused non-finite values.
+                It is then *freed*, once no send reads the tensors any more: only then may the caller write to
+                them again.
+            number: Number of the message in its call.
+            into: Memory for the values of a push that pulls; pooled memory without it.
         """
-        call = _Callbacks(on_free=on_free, on_values=on_values)
-        self.connections[home].push(step, call, 0, into)
+        self.connections[home].push(step, call, number, into)
 
     def report_steps(
         self,
@@ -201,26 +158,24 @@ class ParameterClient:
     def pull(
         self,
         home: str,
-        shards: Sequence[ShardId],
-        on_values: Callable[[Values, NDArray[Any]], None],
+        shards: tuple[ShardId, ...],
+        call: PullReceiver,
+        number: int = 0,
         *,
         clock: int = 0,
         into: NDArray[Any] | None = None,
-        on_behind: OnBehind | None = None,
     ) -> None:
         """Ask for values with all earlier pushes of this client; in bsp, those up to `clock`. Never waits.
 
         Args:
             home: Home of the bundle of the shards.
-            on_values: Called once with the answer and the values, one shard after the other, flat.
+            call: Takes the answer and the values, one shard after the other, flat.
+            number: Number of the message in its call.
             clock: Clock up to which the values must contain all pushes of live replicas; 0 for the current
                 values. The client pulls again until the values are available.
             into: Memory for the values; pooled memory without it.
-            on_behind: Called for each answer without values, before the client pulls again. Such an answer
-                comes within about half of `answer_s`. The function must not raise.
         """
-        call = _Callbacks(on_values=on_values, on_behind=on_behind)
-        self.connections[home].pull(tuple(shards), call, 0, clock, into)
+        self.connections[home].pull(shards, call, number, clock, into)
 
     def tick(self, home: str, shards: Sequence[ShardId], clock: int, *, epoch: int = 0) -> None:
         """Report to a bundle that this client has ended step `clock` on these shards. Never waits.

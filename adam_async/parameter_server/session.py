@@ -92,7 +92,7 @@ class PullReceiver(Receiver, Protocol):
         """Take the values of a pull, one shard after the other, flat."""
         ...
 
-    def behind(self, answer: Values) -> bool:
+    def behind(self, number: int, answer: Values) -> bool:
         """Take an answer without values, but with the slowest clock and the replicas that are behind.
 
         Such an answer comes within about half of `answer_s`. Returns whether the caller still wants values.
@@ -208,7 +208,7 @@ class PullExchange(Exchange, kw_only=True, eq=False):
             self.call.pulled(self.number, values, answer.tensors[0])
         elif not self.clock:  # such a question would be asked again without an end
             raise RemoteProtocolError("values", "a Values has no values, and the Pull named no clock")
-        elif self.call.behind(values):
+        elif self.call.behind(self.number, values):
             self.session.ask(msgspec.structs.replace(self, sent=0))
             return True
         self.session.free(self.call)

@@ -226,7 +226,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
                 if target is not None:
                     target[each.start : each.stop] = flat[each.at : each.at + each.stop - each.start]
 
-    def behind(self, answer: ValuesMessage) -> bool:
+    def behind(self, number: int, answer: ValuesMessage) -> bool:
         """Take an answer without values; the pull goes on while its caller waits."""
         self._late = tuple(answer.behind)
         return not self.done.done()

@@ -2,7 +2,7 @@
 
 `run_session.py` takes leased groups from the data client and admits them to the dataflow engine; in ssp and
 bsp an admission gate decides when. A compute thread trains each group (`training.py`). On the event loop,
-`stepper.py` or `bounded_stepper.py` collects groups into steps and pushes them, and `puller.py` installs the
+`stepper.py` collects groups into steps, `pusher.py` sends the steps, and `puller.py` installs the
 returned values. Once the servers have acknowledged the push of a group, the worker reports the group to the
 data server. In a run in place the compute thread changes the servers' memory, and reports of steps replace
 the pushes.
@@ -18,10 +18,10 @@ Files, in reading order:
     weights.py                          the copy: read without locks, replaced by pulls tensor by tensor
     push_plan.py                        deltas or factors per tensor, messages per server, push buffers
     gradient_clipping.py                clipping by the norm, layer-wise rate control
-    stepper.py                          gradients summed into steps; pushes, with the versions for staleness
-    puller.py                           requests per server; tensors assembled from shards, installed whole
-    bounded_stepper.py                  ssp and bsp: ordered steps, admission gate, clock-bound pulls, ticks
+    stepper.py                          groups summed into steps; in ssp and bsp in order, behind a gate
     replica_clock.py                    arithmetic of clocks: the step of a group, the values that it reads
+    pusher.py                           pushes of a step, with the versions for staleness; ticks
+    puller.py                           requests per server; tensors assembled from shards, installed whole
 
     in_place_mode.py, in_place_step.py  mode in one process: the rule applied to the servers' memory, no locks
     step_reports.py                     reports of steps in place, which servers count as they count pushes

@@ -8,15 +8,15 @@ from typing import Any
 
 from adam_async.model.network import Network, Trainable
 from adam_async.parameter_server.client import SessionIdentity
-from adam_async.run.ids import ShardId
 from adam_async.run.step_model import StepModel
-from adam_async.worker.bounded_stepper import BoundedStepper, Ticks
 from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.puller import Puller
-from adam_async.worker.push_plan import BackwardSection, cut_shards, plan_pushes, plan_sections
+from adam_async.worker.push_plan import BackwardSection, plan_pushes, plan_sections
+from adam_async.worker.pusher import Pusher
 from adam_async.worker.replay_log import Reader, ReadLog
+from adam_async.worker.replica_clock import ReplicaClock
 from adam_async.worker.statistics import WorkerStatistics
-from adam_async.worker.stepper import Pusher, Stepper
+from adam_async.worker.stepper import Stepper
 from adam_async.worker.training import GroupTrainer, ThreadScratch, Trained, replica_graph
 from adam_async.worker.training_mode import ModeSetup
 from adam_async.worker.weights import WorkerWeights
@@ -101,15 +101,20 @@ class CopyMode:
             on_step=setup.events.stepped,
             log=self._log,
         )
-        self.gate = None if config.slack is None else self._new_gate(session.replica)
-        """See `TrainingMode.gate`."""
-        self._asp_stepper = Stepper(
-            pusher=self._pusher,
-            trainer=self._trainer,
-            push_every=config.push_every,
-            pull_every=config.pull_every,
+        self._stepper = Stepper(
+            ReplicaClock(
+                push_every=config.push_every,
+                pull_every=config.pull_every,
+                slack=config.slack,
+                synchronous=config.synchronous,
+            ),
+            self._pusher,
+            replica=session.replica,
+            most_steps=in_flight + 2,
+            timeout_s=config.waits.clock_s,
         )
-        self._stepper = self._asp_stepper if self.gate is None else self.gate
+        self.gate = None if config.slack is None else self._stepper
+        """See `TrainingMode.gate`."""
 
     def _new_sections(self) -> Sequence[BackwardSection]:
         # Limits of the gradient, and sums of several groups, need the whole gradient before any message.
@@ -143,21 +148,6 @@ class CopyMode:
             reader, shards, local=self._config.local_steps, rated=self._trainer.schedule.fixed is None
         )
 
-    def _new_gate(self, replica: int) -> BoundedStepper:
-        by_server: dict[str, list[ShardId]] = {}
-        for spec in self._setup.table.shards:
-            if self._owned is None or spec.tensor in self._owned:
-                by_server.setdefault(self._setup.buckets[spec.bucket], []).append(spec.id)
-        return BoundedStepper(
-            self._config,
-            pusher=self._pusher,
-            ticks=Ticks(self._setup.client, cut_shards(by_server), self._plan.silent),
-            puller=self._puller,
-            trainer=self._trainer,
-            replica=replica,
-            most_steps=self._in_flight + 2,
-        )
-
     async def prepare(self) -> None:
         """See `TrainingMode.prepare`. Cancelling it loses nothing."""
         await self.refresh()
@@ -188,20 +178,20 @@ class CopyMode:
         return replica_graph(train, self._on_trained, waits_for_pull=not self._background, ahead=ahead)
 
     def _on_trained(self, firing: Firing, trained: Trained) -> None:
-        landed = _nothing if self._background else partial(self._setup.events.landed, firing.tag)
+        landed = None if self._background else partial(self._setup.events.landed, firing.tag)
         self._stepper.add(trained, landed)
 
     def _on_ahead(self, messages: Sequence[int], firing: Firing, trained: Trained | None) -> None:
         if trained is not None:
-            landed = _nothing if self._background else partial(self._setup.events.landed, firing.tag)
+            landed = None if self._background else partial(self._setup.events.landed, firing.tag)
             self._stepper.ahead(trained, messages, landed)
 
     def flush(self, sync_clock: int) -> None:
         """See `TrainingMode.flush`."""
         if self.gate is None:
-            self._asp_stepper.close()
+            self._stepper.close()
         else:
-            self.gate.sync_at(sync_clock)
+            self._stepper.sync_at(sync_clock)
 
     @property
     def record(self) -> bytes | bytearray:
@@ -218,7 +208,3 @@ class CopyMode:
         if self.gate is not None:
             self.gate.count_into(counts)
         return counts
-
-
-def _nothing() -> None:
-    """Do nothing after a pull in the background: no group waits for its values."""

@@ -1,6 +1,5 @@
 """Training in place: the worker's weights are the servers' memory, and only step reports travel."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -96,21 +95,12 @@ class InPlaceMode:
     async def prepare(self) -> None:
         """Ask each server for its clocks, through one of its shards. Cancelling it loses nothing."""
         setup = self._setup
-        answered = asyncio.Event()
         firsts = {setup.buckets[spec.bucket]: spec.id for spec in reversed(setup.table.shards)}
-        clocks: list[int] = []
-
-        def on_values(values: Values, _: NDArray[Any]) -> None:
-            """Keep the clock of a server; the last answer ends the wait."""
-            clocks.append(values.clock)
-            if len(clocks) == len(firsts):
-                answered.set()
-
+        clocks = _Clocks()
         for server, shard in firsts.items():
-            setup.client.pull(server, (shard,), on_values)
+            setup.client.pull(server, (shard,), clocks)
         await setup.client.flush()
-        await answered.wait()
-        self._step_reports.start(min(clocks))
+        self._step_reports.start(min(clocks.pulled_clocks))
 
     async def refresh(self) -> None:
         """See `TrainingMode.refresh`. The memory of the servers always has the newest values."""
@@ -148,3 +138,21 @@ class InPlaceMode:
         """Return the bytes that each tensor's gradient would need on a link; a run in place sends none."""
         choices = [replace(choice, chosen="in place") for choice in self._plan.protocols.values()]
         return WorkerStatistics(protocols=choices, push_buffers=0)
+
+
+class _Clocks:
+    """Takes the servers' clocks from pulls; see `PullReceiver`."""
+
+    def __init__(self) -> None:
+        self.pulled_clocks: list[int] = []
+
+    def pulled(self, number: int, answer: Values, values: NDArray[Any]) -> None:
+        """Keep the clock of a server."""
+        self.pulled_clocks.append(answer.clock)
+
+    def behind(self, number: int, answer: Values) -> bool:
+        """Ask again; only answers to pulls with a clock have no values."""
+        return True
+
+    def freed(self) -> None:
+        """See `Receiver`."""

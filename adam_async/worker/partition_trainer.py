@@ -29,7 +29,7 @@ from adam_async.model.partition.plan import Crossing
 from adam_async.run.config import Config
 from adam_async.worker.push_plan import PushBuffer, PushPlan
 from adam_async.worker.reliable_stream import Parcel
-from adam_async.worker.training import Admitted, GroupTrainer, ThreadScratch, Trained
+from adam_async.worker.training import Admitted, GroupTrainer, ThreadScratch, Trained, trained_group
 from adam_async.worker.weights import Snapshot, WorkerWeights
 from dataflow import Firing, Graph, Node
 
@@ -186,7 +186,7 @@ class PartitionTrainer(GroupTrainer):
         stepped = {}
         if self._local:
             stepped = self._local_step(context, buffer, _scratch(scratch, self), lease, {})
-        return Trained(lease, passage.loss, buffer, passage.read, stepped, passage.admitted)
+        return trained_group(lease, passage.loss, buffer, passage.read, stepped, passage.admitted)
 
     def _add_up(self, buffer: PushBuffer, parts: Sequence[NDArray[Any]]) -> None:
         """Add partial gradients in the order of the workers: ((first + second) + own) + fourth."""

@@ -1,15 +1,15 @@
 """Pulled values in transit to the worker's copy: requested per server, assembled per tensor, installed whole.
 
 Answers to pushes contain values. Values that are too many for these answers come in answers to pulls. A
-tensor of one shard is installed at its arrival: the answer's memory becomes the copy. The shards of a larger
-tensor are collected in one new buffer; an answer whose shards form a range of the tensor arrives there
-directly from the socket. The tensor is installed when its last shard has arrived.
+tensor that is whole in an answer is installed at its arrival: the answer's memory becomes the copy. The
+ranges of a larger tensor are collected in one new buffer; an answer with only one range arrives there
+directly from the socket. The tensor is installed when its last range has arrived. The layout of each answer
+is fixed, so it is planned once (`AnswerLayout`).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -18,17 +18,50 @@ from numpy.typing import NDArray
 
 from adam_async.messages import Values
 from adam_async.model.network import Trainable
-from adam_async.parameter_server.client import OnBehind, ParameterClient
+from adam_async.parameter_server.client import ParameterClient
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, ShardTable
 from adam_async.worker.push_plan import MESSAGE_BYTES, MESSAGE_SHARDS, travels_apart
 from adam_async.worker.weights import WorkerWeights
-from transport import BufferPool
+from transport import BufferPool, RemoteProtocolError
 
-OnPlaceBehind = Callable[[int, Values], None]
+OnBehind = Callable[[int, Values], None]
+"""Function that takes the number of a request, and an answer without values, but with the slowest clock and
+the replicas that are behind."""
 
 NO_CLOCK = 1 << 62
-"""Clock of a tensor before its first shard arrives: higher than any other clock."""
+"""Clock of a tensor before its first range arrives: higher than any other clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRange:
+    """Consecutive shards of one tensor in an answer."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    """Shape of the tensor."""
+    values: slice
+    """Position of the values in the answer."""
+    versions: slice
+    """Position of the shards in the answer."""
+    start: int
+    """Position of the first value in the flat tensor."""
+    place: int
+    """Position of the first shard among those of the tensor."""
+    whole: bool
+    """Whether these are all shards of the tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLayout:
+    """The values of one answer: shards in a fixed order, cut by tensor."""
+
+    shards: tuple[ShardId, ...]
+    size: int
+    """Number of values."""
+    ranges: tuple[AnswerRange, ...]
+    part: AnswerRange | None
+    """The only range, if it is a part of its tensor: such an answer arrives in the tensor's memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,75 +78,102 @@ class _Assembly:
 class Landing:
     """One pull in progress, which takes answers and installs complete tensors.
 
-    The pull is complete after `expected` answers; the copy's clock then rises to the pull's clock, and
-    `on_landed` is called.
+    After the last answer the copy's clock rises to the pull's clock, and `on_landed` is called.
+
+    Args:
+        puller: The puller of the copy.
+        layouts: Layout of each answer, by its number; None for a number without values.
+        missing: Number of answers with values.
+        on_landed: Called once, when all values are installed.
+        on_behind: Called for each answer without values, because replicas are behind. Must not raise.
     """
 
-    def __init__(self, puller: "Puller", expected: int, on_landed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        puller: "Puller",
+        layouts: Sequence[AnswerLayout | None],
+        missing: int,
+        on_landed: Callable[[], None] | None,
+        on_behind: OnBehind | None = None,
+    ) -> None:
         self._puller = puller
-        self._missing = expected
-        self._on_landed = on_landed
-        self.clock: int | None = None
+        self.layouts = layouts
+        self._missing = missing
+        self.on_landed = on_landed
+        self._on_behind = on_behind
+        self._clock: int | None = None
         """Clock up to which the arrived values contain all pushes of live replicas; None before the first
         answer, and in asp."""
         self._assemblies: dict[str, _Assembly] = {}
 
-    def into(self, specs: Sequence[ShardSpec]) -> NDArray[Any] | None:
-        """Return memory for an answer whose shards form a range of a tensor of several shards; else None."""
-        first, last = specs[0], specs[-1]
-        if first.tensor not in self._puller.split:
+    def into(self, number: int) -> NDArray[Any] | None:
+        """Return memory for an answer that is a part of one tensor; None for other answers."""
+        layout = self.layouts[number]
+        if layout is None or layout.part is None:
             return None
-        together = all(a.stop == b.start for a, b in pairwise(specs))
-        if first.tensor != last.tensor or not together:
-            return None
-        return self._assembly(first.tensor).array[first.start : last.stop]
+        start = layout.part.start
+        return self._assembly(layout.part.tensor).array[start : start + layout.size]
 
-    def arrived(
-        self, specs: Sequence[ShardSpec], versions: Sequence[int], flat: NDArray[Any], clock: int
-    ) -> None:
-        """Take one answer: the shards' versions, their concatenated values, and their clock."""
-        if self._puller.clocked:
-            self.clock = clock if self.clock is None else min(self.clock, clock)
-            self._puller.weights.newest = max(self._puller.weights.newest, clock)
-        else:
+    def pulled(self, number: int, answer: Values, values: NDArray[Any]) -> None:
+        """See `PullReceiver`."""
+        self._puller.clock = answer.clock
+        self.arrived(number, answer.versions, values, answer.clock)
+
+    def behind(self, number: int, answer: Values) -> bool:
+        """See `PullReceiver`."""
+        if self._on_behind is not None:
+            self._on_behind(number, answer)
+        return True
+
+    def freed(self) -> None:
+        """See `Receiver`."""
+
+    def arrived(self, number: int, versions: tuple[int, ...], flat: NDArray[Any], clock: int) -> None:
+        """Take one answer: the shards' versions, their concatenated values, and their clock.
+
+        Raises:
+            RemoteProtocolError: The answer has another number of shards or values.
+        """
+        layout, puller = self.layouts[number], self._puller
+        weights = puller.weights
+        assert layout is not None
+        if len(versions) != len(layout.shards) or flat.shape != (layout.size,) or flat.dtype != puller.dtype:
+            raise RemoteProtocolError(
+                "values",
+                f"{len(versions)} versions and values {flat.dtype}{flat.shape} do not fit "
+                f"{len(layout.shards)} shards of {layout.size} values {puller.dtype}",
+            )
+        if not puller.clocked:
             clock = 0
-        at = place = 0
-        while place < len(specs):
-            spec, shards = specs[place], self._puller.together(specs, place)
-            end = at + (specs[place + shards - 1].stop - spec.start)
-            if shards > 1:
-                values = flat[at:end].reshape(self._puller.shapes[spec.tensor])
-                self._puller.weights.install(spec.tensor, values, versions[place : place + shards], clock)
+        else:
+            self._clock = clock if self._clock is None else min(self._clock, clock)
+            weights.newest = max(weights.newest, clock)
+        for piece in layout.ranges:
+            values = flat[piece.values]
+            if piece.whole:
+                shaped = values.reshape(piece.shape)
+                weights.install(piece.tensor, shaped, versions[piece.versions], clock)
             else:
-                self._land(spec, versions[place], flat[at:end], clock)
-            at, place = end, place + shards
+                self._add(piece, versions[piece.versions], values, clock)
         self._missing -= 1
         if not self._missing:
-            if self.clock is not None:
-                self._puller.weights.landed(self.clock)
-            self.over()
+            if self._clock is not None:
+                weights.landed(self._clock)
+            if self.on_landed is not None:
+                self.on_landed()
 
-    def over(self) -> None:
-        """End the pull: all values are installed."""
-        self._on_landed()
-
-    def _land(self, spec: ShardSpec, version: int, values: NDArray[Any], clock: int) -> None:
-        puller = self._puller
-        shape = puller.shapes[spec.tensor]
-        if spec.tensor not in puller.split:
-            puller.weights.install(spec.tensor, values.reshape(shape), (version,), clock)
-            return
-        assembly = self._assembly(spec.tensor)
+    def _add(self, piece: AnswerRange, versions: tuple[int, ...], values: NDArray[Any], clock: int) -> None:
+        """Add a range to its tensor, and install the tensor if it is the last range."""
+        assembly = self._assembly(piece.tensor)
         assembly.clock = min(assembly.clock, clock)
-        place = assembly.array[spec.start : spec.stop]
+        place = assembly.array[piece.start : piece.start + len(values)]
         if not np.may_share_memory(place, values):
             place[:] = values
-        assembly.versions[puller.places[spec.id]] = version
-        assembly.missing -= 1
+        assembly.versions[piece.place : piece.place + len(versions)] = versions
+        assembly.missing -= len(versions)
         if not assembly.missing:
-            puller.weights.install(
-                spec.tensor, assembly.array.reshape(shape), assembly.versions, assembly.clock
-            )
+            shaped = assembly.array.reshape(piece.shape)
+            self._puller.weights.install(piece.tensor, shaped, assembly.versions, assembly.clock)
 
     def _assembly(self, tensor: str) -> _Assembly:
         found = self._assemblies.get(tensor)
@@ -153,20 +213,16 @@ class Puller:
         self.weights = weights
         self._client = client
         self._buffers = buffers
-        self._dtype = network.dtype
+        self.dtype = network.dtype
         self._buckets = buckets
-        self.shapes = {p.name: p.shape for p in network.parameters}
-        self.places = {
-            spec.id: place for shards in table.by_tensor.values() for place, spec in enumerate(shards)
-        }
-        self.split = frozenset(name for name, shards in table.by_tensor.items() if len(shards) > 1)
+        self._shapes = {p.name: p.shape for p in network.parameters}
         self._everything = self.questions(table.shards)
         self._trained = self.questions([s for s in table.shards if s.tensor not in network.frozen])
         self.clock = 0
         """Lowest clock of the shards in the last answer; a joining replica starts at it."""
 
-    def questions(self, specs: Sequence[ShardSpec]) -> tuple[tuple[str, tuple[ShardSpec, ...]], ...]:
-        """Group shards into requests: a server, and the shards to request in one message."""
+    def questions(self, specs: Sequence[ShardSpec]) -> tuple[tuple[str, AnswerLayout], ...]:
+        """Group shards into requests: a server, and the layout of its answer."""
         found: list[tuple[str, list[ShardSpec]]] = []
         room: dict[str, int] = {}
         open_: dict[str, list[ShardSpec]] = {}
@@ -186,67 +242,65 @@ class Puller:
                 room[server] = MESSAGE_BYTES
             group.append(spec)
             room[server] -= size
-        return tuple((server, tuple(group)) for server, group in found)
+        return tuple((server, self.layout_of(group)) for server, group in found)
 
-    def together(self, specs: Sequence[ShardSpec], place: int) -> int:
-        """Return the number of shards from an index on that are all shards of one tensor in order; else 1."""
-        spec = specs[place]
-        if spec.tensor not in self.split or spec.start:
-            return 1
-        shards = self.table.by_tensor[spec.tensor]
-        return len(shards) if tuple(specs[place : place + len(shards)]) == tuple(shards) else 1
+    def layout_of(self, specs: Sequence[ShardSpec]) -> AnswerLayout:
+        """Plan the answer with the values of some shards, in this order."""
+        ranges: list[AnswerRange] = []
+        at = first = 0
+        for index, spec in enumerate(specs, start=1):
+            following = specs[index] if index < len(specs) else None
+            if following is not None and (following.tensor, following.start) == (spec.tensor, spec.stop):
+                continue
+            shards, begin = self.table.by_tensor[spec.tensor], specs[first]
+            end = at + spec.stop - begin.start
+            ranges.append(
+                AnswerRange(
+                    tensor=spec.tensor,
+                    shape=self._shapes[spec.tensor],
+                    values=slice(at, end),
+                    versions=slice(first, index),
+                    start=begin.start,
+                    place=begin.id - shards[0].id,  # a tensor's shards have consecutive numbers
+                    whole=index - first == len(shards),
+                )
+            )
+            at, first = end, index
+        part = ranges[0] if len(ranges) == 1 and not ranges[0].whole else None
+        return AnswerLayout(tuple(spec.id for spec in specs), at, tuple(ranges), part)
 
     def pull(
-        self, on_landed: Callable[[], None], *, clock: int = 0, on_behind: OnPlaceBehind | None = None
+        self, on_landed: Callable[[], None], *, clock: int = 0, on_behind: OnBehind | None = None
     ) -> None:
         """Request all tensors, or with a clock only the trained tensors. Never waits.
 
         Args:
             on_landed: Called when all values are installed.
             clock: Clock up to which the values must contain all pushes of live replicas.
-            on_behind: Called if the values are missing at the server's deadline, with the index of the
-                request and the server's answer.
+            on_behind: See `Landing`.
         """
         questions = self._trained if clock else self._everything
         if not questions:  # a partition without parameters has the values of every clock
             self._client.answer_nothing(partial(self._nothing_landed, clock, on_landed))
             return
-        landing = Landing(self, len(questions), on_landed)
-        for place, (server, specs) in enumerate(questions):
-            behind = partial(on_behind, place) if on_behind is not None else None
-            self.ask(landing, server, specs, clock=clock, on_behind=behind)
+        layouts = [layout for _, layout in questions]
+        landing = Landing(self, layouts, len(layouts), on_landed, on_behind)
+        for number, (server, _) in enumerate(questions):
+            self.ask(landing, server, number, clock=clock)
 
     def _nothing_landed(self, clock: int, on_landed: Callable[[], None]) -> None:
         self.weights.newest = max(self.weights.newest, clock)
         self.weights.landed(clock)
         on_landed()
 
-    def ask(
-        self,
-        landing: Landing,
-        server: str,
-        specs: tuple[ShardSpec, ...],
-        *,
-        clock: int = 0,
-        on_behind: OnBehind | None = None,
-    ) -> None:
-        """Send one request of a pull."""
-        self._client.pull(
-            server,
-            tuple(ShardId(spec.id) for spec in specs),
-            partial(self._answered, landing, specs),
-            clock=clock,
-            into=landing.into(specs),
-            on_behind=on_behind,
-        )
-
-    def _answered(
-        self, landing: Landing, specs: tuple[ShardSpec, ...], values: Values, flat: NDArray[Any]
-    ) -> None:
-        self.clock = values.clock
-        landing.arrived(specs, values.versions, flat, values.clock)
+    def ask(self, landing: Landing, server: str, number: int, *, clock: int = 0) -> None:
+        """Send one request of a pull, for the answer with this number."""
+        layout = landing.layouts[number]
+        assert layout is not None
+        into = landing.into(number)
+        self._client.pull(server, layout.shards, landing, number, clock=clock, into=into)
 
     def fresh(self, tensor: str) -> NDArray[Any]:
         """Return new memory for a whole tensor, flat."""
-        size = prod(self.shapes[tensor])
-        return self._buffers.acquire(size * self._dtype.itemsize).view(self._dtype)
+        size = prod(self._shapes[tensor])
+        return self._buffers.acquire(size * self.dtype.itemsize).view(self.dtype)

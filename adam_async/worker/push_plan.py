@@ -39,6 +39,9 @@ MESSAGE_SHARDS = 256
 
 Protocol = Literal["delta", "factors"]
 
+ServerShards = tuple[tuple[str, tuple[ShardId, ...]], ...]
+"""Pairs of a server and some of its shards, for one message each that only names shards."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolChoice:
@@ -68,6 +71,8 @@ class PushMessage:
     wire_parts: tuple[Part, ...]
     shards: tuple[ShardId, ...]
     specs: tuple[ShardSpec, ...]
+    reads: tuple[tuple[str, int], ...]
+    """Tensor of each shard, and the shard's position among those of the tensor."""
     pulls: bool
     """Whether the values of these shards fit into the answer; otherwise a pull gets them."""
 
@@ -82,8 +87,10 @@ class PushPlan:
     """Maximum number of images of a step."""
     factor_rows: Mapping[str, int] = field(default_factory=dict)
     """Rows of factors for each image, of the tensors that are sent as factors."""
-    silent: tuple[tuple[str, tuple[ShardId, ...]], ...] = ()
-    """Shards of frozen layers, which are never pushed, as pairs of a server and the shards of one tick."""
+    ticked: ServerShards = ()
+    """Shards that the worker pushes or ticks."""
+    silent: ServerShards = ()
+    """Shards of frozen layers among them, which are never pushed."""
     read_only: tuple[ShardSpec, ...] = ()
     """Shards whose gradient another worker of the replica pushes."""
 
@@ -152,9 +159,12 @@ def plan_pushes(
         if p.name in ours
     }
     by_server: dict[str, list[ShardSpec]] = {}
+    ticked: dict[str, list[ShardId]] = {}
     frozen: dict[str, list[ShardId]] = {}
     read_only: list[ShardSpec] = []
     for spec in table.shards:
+        if spec.tensor in ours:
+            ticked.setdefault(buckets[spec.bucket], []).append(spec.id)
         if spec.tensor in protocols:
             by_server.setdefault(buckets[spec.bucket], []).append(spec)
         elif spec.tensor in ours:
@@ -162,7 +172,7 @@ def plan_pushes(
         elif spec.tensor not in network.frozen:
             read_only.append(spec)
     messages = [
-        _message(server, group, protocols, table.item_bytes)
+        _message(server, group, protocols, table)
         for server in sorted(by_server)
         for group in _split(by_server[server], protocols, table)
     ]
@@ -171,12 +181,13 @@ def plan_pushes(
         protocols=protocols,
         images=images,
         factor_rows={name: factorable[name] for name, it in protocols.items() if it.chosen == "factors"},
+        ticked=cut_shards(ticked),
         silent=cut_shards(frozen),
         read_only=tuple(read_only),
     )
 
 
-def cut_shards(by_server: Mapping[str, Sequence[ShardId]]) -> tuple[tuple[str, tuple[ShardId, ...]], ...]:
+def cut_shards(by_server: Mapping[str, Sequence[ShardId]]) -> ServerShards:
     """Cut the shards of each server into lists for messages that only name shards, server by server."""
     return tuple(
         (server, tuple(shards[at : at + MESSAGE_SHARDS]))
@@ -219,7 +230,7 @@ def _split(
 
 
 def _message(
-    server: str, specs: Sequence[ShardSpec], protocols: Mapping[str, ProtocolChoice], item_bytes: int
+    server: str, specs: Sequence[ShardSpec], protocols: Mapping[str, ProtocolChoice], table: ShardTable
 ) -> PushMessage:
     # Tensors of whole cache lines first: the next tensor in flat memory then starts on a line.
     sizes = Counter[str]()
@@ -241,7 +252,9 @@ def _message(
         wire_parts=tuple(Part(part.factors, len(part.shards)) for part in parts),
         shards=tuple(shard.id for shard in flat),
         specs=flat,
-        pulls=sum(shard.size for shard in flat) * item_bytes <= MESSAGE_BYTES,
+        # The shards of a tensor have consecutive numbers.
+        reads=tuple((shard.tensor, shard.id - table.by_tensor[shard.tensor][0].id) for shard in flat),
+        pulls=sum(shard.size for shard in flat) * table.item_bytes <= MESSAGE_BYTES,
     )
 
 
@@ -352,6 +365,8 @@ class PushBuffer:
                     self._errors[errors:],
                 )
             )
+        self._full = [[tensor for tensor, _ in tensors] for tensors in self._tensors]
+        """Tensors of each message of a buffer with its full number of images."""
 
     def _add_deltas(self, part: PushPart) -> None:
         apart = self._apart
@@ -484,7 +499,7 @@ class PushBuffer:
     def tensors(self, message: int) -> list[NDArray[Any]]:
         """Return the tensors of one message of the plan. Factors of a short step are copied without gaps."""
         if self.images == self._capacity:
-            return [tensor for tensor, _ in self._tensors[message]]
+            return self._full[message]
         return [
             np.ascontiguousarray(tensor[:, : self.images * rows]) if rows else tensor
             for tensor, rows in self._tensors[message]

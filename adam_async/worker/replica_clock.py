@@ -37,15 +37,26 @@ class ReplicaClock:
     Args:
         start: Clock of the replica at the beginning.
         push_every: Number of groups of a full step.
+        pull_every: Number of steps per pull.
         slack: Number of steps by which the replica may be ahead of the slowest replica; with `synchronous`,
-            number of steps by which sums may lag.
+            number of steps by which sums may lag. None: no bound, as in asp.
         synchronous: Whether a step reads the values of exactly one clock.
     """
 
-    def __init__(self, *, start: int, push_every: int, slack: int, synchronous: bool) -> None:
-        self._push_every = push_every
+    def __init__(
+        self,
+        *,
+        push_every: int,
+        start: int = 0,
+        pull_every: int = 1,
+        slack: int | None = None,
+        synchronous: bool = False,
+    ) -> None:
+        self.push_every = push_every
+        self.pull_every = pull_every
+        self.bounded = slack is not None
+        self.synchronous = synchronous
         self._slack = slack
-        self._synchronous = synchronous
         self.step = start
         """Number of the step that the next group joins."""
         self.groups = 0
@@ -66,18 +77,19 @@ class ReplicaClock:
     @property
     def needs(self) -> int:
         """Clock of the values that the next group reads: exact with `synchronous`, otherwise the minimum."""
+        assert self._slack is not None, "without a bound a step needs no clock"
         needed = self.step - self._slack
-        return max(needed, self.base) if self._synchronous else needed
+        return max(needed, self.base) if self.synchronous else needed
 
     def leaves(self, step: int, landed: int) -> bool:
         """Return whether a complete step may be pushed after the values of clock `landed`."""
-        return landed >= step if self._synchronous else True
+        return landed >= step if self.synchronous else True
 
     def join(self) -> StepPosition:
         """Add the next group to a step."""
         position = StepPosition(self.step, self.groups)
         self.groups += 1
-        if self.groups == self._push_every:
+        if self.groups == self.push_every:
             self.step += 1
             self.groups = 0
         return position

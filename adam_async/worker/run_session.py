@@ -2,7 +2,7 @@
 
 Path of a group: the data client receives it in advance. `_fill` admits it when the engine has a slot, no
 server has too many unanswered pushes, and the admission gate is open. The engine runs it through the training
-mode's graph: a compute thread trains it (`training.py`), the stepper pushes its step (`stepper.py`), the
+mode's graph: a compute thread trains it (`training.py`), the stepper sends its step (`stepper.py`), the
 puller installs the returned values (`puller.py`). `GroupEvents` returns the results: the end of a group's
 graph frees the slot, and an acknowledged push sends the group's report to the data server. In a run in place
 the compute thread applies the rule to the servers' memory (`in_place_step.py`), and the worker pushes only a

@@ -1,307 +1,414 @@
-"""From trained groups to pushes and pulls: the loop's side of training.
+"""From trained groups to steps: the loop's side of training, in asp, ssp and bsp.
 
-A step is `push_every` groups, in the order in which they finish. The loop adds the gradients of a step in
-that order; with one group per step it sends the group's own push buffer. The push of a step names, for each
-shard, the oldest version that its groups read, and the number of the worker's own pushes that local steps had
-put into that copy. The server counts staleness from these numbers.
+Theory of operation
+-------------------
+A step is `push_every` groups, whose gradients are added up; with one group per step the step sends the
+group's own push buffer, and messages may be sent during the backward pass. `replica_clock.py` numbers the
+steps.
 
-In a run with a bound between replicas, groups belong to steps before they are trained
-(`bounded_stepper.py`); a step is sent in the same way.
+Under ``asp`` a group joins a step when it is trained, and a step is sent as soon as it is complete.
+
+Under ``ssp`` and ``bsp`` a group joins a step when it is admitted. The group that opens a step is admitted
+when the copy has the values that the group may read; until then the *admission gate* is shut. Steps are sent
+in their order. The gradients of a step are summed in the order of its groups' leases. At a *sync clock* a
+*clock skip*, a tick to all shards, separates two steps.
+
+Under ``ssp``, as under ``asp``, answers to pushes contain values, with their clock. A clock-bound pull
+requests the necessary values only if no answer is in transit and the copy is too old; the server answers the
+pull when the other replicas have reached the clock.
+
+Under ``bsp`` a clock-bound pull of the new sum follows each step. After the pull the copy has exactly the
+clock of this sum, and its snapshot is kept for the steps that read it: the first group of a step may be
+admitted before newer values are installed, and the last one afterwards. A push of clock p waits until the
+copy has the values of clock p - 1; see `replica_clock.py`. Workers make no local steps.
+
+Errors and statistics of a wait name the slower replicas, which the servers report every `answer_s` / 2.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
-from adam_async.messages import Finished
-from adam_async.parameter_server.client import ParameterClient, StepPush
-from adam_async.run.config import Config
-from adam_async.run.group_ranges import name_groups
-from adam_async.worker.gradient_clipping import Scaling
-from adam_async.worker.puller import Landing, Puller
-from adam_async.worker.push_plan import PushBuffer, PushMessage, PushPlan
-from adam_async.worker.replay_log import ReadLog
-from adam_async.worker.training import GroupTrainer, Trained
-from adam_async.worker.training_mode import OnStep
-from adam_async.worker.weights import TensorCopy
+from adam_async.data_server.client import ImageGroup
+from adam_async.errors import DeadlineExceeded, RunFailed
+from adam_async.messages import Values
+from adam_async.worker.pusher import Pusher, Step
+from adam_async.worker.replica_clock import ReplicaClock
+from adam_async.worker.statistics import WorkerStatistics
+from adam_async.worker.training import Admitted, Trained
+from adam_async.worker.weights import Snapshot
+
+OnLanded = Callable[[], None]
+"""Function that is called when the values after a group's step are installed."""
 
 
-@dataclass(slots=True, eq=False)
-class Step:
-    """A step that is being collected or pushed."""
+@dataclass(frozen=True, slots=True)
+class ClockSkip:
+    """An advance of the replica's clock to a sync clock, without pushes."""
 
-    buffer: PushBuffer
-    groups: list[Trained] = field(default_factory=list)
-    clock: int = 0
-    """Clock of the step's push."""
-    epoch: int = 0
-    """Epoch of the step's groups. In ssp and bsp, servers order the push once they know this epoch; 0 in
-    asp."""
-    unsettled: int = 0
-    """Number of messages of the step without an acknowledgement."""
-    rate: float = 0.0
-    landing: Landing | None = None
-    """Pull after the step; None without a pull."""
-    named: tuple[int, ...] = ()
-    """Groups of the step; see `Push.groups`."""
-    gone: set[int] = field(default_factory=set)
-    """Indexes of messages sent while the others were computed."""
+    clock: int
+    epoch: int
 
 
-class Pusher:
-    """Sends complete steps, and pulls the values after them.
+class Stepper:
+    """Collects groups into steps, sends them, and in ssp and bsp is the admission gate of the groups.
 
     Args:
-        config: The run.
-        plan: Messages and protocols of the gradients.
-        client: Client of the servers.
-        puller: Pulls values, and has the worker's copy, whose local steps are counted.
-        trainer: Owner of the push buffers.
-        on_finished: Called for each group whose push is acknowledged.
-        on_step: Called with each step, before its pushes are sent.
-        log: Log of the reads of groups.
+        clock: Arithmetic of the replica's clock, with its bound and its cadence.
+        pusher: Sends the steps.
+        replica: Number of the replica, for messages.
+        most_steps: Maximum number of steps that are open or wait to be sent, in ssp and bsp.
+        timeout_s: Deadline of a wait for other replicas, in seconds.
     """
 
     def __init__(
         self,
-        config: Config,
+        clock: ReplicaClock,
+        pusher: Pusher,
         *,
-        plan: PushPlan,
-        client: ParameterClient,
-        puller: Puller,
-        trainer: GroupTrainer,
-        on_finished: Callable[[Finished], None],
-        on_step: OnStep | None = None,
-        log: ReadLog | None = None,
+        replica: int = 0,
+        most_steps: int = 1,
+        timeout_s: float = 0.0,
     ) -> None:
-        self._plan = plan
-        self._client = client
-        self._puller = puller
-        rest = [spec for message in plan.messages if not message.pulls for spec in message.specs]
-        self._rest = puller.questions((*rest, *plan.read_only))
-        self._answers = len(self._rest) + sum(message.pulls for message in plan.messages)
-        self._trainer = trainer
-        self._weights = puller.weights
-        self._schedule = trainer.schedule
-        self._rate = self._schedule.fixed
-        self._on_finished = on_finished
-        self._on_step = on_step
-        # The trainer has applied the limits to a step of one group.
-        self._scaling = Scaling.of(config) if config.push_every > 1 else None
-        # In bsp the rule sees the mean over the step's images, otherwise the sum of its groups' means.
-        self._unit = config.images_per_group if config.synchronous else None
-        self._log = log
-        self.left_ahead = 0
-        """Number of messages sent while the rest of their step was computed."""
-        self._places = [[puller.places[spec.id] for spec in message.specs] for message in plan.messages]
-
-    def send(self, step: Step, on_landed: Callable[[], None] | None) -> None:
-        """Push a step. Never waits.
-
-        Args:
-            on_landed: Called when the values after the step are installed; None: no pull.
-        """
-        self.begin(step, on_landed)
-        self.finish(step)
-
-    def begin(self, step: Step, on_landed: Callable[[], None] | None) -> None:
-        """Prepare a step whose messages are sent one by one; see `send`."""
-        if self._on_step is not None:
-            self._on_step(step.clock, [group.lease for group in step.groups])
-        if self._log is not None:
-            for group in step.groups:
-                self._log.note(group.lease, step.clock, group.read)
-        self._weights.count_local_steps(_stepped_by_all(step.groups))
-        first = step.groups[0]
-        lease = first.lease
-        step.named = (lease.epoch, lease.number, lease.number + 1)
-        if len(step.groups) > 1:
-            # An epoch ends after the pushes of its groups, so a step has groups of one epoch.
-            assert all(group.lease.epoch == lease.epoch for group in step.groups)
-            step.named = name_groups(lease.epoch, [group.lease.number for group in step.groups])
-        step.rate = self._schedule.rate(lease.progress) if self._rate is None else self._rate
-        if self._scaling is not None:
-            unit = 1.0 if self._unit is None else self._unit / step.buffer.images
-            self._scaling.apply(step.buffer, first.read.arrays, rate=step.rate, unit=unit)
-        step.unsettled = len(self._plan.messages)
-        if on_landed is not None:
-            step.landing = Landing(self._puller, self._answers, on_landed)
-
-    def push_ahead(self, step: Step, messages: Sequence[int]) -> None:
-        """Send messages of a begun step, before the others are complete."""
-        self.left_ahead += len(messages)
-        for index in messages:
-            step.gone.add(index)
-            self._push_message(step, index, self._plan.messages[index])
-
-    def finish(self, step: Step) -> None:
-        """Send the remaining messages, and pull the values that no answer to them contains."""
-        for index, message in enumerate(self._plan.messages):
-            if index not in step.gone:
-                self._push_message(step, index, message)
-        if step.landing is not None:
-            for server, specs in self._rest:
-                self._puller.ask(step.landing, server, specs)
-            if not self._answers:
-                self._client.answer_nothing(step.landing.over)
-        if not self._plan.messages:  # other workers of the replica push all tensors of this partition
-            self._settled(step)
-
-    def _push_message(self, step: Step, index: int, message: PushMessage) -> None:
-        landing = step.landing
-        versions, own_applied = self._read_versions(step.groups, message, self._places[index])
-        pulls = landing is not None and message.pulls
-        push = StepPush(
-            parts=message.wire_parts,
-            shards=message.shards,
-            tensors=step.buffer.tensors(index),
-            versions=versions,
-            own_applied=own_applied,
-            clock=step.clock,
-            weight=step.buffer.images,
-            rate=step.rate,
-            pull=pulls,
-            epoch=step.epoch,
-            groups=step.named,
-        )
-        self._client.push(
-            message.server,
-            push,
-            on_free=partial(self._free, step),
-            on_values=partial(landing.arrived, message.specs) if landing is not None and pulls else None,
-            into=landing.into(message.specs) if landing is not None and pulls else None,
-        )
-
-    def _free(self, step: Step) -> None:
-        step.unsettled -= 1
-        if not step.unsettled:
-            self._settled(step)
-
-    @staticmethod
-    def _read_versions(
-        groups: Sequence[Trained], message: PushMessage, places: Sequence[int]
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return each shard's oldest version that the groups read, and this worker's pushes in that copy."""
-        if len(groups) == 1:
-            read = groups[0].read
-            copies, counts = read.copies, read.own_applied
-            versions = [copies[s.tensor].versions[p] for s, p in zip(message.specs, places, strict=True)]
-            return tuple(versions), tuple([counts[spec.tensor] for spec in message.specs])
-        oldest = [
-            min(
-                (group.read.copies[s.tensor].versions[p], group.read.own_applied[s.tensor])
-                for group in groups
-            )
-            for s, p in zip(message.specs, places, strict=True)
-        ]
-        return tuple([version for version, _ in oldest]), tuple([own_applied for _, own_applied in oldest])
-
-    def _settled(self, step: Step) -> None:
-        self._trainer.step_buffers.give_back(step.buffer)
-        for group in step.groups:
-            lease = group.lease
-            self._on_finished(
-                Finished(lease.epoch, lease.number, lease.attempt, lease.images, group.loss, step.clock)
-            )
-
-
-class Stepper:
-    """Collects groups into steps as they finish, and decides when to pull.
-
-    Args:
-        pusher: Sends the steps.
-        trainer: Owner of the push buffers.
-        push_every: Number of groups per step.
-        pull_every: Number of steps per pull.
-    """
-
-    def __init__(self, *, pusher: Pusher, trainer: GroupTrainer, push_every: int, pull_every: int) -> None:
+        self._clock = clock
         self._pusher = pusher
-        self._trainer = trainer
-        self._push_every = push_every
-        self._pull_every = pull_every
+        self._trainer = pusher.trainer
+        self._weights = pusher.puller.weights
+        self._replica = replica
+        self._most_steps = most_steps
+        self._timeout_s = timeout_s
         self._open: Step | None = None
-        self.clock = 0
-        """Clock of the replica's last step; before the first step, the clock from the servers."""
+        """The step that the next group joins; None if the next group opens a step."""
+        self._queue: deque[Step | ClockSkip] = deque()
+        """Unsent steps in their order, in ssp and bsp."""
+        self._sync_clock = 0
+        self._epoch = 0
+        self.sent = 0
+        """Clock that the servers have, or will have after all messages in transit."""
+        self._reads: dict[int, Snapshot] = {}
+        """Snapshots that steps may read under bsp, by clock."""
+        self._landed = -1
+        """Clock of the newest snapshot."""
+        self._landings = 0
+        """Number of pulls after pushes whose values are not installed yet."""
+        self._bound = -1
+        """Clock of the last clock-bound pull."""
+        self._broken: RunFailed | None = None
+        self._changed = asyncio.Event()
+        self._advanced = True
+        """Whether the slowest clock has advanced since the wait began."""
+        self._advanced_at = 0.0
+        self._behind: dict[int, Values] = {}
+        """Last answer that named slower replicas, by the index of the request."""
+        self._waits_before = -1
+        self._waits = 0
+        self._wait_s = 0.0
+        self._waiting_for = ""
 
     def start(self, clock: int) -> None:
-        """Set the replica's clock before the first group."""
-        self.clock = clock
+        """Set the replica's clock from the first values, before the first group."""
+        self._clock.sync_at(clock)
+        self.sent = self._sync_clock = self._clock.step
+        # A first pull may mix clocks of several servers. Then a clock-bound pull brings the exact values.
+        if self._clock.synchronous and self._weights.clock == self._weights.newest:
+            self._keep(self._weights.clock)
 
-    def add(self, trained: Trained, on_landed: Callable[[], None]) -> None:
+    # --- admission gate ----------------------------------------------------------------------
+
+    def opens_for(self, group: ImageGroup) -> bool:
+        """Return whether the next group may be admitted; in either case apply its sync clock."""
+        if group.sync_clock:
+            self.sync_at(group.sync_clock)
+        # A group begins no earlier than its clock. A replica that joined late ticks up to the group's clock.
+        if group.clock > self._clock.step:
+            self._epoch = group.lease.epoch
+            self.sync_at(group.clock)
+        # The values suffice for the whole open step, because all its groups read by the same rule.
+        if self._open is not None:
+            return True
+        # Unsent steps keep their push buffers, so their number is bounded.
+        return len(self._queue) < self._most_steps and self._has_values()
+
+    def _has_values(self) -> bool:
+        needed = self._clock.needs
+        return needed in self._reads if self._clock.synchronous else self._weights.clock >= needed
+
+    def admit(self, group: ImageGroup) -> Admitted:
+        """Add the group to its step; requires an open gate."""
+        self._epoch = group.lease.epoch
+        step, index = self._join()
+        return Admitted(group, step, index, step.read)
+
+    def _join(self) -> tuple[Step, int]:
+        """Add the next group to the open step, or to a new one; returns also the group's position in it."""
+        clock, step = self._clock, self._open
+        needed = clock.needs if clock.bounded else 0
+        position = clock.join()
+        if step is None:
+            step = self._open = Step(self._pusher, position.step, self._epoch, needed)
+            if clock.synchronous:
+                step.read = self._read_of(needed)
+            if clock.bounded:
+                self._queue.append(step)
+        step.joined += 1
+        if not clock.groups:
+            step.closed, self._open = True, None
+        return step, position.index
+
+    def _read_of(self, needed: int) -> Snapshot:
+        # Steps open in order of their clocks, so no later step reads an older snapshot.
+        for clock in [clock for clock in self._reads if clock < needed]:
+            del self._reads[clock]
+        return self._reads[needed]
+
+    def sync_at(self, clock: int) -> None:
+        """Apply a sync clock: the open step ends short, and the replica ticks up to the clock."""
+        if not self.close() and clock <= self._sync_clock:
+            return  # the gate checks a group until its admission, and a flush repeats the sync clock
+        self._clock.sync_at(clock)
+        self._sync_clock = max(self._sync_clock, clock)
+        self._queue.append(ClockSkip(clock, self._epoch))
+        self._send_ready()
+
+    def close(self) -> bool:
+        """End the open step short: no more groups come for now. Returns whether a step was open."""
+        step, self._open = self._open, None
+        if step is None:
+            return False
+        self._clock.sync_at(self._clock.base)
+        step.closed = True
+        if self._clock.bounded:
+            self._send_ready()
+        else:
+            self._send(step)
+        return True
+
+    async def wait(self) -> None:
+        """Wait for an event that may open the gate. Cancelling it loses nothing.
+
+        Raises:
+            DeadlineExceeded: For `waits.clock_s` the slowest clock has not advanced, or this replica has sent
+                no step, although no pushes wait for copies; the error names the replicas.
+            RunFailed: Servers sent the values of another clock.
+        """
+        if self._broken is not None:
+            raise self._broken
+        loop = asyncio.get_running_loop()
+        begin = since = loop.time()
+        self._changed.clear()
+        # If an own step must be sent first, the other replicas are not late.
+        is_own = self._has_values() or self.sent < self._clock.needs
+        if not is_own:
+            # Several calls wait for one step, because each change wakes the caller. Count the step once.
+            if self._waits_before != self._clock.step:
+                self._waits_before = self._clock.step
+                self._waits += 1
+                self._advanced = True
+            # The deadline is per advance of the slowest clock, so only an advance moves it.
+            if self._advanced:
+                self._advanced, self._advanced_at = False, begin
+            since = self._advanced_at
+            self._waiting_for = self._replicas_behind()
+            self._ask()
+        try:
+            async with asyncio.timeout_at(since + self._timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            if self._pusher.client.lacks_copies:
+                self._advanced = True  # no replica can advance: the deadline begins anew
+                return
+            what = f"step {self.sent} of replica {self._replica} to be trained"
+            if not is_own:
+                need = f"step {self._clock.step} needs the values of clock {self._clock.needs}"
+                what = f"{self._replicas_behind()}: {need}"
+            raise DeadlineExceeded(what, self._timeout_s) from None
+        finally:
+            if not is_own:
+                self._wait_s += loop.time() - begin
+                self._waiting_for = ""
+
+    def _ask(self) -> None:
+        """Request the necessary values, unless an answer in transit may contain them."""
+        needed = self._clock.needs
+        if not self._landings and self._bound < needed:
+            self._pull(needed)
+
+    def _replicas_behind(self) -> str:
+        behind = sorted({replica for values in self._behind.values() for replica in values.behind})
+        if not behind:
+            return f"clock {self._clock.needs}"
+        slowest = min(values.clock for values in self._behind.values())
+        return f"replica{'s' * (len(behind) > 1)} {', '.join(map(str, behind))} at clock {slowest}"
+
+    # --- steps -------------------------------------------------------------------------------
+
+    def add(self, trained: Trained, on_landed: OnLanded | None) -> None:
         """Take a trained group. Never waits.
 
-        `on_landed` is called when the values after the group's step are installed; at once if the group ends
-        no step or no pull is due.
+        `on_landed` is called when the values after the group's step are installed; at once if the group is
+        not the last of a full step.
+
+        Raises:
+            RunFailed: The group read values that are too old.
         """
-        if self._push_every == 1:
-            self._push_one(trained, on_landed)
+        step, index = (trained.step, trained.index) if trained.step is not None else self._join()
+        if trained.read.clock < step.needed:
+            raise self._too_old(step, trained)
+        # The step refers to its group; without this line, reads stay until the garbage collector runs. A
+        # section reported from now on is too late: its messages are sent with the rest.
+        trained.step, trained.over = None, True
+        # Only the last group of a full step waits; a short step has none.
+        if index == self._clock.push_every - 1:
+            step.on_landed = on_landed
+        elif on_landed is not None:
+            on_landed()
+        # Threads finish groups in any order. A sum in the order of the leases has the same bits in every run.
+        step.early[index] = trained
+        while (group := step.early.pop(step.added, None)) is not None:
+            step.added += 1
+            if self._clock.push_every == 1:
+                step.buffer, step.groups = group.buffer, [group]
+            else:
+                self._add_up(step, group)
+        if self._clock.bounded:
+            self._send_ready()
+        elif step.closed:  # all its groups are trained, because they join afterwards
+            self._send(step)
+
+    def ahead(self, trained: Trained, messages: Sequence[int], on_landed: OnLanded | None) -> None:
+        """Send complete messages of a group's step while the rest is computed. Never waits.
+
+        In ssp and bsp the messages are sent early only if the step is the next to be sent; otherwise with the
+        rest.
+
+        Raises:
+            RunFailed: The group read values that are too old.
+        """
+        if trained.over:
             return
-        step = self._open
-        if step is None:
-            step = self._open = Step(self._trainer.step_buffers.take())
+        if trained.step is None:
+            trained.step, trained.index = self._join()
+        step: Step = trained.step
+        if self._clock.bounded:
+            if self._queue[0] is not step or not self._clock.leaves(step.number, self._landed):
+                return
+            if trained.read.clock < step.needed:
+                raise self._too_old(step, trained)
+        if not step.begun:
+            step.buffer, step.groups, step.on_landed = trained.buffer, [trained], on_landed
+            self._begin(step)
+        self._pusher.push_ahead(step, messages)
+
+    def _too_old(self, step: Step, trained: Trained) -> RunFailed:
+        # The gate should rule out old values. A wrong read would silently break the guarantee of the run.
+        return RunFailed(
+            f"step {step.number} of replica {self._replica} read values of clock {trained.read.clock}, "
+            f"and needs those of {step.needed}"
+        )
+
+    def _add_up(self, step: Step, group: Trained) -> None:
+        step.groups.append(group)
+        if step.buffer is None:
+            step.buffer = self._trainer.step_buffers.take()
             step.buffer.clear()
-        step.groups.append(trained)
-        step.buffer.add(trained.buffer)
-        self._trainer.group_buffers.give_back(trained.buffer)
-        if len(step.groups) < self._push_every:
-            on_landed()
-            return
-        self._open = None
-        self._push(step, on_landed)
+        step.buffer.add(group.buffer)
+        self._trainer.group_buffers.give_back(group.buffer)
 
-    def ahead(self, trained: Trained, messages: Sequence[int], on_landed: Callable[[], None]) -> None:
-        """Send complete messages of a group's step while the rest is computed. Never waits."""
-        ahead = trained.ahead
-        assert ahead is not None
-        if not ahead.over:
-            if ahead.step is None:
-                ahead.step = self._begin(Step(trained.buffer, [trained]), on_landed)
-            self._pusher.push_ahead(ahead.step, messages)
+    def _send_ready(self) -> None:
+        """Send complete steps and clock skips, in order."""
+        while self._queue:
+            head = self._queue[0]
+            if isinstance(head, ClockSkip):
+                self._skip_clock(head)
+            elif head.closed and head.added == head.joined and self._clock.leaves(head.number, self._landed):
+                self._send(head)
+            else:
+                return
+            self._queue.popleft()
+            self._changed.set()
 
-    def _push_one(self, trained: Trained, on_landed: Callable[[], None]) -> None:
-        """Push a group that is a step; messages sent earlier are not repeated."""
-        ahead = trained.ahead
-        if ahead is None or ahead.step is None:
-            step = self._begin(Step(trained.buffer, [trained]), on_landed)
-        else:
-            step = ahead.step
-        if ahead is not None:
-            # The step refers to its group: without this line, both would stay until the garbage collector
-            # runs.
-            ahead.over, ahead.step = True, None
-        self._finish(step, on_landed)
+    def _begin(self, step: Step) -> None:
+        """Prepare the push of the step that is sent next."""
+        assert self.sent <= step.number, (self.sent, step.number)
+        clock, pusher = self._clock, self._pusher
+        self.sent = step.number + 1
+        on_landed = step.on_landed
+        if clock.bounded:
+            # Frozen layers have no gradients. Without a tick their shards would hold the clock back.
+            pusher.tick(pusher.plan.silent, self.sent, step.epoch)
+            on_landed = partial(self._pulled, on_landed)
+        # In bsp the answer to a push has no sum yet; a clock-bound pull follows the step.
+        pulls = not clock.synchronous and self.sent % clock.pull_every == 0
+        self._landings += pulls
+        pusher.begin(step, self.sent, pulls=pulls, on_landed=on_landed)
 
-    def close(self) -> None:
-        """Push the open step, even if it is short: no more groups come."""
-        step, self._open = self._open, None
-        if step is not None:
-            self._push(step, _nothing)
-
-    def _push(self, step: Step, on_landed: Callable[[], None]) -> None:
-        self._finish(self._begin(step, on_landed), on_landed)
-
-    def _begin(self, step: Step, on_landed: Callable[[], None]) -> Step:
-        self.clock += 1
-        step.clock = self.clock
-        self._pusher.begin(step, on_landed if self.clock % self._pull_every == 0 else None)
-        return step
-
-    def _finish(self, step: Step, on_landed: Callable[[], None]) -> None:
+    def _send(self, step: Step) -> None:
+        if not step.begun:
+            self._begin(step)
         self._pusher.finish(step)
-        if step.landing is None:
+        if self._clock.synchronous:
+            self._pull(self.sent)
+        elif step.landing is None and step.on_landed is not None:
+            step.on_landed()
+
+    def _skip_clock(self, skip: ClockSkip) -> None:
+        # A push carries its own clock, so a skip to a clock that a step has reached needs no tick.
+        if skip.clock <= self.sent:
+            return
+        self.sent = skip.clock
+        self._pusher.tick(self._pusher.plan.ticked, skip.clock, skip.epoch)
+        # The first step after the skip reads the values of exactly this clock.
+        if self._clock.synchronous:
+            self._pull(skip.clock)
+
+    # --- values ------------------------------------------------------------------------------
+
+    def _pulled(self, on_landed: OnLanded | None) -> None:
+        """Note that the values after a push are installed."""
+        self._landings -= 1
+        self._arrived()
+        if on_landed is not None:
             on_landed()
 
+    def _pull(self, clock: int) -> None:
+        self._bound = clock
+        on_landed = partial(self._bound_landed, clock)
+        self._pusher.puller.pull(on_landed, clock=clock, on_behind=self._on_behind)
 
-def _nothing() -> None:
-    """Do nothing after a pull: no group waits for its values."""
+    def _bound_landed(self, clock: int) -> None:
+        # If the clocks differ, a later pull has replaced this one, and the later values are checked instead.
+        if clock == self._bound and self._clock.synchronous:
+            if self._weights.clock == self._weights.newest == clock:
+                self._keep(clock)
+            else:
+                self._broken = RunFailed(
+                    f"replica {self._replica} asked for the sum of clock {clock}, and got values of clocks "
+                    f"{self._weights.clock} to {self._weights.newest}"
+                )
+        self._arrived()
+        self._send_ready()
 
+    def _keep(self, clock: int) -> None:
+        self._landed = clock
+        self._reads[clock] = self._weights.snapshot()
 
-def _stepped_by_all(groups: Sequence[Trained]) -> dict[str, TensorCopy]:
-    """Return the copies that the local steps of all groups of a push changed."""
-    first, *others = groups
-    return {
-        name: copy
-        for name, copy in first.stepped.items()
-        if all(group.stepped.get(name) is copy for group in others)
-    }
+    def _arrived(self) -> None:
+        self._behind.clear()
+        self._advanced = True
+        self._changed.set()
+
+    def _on_behind(self, number: int, values: Values) -> None:
+        old = self._behind.get(number)
+        self._behind[number] = values
+        # Any advance of the clock restarts the deadline, however far the needed clock is.
+        self._advanced = self._advanced or old is None or values.clock > old.clock
+        self._changed.set()
+
+    def count_into(self, counts: WorkerStatistics) -> None:
+        """Fill in the replica's clock, and its waits for other replicas."""
+        counts.clock = self.sent
+        counts.clock_waits = self._waits
+        counts.clock_wait_s = self._wait_s
+        counts.waiting_for = self._waiting_for

@@ -46,9 +46,9 @@ class Admitted:
     """Values that the group reads; None for the current values at its training."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Trained:
-    """Result of one group on a compute thread."""
+    """Result of one group on a compute thread. Only the event loop changes it."""
 
     lease: Lease
     loss: float
@@ -57,10 +57,13 @@ class Trained:
     read: Snapshot
     stepped: dict[str, TensorCopy]
     """Copies that the local step changed; empty without a local step."""
-    admitted: Admitted | None = None
-    """Admission of the group, in a run with a gate."""
-    ahead: "Ahead | None" = None
-    """Progress of its step's messages, if they may be sent before the backward pass ends."""
+    step: Any = None
+    """Collector of the step's groups; None before the group joins a step, and after its gradient is added."""
+    index: int = 0
+    """Position of the group among the groups of its step."""
+    over: bool = False
+    """Whether the group is trained. The messages of a section that is reported afterwards are sent with the
+    rest."""
 
 
 OnSection = Callable[[int, Tag, Trained | None], None]
@@ -68,18 +71,18 @@ OnSection = Callable[[int, Tag, Trained | None], None]
 or None if the messages of the group are sent all at once."""
 
 
-@dataclass(slots=True, eq=False)
-class Ahead:
-    """Progress of the step of a group that is still being computed.
-
-    Only the event loop changes the object.
-    """
-
-    step: Any = None
-    """Step of the group; None before its first message is sent."""
-    over: bool = False
-    """Whether the group is trained. The messages of a section that is reported afterwards are sent with the
-    rest."""
+def trained_group(
+    lease: Lease,
+    loss: float,
+    buffer: PushBuffer,
+    read: Snapshot,
+    stepped: dict[str, TensorCopy],
+    admitted: Admitted | None,
+) -> Trained:
+    """Return the result of a group, which has its step already if it was admitted to one."""
+    if admitted is None:
+        return Trained(lease, loss, buffer, read, stepped)
+    return Trained(lease, loss, buffer, read, stepped, admitted.step, admitted.index)
 
 
 class ThreadScratch:
@@ -181,7 +184,7 @@ class GroupTrainer:
         loss = self._network.forward(arrays, context)
         if len(self._sections) > 1:
             if context.images == self._group_images:
-                trained = Trained(lease, loss, self.group_buffers.take(), read, {}, admitted, Ahead())
+                trained = trained_group(lease, loss, self.group_buffers.take(), read, {}, admitted)
                 self._train_back(firing.tag, context, trained)
                 return trained
             # A short group is sent at once, but the graph of the tag waits for its sections.
@@ -195,7 +198,7 @@ class GroupTrainer:
             buffer.scale_all(buffer.images / self._group_images)
         scaled = self._scale(buffer, read, lease) if self._scaling is not None else {}
         stepped = self._local_step(context, buffer, firing.scratch, lease, scaled) if self._local else {}
-        return Trained(lease, loss, buffer, read, stepped, admitted)
+        return trained_group(lease, loss, buffer, read, stepped, admitted)
 
     def _train_back(self, tag: Tag, context: Context, trained: Trained) -> None:
         """Run the backward pass section by section; messages of a finished section may be sent."""

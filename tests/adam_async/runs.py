@@ -314,6 +314,23 @@ class Servers:
         return HandClient(self, client)
 
 
+class Call:
+    """A call of one message, whose answers and end go to functions; see `Receiver`."""
+
+    def __init__(self, taken=lambda *_: None, *, freed=lambda: None, behind=lambda _: None):
+        self.taken, self.freed, self._behind = taken, freed, behind
+
+    def pushed(self, number, answer, values):
+        self.taken(answer, values)
+
+    def pulled(self, number, answer, values):
+        self.taken(answer, values)
+
+    def behind(self, number, answer):
+        self._behind(answer)
+        return True
+
+
 class HandClient:
     """Pushes one gradient to all servers and pulls everything, when it is told to."""
 
@@ -355,7 +372,7 @@ class HandClient:
                 weight=1,
                 rate=rate,
             )
-            self.client.push(message.server, step, on_free=free)
+            self.client.push(message.server, step, Call(freed=free))
 
     async def pull(self) -> dict:
         """Pull everything and return the arrays."""

@@ -21,7 +21,9 @@ from adam_async.parameter_server.client import StepPush
 from adam_async.run.step_model import StepContext, StepModel
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import PushPlan
-from adam_async.worker.stepper import Pusher, Stepper
+from adam_async.worker.pusher import Pusher, Step
+from adam_async.worker.replica_clock import ReplicaClock
+from adam_async.worker.stepper import Stepper
 from adam_async.worker.training import GroupTrainer, ThreadScratch
 from adam_async.worker.weights import Snapshot, TensorCopy, WorkerWeights
 from transport import BufferPool
@@ -81,9 +83,9 @@ class _Outbox:
         self._replica = replica
         self._pushes = pushes
 
-    def push(self, server: str, step: StepPush, *, on_free: Callable[[], None], **_: None) -> None:
+    def push(self, server: str, message: StepPush, step: Step, number: int, into: None) -> None:
         """See `ParameterClient.push`; no answer follows."""
-        self._pushes.put(self._replica, step, on_free)
+        self._pushes.put(self._replica, message, step.freed)
 
 
 class ReplayedWorker:
@@ -114,26 +116,24 @@ class ReplayedWorker:
         self._firing: Any = _Firing(context, ThreadScratch(network))
         self._trainer = GroupTrainer(network, config, weights=self._weights, plan=plan, buffers=1)
         outbox: Any = _Outbox(reads.replica, pushes)
-        self._stepper = Stepper(
-            pusher=Pusher(
-                config,
-                plan=plan,
-                client=outbox,
-                puller=Puller(
-                    network=network,
-                    table=table,
-                    buckets=model.buckets,
-                    client=outbox,
-                    weights=self._weights,
-                    buffers=BufferPool(),
-                ),
-                trainer=self._trainer,
-                on_finished=lambda _: None,  # no lease waits for the report
-            ),
-            trainer=self._trainer,
-            push_every=config.push_every,
-            pull_every=NEVER,
+        puller = Puller(
+            network=network,
+            table=table,
+            buckets=model.buckets,
+            client=outbox,
+            weights=self._weights,
+            buffers=BufferPool(),
         )
+        pusher = Pusher(
+            config,
+            plan=plan,
+            client=outbox,
+            puller=puller,
+            trainer=self._trainer,
+            on_finished=lambda _: None,  # no lease waits for the report
+        )
+        # The record has the order of the pushes, and the values: steps have no bound, and no pull follows.
+        self._stepper = Stepper(ReplicaClock(push_every=config.push_every, pull_every=NEVER), pusher)
 
     def train(self, group: int) -> float:
         """Train the next group, and push a step after its last group; returns the group's mean loss.
@@ -151,8 +151,9 @@ class ReplayedWorker:
         lease = Lease(epoch, number, 0, len(labels), float(reads.progress[group]))
         trained = self._trainer.train(self._firing, ImageGroup(lease, images, labels))
         self._check_read(group, trained.read)
-        self._stepper.clock = clock - 1
-        self._stepper.add(trained, lambda: None)  # no pull waits for the end of a group
+        if not group or reads.clocks[group - 1] != clock:
+            self._stepper.start(clock - 1)
+        self._stepper.add(trained, None)
         if group + 1 == len(reads.clocks) or reads.clocks[group + 1] != clock:
             self._stepper.close()
         return trained.loss

@@ -22,7 +22,7 @@ from adam_async.parameter_server.events import PushArrived
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
-from adam_async.worker.bounded_stepper import BoundedStepper
+from adam_async.worker.stepper import Stepper
 from adam_async.worker.weights import WorkerWeights
 from dataflow.errors import NodeFailed
 from tests.adam_async.cluster.test_elastic import joiner
@@ -51,7 +51,7 @@ def watched_gaps(frozen=frozenset()):
     Shards of frozen tensors are left out: what is read of them is the same at every clock.
     """
     pushes, admissions, servers = [], [], []
-    handle, admit = ServerState.handle, BoundedStepper.admit
+    handle, admit = ServerState.handle, Stepper.admit
 
     def handled(state, event):
         if not any(state is known for known in servers):
@@ -70,7 +70,7 @@ def watched_gaps(frozen=frozenset()):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ServerState, "handle", handled)
-        patched.setattr(BoundedStepper, "admit", admitted)
+        patched.setattr(Stepper, "admit", admitted)
         yield pushes, admissions
 
 

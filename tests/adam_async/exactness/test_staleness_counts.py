@@ -11,7 +11,9 @@ from adam_async.data_server.client import ImageGroup
 from adam_async.messages import Lease
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import plan_pushes
-from adam_async.worker.stepper import Pusher, Stepper
+from adam_async.worker.pusher import Pusher
+from adam_async.worker.replica_clock import ReplicaClock
+from adam_async.worker.stepper import Stepper
 from adam_async.worker.training import GroupTrainer, ThreadScratch
 from adam_async.worker.weights import WorkerWeights
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, tiny_dataset
@@ -82,9 +84,7 @@ class HandReplica:
             trainer=self.trainer,
             on_finished=self.finished.append,
         )
-        self.stepper = Stepper(
-            pusher=pusher, trainer=self.trainer, push_every=push_every, pull_every=pull_every
-        )
+        self.stepper = Stepper(ReplicaClock(push_every=push_every, pull_every=pull_every), pusher)
         self._dataset = tiny_dataset()
         self._firing = SimpleNamespace(context=model.context(GROUP), scratch=ThreadScratch(model))
         self._number = 0
@@ -177,4 +177,4 @@ async def test_a_short_step_is_pushed_when_there_are_no_more_groups():
         assert {shard.version for shard in servers.shards().values()} == {2}
         assert [done.number for done in replica.finished] == [1, 2, 3, 4]
         replica.stepper.close()
-        assert replica.stepper.clock == 2
+        assert replica.stepper.sent == 2

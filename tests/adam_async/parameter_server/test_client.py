@@ -18,6 +18,7 @@ from tests.adam_async.runs import (
     NETWORKS,
     PATIENT,
     SHARDED,
+    Call,
     Rough,
     entropy_of,
     servers_of,
@@ -229,7 +230,7 @@ async def test_values_land_where_they_are_wanted(network):
         client, told = servers.client().client, []
         sizes = [servers.table.shards[number].size for number in (0, 2)]
         room = np.zeros(sum(sizes), np.float32)
-        client.pull("ps-0", (ShardId(0), ShardId(2)), lambda values, _: told.append(values), into=room)
+        client.pull("ps-0", (ShardId(0), ShardId(2)), Call(lambda values, _: told.append(values)), into=room)
         await client.flush()
         shards = servers.shards()
         np.testing.assert_array_equal(room, np.concatenate([shards[0].values, shards[2].values]))
@@ -293,10 +294,9 @@ async def test_a_pull_for_a_clock_is_asked_again_until_it_comes_and_lands_where_
         client.pull(
             "ps-0",
             (ShardId(0),),
-            lambda values, flat: told.append((values, flat)),
+            Call(lambda values, flat: told.append((values, flat)), behind=behind.append),
             clock=1,
             into=room,
-            on_behind=behind.append,
         )
         await until(lambda: len(behind) > 2)
         assert not told
@@ -316,7 +316,7 @@ async def test_a_wait_for_a_clock_loses_patience_with_silent_servers_only():
         take_part(servers, client, other)
         client._waits = msgspec.structs.replace(IMPATIENT, patience_s=0.5)
         behind, loop = [], asyncio.get_running_loop()
-        client.pull("ps-0", (ShardId(0),), lambda *_: None, clock=1, on_behind=behind.append)
+        client.pull("ps-0", (ShardId(0),), Call(behind=behind.append), clock=1)
         begin, flushing = loop.time(), asyncio.create_task(client.flush(), name="flush")
         await until(lambda: loop.time() > begin + 0.7)
         assert behind
@@ -362,10 +362,10 @@ async def test_a_push_that_pulls_brings_back_the_clock_of_its_values(network):
             rate=1.0,
             pull=True,
         )
-        client.push("ps-0", step, on_free=lambda: None, on_values=lambda *values: told.append(values))
+        client.push("ps-0", step, Call(lambda *values: told.append(values)))
         await client.flush()
-        ((versions, flat, clock),) = told
-        assert (versions, clock) == ((1,), 4)
+        ((answer, flat),) = told
+        assert (answer.versions, answer.clock) == ((1,), 4)
         np.testing.assert_array_equal(flat, servers.shards()[0].values)
 
 
@@ -414,7 +414,7 @@ def land(arrived, values, flat):
 async def steps_in_lockstep(servers, replica, client):
     for clock in range(1, STEPS + 1):
         arrived: list[int] = []
-        landed = partial(land, arrived)
+        landed = Call(partial(land, arrived))
         for server in sorted(set(servers.map.buckets)):
             shards = shards_of(servers, server)
             mine = tuple(number for number in shards if contributes(replica, number, clock))
@@ -431,7 +431,7 @@ async def steps_in_lockstep(servers, replica, client):
                     weight=1,
                     rate=1.0,
                 )
-                client.push(server, step, on_free=lambda: None)
+                client.push(server, step, Call())
             if rest:
                 client.tick(server, rest, clock)
             client.pull(server, shards, landed, clock=clock)

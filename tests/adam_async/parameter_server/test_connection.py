@@ -32,7 +32,7 @@ from adam_async.run.ids import ShardId
 from adam_async.run.store_record import RuleRecord, StoreRecord
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
-from tests.adam_async.runs import NETWORKS, PATIENT, address_of, turns, until
+from tests.adam_async.runs import NETWORKS, PATIENT, Call, address_of, turns, until
 from transport import Identity
 
 STORE, HOME, SHARD = "store-1", "ps-0", ShardId(0)
@@ -149,10 +149,10 @@ class Room:
                 weight=1,
                 rate=1.0,
             )
-            self.client.push(HOME, step, on_free=lambda number=number: self.freed.append(number))
+            self.client.push(HOME, step, Call(freed=lambda number=number: self.freed.append(number)))
 
     def pull(self):
-        self.client.pull(HOME, (SHARD,), lambda _, flat: self.pulled.append(float(flat[0])))
+        self.client.pull(HOME, (SHARD,), Call(lambda _, flat: self.pulled.append(float(flat[0]))))
 
     def move(self, primary):
         self.client.map_changed(map_of(primary, self.first, self.second))

@@ -12,7 +12,7 @@ from adam_async.parameter_server.apply import Applier
 from adam_async.run.config import Config
 from adam_async.runtime.callbacks import Callbacks, ending_on_errors
 from adam_async.runtime.clock import Timer
-from tests.adam_async.runs import cluster_of, local_network, servers_of, turns
+from tests.adam_async.runs import Call, cluster_of, local_network, servers_of, turns
 
 DEADLINE_S = 60.0
 
@@ -66,7 +66,7 @@ async def test_a_worker_whose_answer_callback_raises_ends_with_that_error(kind, 
 
 
 def freeing_badly(push):
-    return lambda server, step, **options: push(server, step, **{**options, "on_free": fail})
+    return lambda server, step, call: push(server, step, Call(freed=fail))
 
 
 async def test_a_data_server_whose_callback_raises_ends_a_cluster_with_that_error(monkeypatch):

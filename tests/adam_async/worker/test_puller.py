@@ -20,9 +20,16 @@ def flat_of(servers, specs):
     return np.concatenate([shards[spec.id].values for spec in specs])
 
 
-def landing_of(puller, answers):
-    landed = []
-    return Landing(puller, answers, lambda: landed.append(1)), landed
+def landing_of(puller, *answers):
+    """A pull of these shards, answer by answer."""
+    landed, layouts = [], [puller.layout_of(specs) for specs in answers]
+    return Landing(puller, layouts, len(layouts), lambda: landed.append(1)), landed
+
+
+def arrive(landing, number, version, servers):
+    """Let an answer arrive, with the servers' values under this version."""
+    specs = [servers.table.shards[shard] for shard in landing.layouts[number].shards]
+    landing.arrived(number, (version,) * len(specs), flat_of(servers, specs), 0)
 
 
 @pytest.mark.parametrize("sharding", [{}, SHARDED, {"shard_bytes": 256}], ids=["whole", "sharded", "pieces"])
@@ -46,8 +53,12 @@ async def test_questions_name_every_shard_once_and_keep_tensors_too_large_for_a_
     async with servers_of(NETWORKS["local"](), servers=2, shard_bytes=2 << 10) as servers:
         puller = servers.client().puller
         questions = puller.questions(servers.table.shards)
-        assert sorted(s.id for _, specs in questions for s in specs) == [s.id for s in servers.table.shards]
-        for server, specs in questions:
+        assert sorted(shard for _, layout in questions for shard in layout.shards) == [
+            s.id for s in servers.table.shards
+        ]
+        for server, layout in questions:
+            specs = [servers.table.shards[shard] for shard in layout.shards]
+            assert layout.size == sum(spec.size for spec in specs)
             assert {servers.map.buckets[spec.bucket] for spec in specs} == {server}
             assert len(specs) <= 3
             assert sum(spec.size for spec in specs) * 4 <= 8 << 10
@@ -59,11 +70,11 @@ async def test_a_tensor_of_several_shards_is_installed_when_the_last_of_them_is_
     async with servers_of(NETWORKS["local"](), **SHARDED) as servers:
         client = servers.client()
         specs = servers.table.by_tensor["fc1.weight"]
-        landing, landed = landing_of(client.puller, len(specs))
-        for spec in reversed(specs):
+        landing, landed = landing_of(client.puller, *([spec] for spec in specs))
+        for number, spec in reversed(list(enumerate(specs))):
             assert "fc1.weight" not in client.weights.snapshot().arrays
             assert landed == []
-            landing.arrived([spec], [spec.id + 10], flat_of(servers, [spec]), 0)
+            landing.arrived(number, (spec.id + 10,), flat_of(servers, [spec]), 0)
         copy = client.weights.current("fc1.weight")
         assert copy.versions == tuple(spec.id + 10 for spec in specs)
         np.testing.assert_array_equal(copy.array.reshape(-1), flat_of(servers, specs))
@@ -74,17 +85,18 @@ async def test_pulls_that_overtake_one_another_set_no_shard_back():
     async with servers_of(NETWORKS["local"](), **SHARDED) as servers:
         client = servers.client()
         first, *others = specs = servers.table.by_tensor["fc1.weight"]
-        slow, quick, later = (landing_of(client.puller, 2)[0] for _ in range(3))
-        for landing, shards, version in (
-            (slow, [first], 1),
-            (quick, [first], 2),
-            (quick, others, 1),  # complete: the first shard is newer than in the slow one, the others are not
-            (slow, others, 2),
+        parts = [first], others
+        slow, quick, later = (landing_of(client.puller, *parts)[0] for _ in range(3))
+        for landing, number, version in (
+            (slow, 0, 1),
+            (quick, 0, 2),
+            (quick, 1, 1),  # complete: the first shard is newer than in the slow one, the others are not
+            (slow, 1, 2),
         ):
-            landing.arrived(shards, [version] * len(shards), flat_of(servers, shards), 0)
+            arrive(landing, number, version, servers)
         assert client.weights.current("fc1.weight").versions == (2, *(1 for _ in others))
-        later.arrived(specs[:1], [3], flat_of(servers, specs[:1]), 0)
-        later.arrived(others, [3] * len(others), flat_of(servers, others), 0)
+        arrive(later, 0, 3, servers)
+        arrive(later, 1, 3, servers)
         assert client.weights.current("fc1.weight").versions == tuple(3 for _ in specs)
 
 
@@ -92,13 +104,13 @@ async def test_a_range_of_a_tensor_lands_in_its_place_without_a_copy():
     async with servers_of(NETWORKS["local"](), **SHARDED) as servers:
         client = servers.client()
         first, second, *others = servers.table.by_tensor["fc1.weight"]
-        landing, _ = landing_of(client.puller, 2)
-        place = landing.into([first, second])
+        landing, _ = landing_of(client.puller, [first, second], others)
+        place = landing.into(0)
         assert place is not None
         assert place.size == first.size + second.size
         place[:] = flat_of(servers, [first, second])
-        landing.arrived([first, second], [1, 1], place, 0)
-        landing.arrived(others, [1] * len(others), flat_of(servers, others), 0)
+        landing.arrived(0, (1, 1), place, 0)
+        arrive(landing, 1, 1, servers)
         copy = client.weights.current("fc1.weight")
         assert np.shares_memory(copy.array, place)
         np.testing.assert_array_equal(
@@ -108,20 +120,20 @@ async def test_a_range_of_a_tensor_lands_in_its_place_without_a_copy():
 
 async def test_shards_that_are_no_range_of_one_tensor_land_in_memory_of_their_own():
     async with servers_of(NETWORKS["local"](), **SHARDED) as servers:
-        landing, _ = landing_of(servers.client().puller, 1)
         first, second, third, *_ = servers.table.by_tensor["fc1.weight"]
         (bias,) = servers.table.by_tensor["fc1.bias"]
-        for specs in ([first, third], [second, first], [first, bias], [bias]):
-            assert landing.into(specs) is None
+        parts = [first, third], [second, first], [first, bias], [bias]
+        landing, _ = landing_of(servers.client().puller, *parts)
+        assert [landing.into(number) for number in range(4)] == [None] * 4
 
 
 async def test_a_tensor_of_one_shard_is_the_answers_own_memory():
     async with servers_of(NETWORKS["local"]()) as servers:
         client = servers.client()
         (bias,) = servers.table.by_tensor["fc2.bias"]
-        landing, landed = landing_of(client.puller, 1)
+        landing, landed = landing_of(client.puller, [bias])
         answer = np.arange(bias.size, dtype=np.float32)
-        landing.arrived([bias], [3], answer, 0)
+        landing.arrived(0, (3,), answer, 0)
         assert np.shares_memory(client.weights.current("fc2.bias").array, answer)
         assert landed == [1]
 
@@ -150,10 +162,10 @@ async def test_the_clock_of_a_pull_is_the_lowest_of_its_answers_and_counts_when_
             clocked=True,
         )
         specs = servers.table.by_tensor["fc1.weight"]
-        landing, landed = landing_of(puller, len(specs))
-        for clock, spec in enumerate(specs, start=6):
+        landing, landed = landing_of(puller, *([spec] for spec in specs))
+        for number, spec in enumerate(specs):
             assert client.weights.clock == 0
-            landing.arrived([spec], [1], flat_of(servers, [spec]), clock)
+            landing.arrived(number, (1,), flat_of(servers, [spec]), 6 + number)
         assert landed == [1]
         assert client.weights.clock == client.weights.current("fc1.weight").clock == 6
         assert client.weights.newest == 5 + len(specs)

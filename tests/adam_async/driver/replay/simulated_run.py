@@ -38,8 +38,10 @@ from adam_async.run.partition import table_of
 from adam_async.run.shard_table import assign_buckets
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import plan_pushes
+from adam_async.worker.pusher import Pusher
 from adam_async.worker.replay_log import Reader, ReadLog
-from adam_async.worker.stepper import Pusher, Stepper
+from adam_async.worker.replica_clock import ReplicaClock
+from adam_async.worker.stepper import Stepper
 from adam_async.worker.training import GroupTrainer, ThreadScratch
 from adam_async.worker.weights import Snapshot, WorkerWeights
 from transport import BufferPool
@@ -153,26 +155,23 @@ class SimulatedWorker:
         trainer = self.trainer = GroupTrainer(network, config, weights=self.weights, plan=plan, buffers=2)
         shards = {name: len(specs) for name, specs in run.table.by_tensor.items()}
         self.log = ReadLog(Reader(replica, replica + 50, 7), shards, local=config.local_steps, rated=True)
-        self.stepper = Stepper(
-            pusher=Pusher(
-                config,
-                plan=plan,
-                client=client,
-                puller=puller,
-                trainer=trainer,
-                on_finished=lambda _: None,
-                log=self.log,
-            ),
+        pusher = Pusher(
+            config,
+            plan=plan,
+            client=client,
+            puller=puller,
             trainer=trainer,
-            push_every=config.push_every,
-            pull_every=config.pull_every,
+            on_finished=lambda _: None,
+            log=self.log,
         )
+        clock = ReplicaClock(push_every=config.push_every, pull_every=config.pull_every)
+        self.stepper = Stepper(clock, pusher)
         self.bench: Any = SimpleNamespace(
             context=network.context(config.images_per_group), scratch=ThreadScratch(network)
         )
         puller.pull(lambda: None)
 
-    def push(self, server: str, step: Any, *, on_free: Any, on_values: Any = None, into: Any = None) -> None:
+    def push(self, server: str, step: Any, call: Any, number: int, into: Any) -> None:
         lane = self.lanes[server]
         for shard in step.shards:
             lane.numbers[shard] = lane.numbers.get(shard, 0) + 1
@@ -194,15 +193,15 @@ class SimulatedWorker:
         )
 
         def answered(versions: tuple[int, ...], flat: Any) -> None:
-            if on_values is not None:
-                on_values(versions, flat, 0)
-            on_free()
+            answer: Any = SimpleNamespace(versions=versions, clock=0)
+            call.pushed(number, answer, flat if step.pull else None)
+            call.freed()
 
         lane.there.append(((push, step.tensors), answered))
 
-    def pull(self, server: str, shards: Any, on_values: Any, *, clock: int = 0, **_: Any) -> None:
+    def pull(self, server: str, shards: Any, call: Any, number: int, **_: Any) -> None:
         def answered(versions: tuple[int, ...], flat: Any) -> None:
-            on_values(SimpleNamespace(versions=versions, clock=0), flat)
+            call.pulled(number, SimpleNamespace(versions=versions, clock=0), flat)
 
         self.lanes[server].there.append((Pull(store="run", generation=1, shards=tuple(shards)), answered))
 
@@ -216,7 +215,7 @@ class SimulatedWorker:
         images, labels = self.run.group(epoch, number)
         progress = epoch - 1 + number / self.run.groups
         lease = Lease(epoch, number, 0, len(labels), progress)
-        self.stepper.add(self.trainer.train(self.bench, ImageGroup(lease, images, labels)), lambda: None)
+        self.stepper.add(self.trainer.train(self.bench, ImageGroup(lease, images, labels)), None)
 
 
 class SimulatedRun:

@@ -1,0 +1,248 @@
+"""From complete steps to messages: pushes with the versions for staleness, and the pull after them.
+
+The push of a step names, for each shard, the oldest version that its groups read, and the number of the
+worker's own pushes that local steps had put into that copy. The server counts staleness from these numbers.
+All that is the same in every step is in the plan of its messages (`push_plan.py`) and in the layouts of their
+answers (`puller.py`).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from adam_async.messages import Finished, Pushed
+from adam_async.parameter_server.client import ParameterClient, StepPush
+from adam_async.run.config import Config
+from adam_async.run.group_ranges import name_groups
+from adam_async.worker.gradient_clipping import Scaling
+from adam_async.worker.puller import Landing, Puller
+from adam_async.worker.push_plan import PushBuffer, PushPlan, ServerShards
+from adam_async.worker.replay_log import ReadLog
+from adam_async.worker.training import GroupTrainer, Trained
+from adam_async.worker.training_mode import OnStep
+from adam_async.worker.weights import Snapshot, TensorCopy
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """Groups whose gradients are pushed together; the step takes the answers to its messages."""
+
+    pusher: "Pusher"
+    number: int
+    """Number of the step: the replica's clock before the step."""
+    epoch: int
+    """Epoch of the step's groups. In ssp and bsp, servers order the push once they know this epoch; 0 in
+    asp."""
+    needed: int = 0
+    """Clock of the values that the step's groups read: the exact clock under bsp, otherwise the minimum."""
+    read: Snapshot | None = None
+    """Values that all groups of the step read, under bsp."""
+    joined: int = 0
+    """Number of groups that joined the step."""
+    closed: bool = False
+    """Whether no more groups join the step."""
+    buffer: PushBuffer | None = None
+    groups: list[Trained] = field(default_factory=list)
+    """Trained groups whose gradients are in the buffer."""
+    added: int = 0
+    """Number of trained groups among them; a group in `groups` may still be computed, see `Stepper.ahead`."""
+    early: dict[int, Trained] = field(default_factory=dict)
+    """Trained groups that wait until an earlier group of the step is trained, by their position in the
+    step."""
+    on_landed: Callable[[], None] | None = None
+    """Callback of the step's last group."""
+    begun: bool = False
+    """Whether messages of the step may be sent."""
+    clock: int = 0
+    """Clock of the step's push."""
+    rate: float = 0.0
+    landing: Landing | None = None
+    """Pull after the step; None without a pull."""
+    named: tuple[int, ...] = ()
+    """Groups of the step; see `Push.groups`."""
+    gone: set[int] = field(default_factory=set)
+    """Numbers of the messages sent while the others were computed."""
+    unsettled: int = 0
+    """Number of messages of the step without an acknowledgement; 1 for a step without messages."""
+
+    def pushed(self, number: int, answer: Pushed, values: NDArray[Any] | None) -> None:
+        """See `PushReceiver`."""
+        if values is not None and self.landing is not None:
+            self.landing.arrived(number, answer.versions, values, answer.clock)
+
+    def freed(self) -> None:
+        """See `Receiver`. After the last message, free the buffer, and report the groups."""
+        self.unsettled -= 1
+        if self.unsettled:
+            return
+        pusher = self.pusher
+        assert self.buffer is not None
+        pusher.trainer.step_buffers.give_back(self.buffer)
+        for group in self.groups:
+            lease = group.lease
+            pusher.on_finished(
+                Finished(lease.epoch, lease.number, lease.attempt, lease.images, group.loss, self.clock)
+            )
+
+
+class Pusher:
+    """Sends complete steps, and pulls the values after them.
+
+    Args:
+        config: The run.
+        plan: Messages and protocols of the gradients.
+        client: Client of the servers.
+        puller: Pulls values, and has the worker's copy, whose local steps are counted.
+        trainer: Owner of the push buffers.
+        on_finished: Called for each group whose push is acknowledged.
+        on_step: Called with each step, before its pushes are sent.
+        log: Log of the reads of groups.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        plan: PushPlan,
+        client: ParameterClient,
+        puller: Puller,
+        trainer: GroupTrainer,
+        on_finished: Callable[[Finished], None],
+        on_step: OnStep | None = None,
+        log: ReadLog | None = None,
+    ) -> None:
+        self.plan = plan
+        self.client = client
+        self.puller = puller
+        self.trainer = trainer
+        rest = [spec for message in plan.messages if not message.pulls for spec in message.specs]
+        self._rest = puller.questions((*rest, *plan.read_only))
+        self._layouts = [
+            *(puller.layout_of(message.specs) if message.pulls else None for message in plan.messages),
+            *(layout for _, layout in self._rest),
+        ]
+        """Layouts of the answers to the messages of a step, and to the questions after them."""
+        self._answers = sum(layout is not None for layout in self._layouts)
+        self._schedule = trainer.schedule
+        self._rate = self._schedule.fixed
+        self.on_finished = on_finished
+        self._on_step = on_step
+        # The trainer has applied the limits to a step of one group.
+        self._scaling = Scaling.of(config) if config.push_every > 1 else None
+        # In bsp the rule sees the mean over the step's images, otherwise the sum of its groups' means.
+        self._unit = config.images_per_group if config.synchronous else None
+        self._has_local_steps = config.local_steps
+        self._log = log
+        self.left_ahead = 0
+        """Number of messages sent while the rest of their step was computed."""
+
+    def begin(self, step: Step, clock: int, *, pulls: bool, on_landed: Callable[[], None] | None) -> None:
+        """Prepare a step whose groups and buffer are known, before its first message is sent.
+
+        Args:
+            clock: Clock of the push.
+            pulls: Whether a pull follows the step.
+            on_landed: Called when the pulled values are installed.
+        """
+        step.begun, step.clock, groups = True, clock, step.groups
+        if self._on_step is not None:
+            self._on_step(clock, [group.lease for group in groups])
+        if self._log is not None:
+            for group in groups:
+                self._log.note(group.lease, clock, group.read)
+        first = groups[0]
+        if first.stepped:
+            self.puller.weights.count_local_steps(_stepped_by_all(groups))
+        lease = first.lease
+        step.named = (lease.epoch, lease.number, lease.number + 1)
+        if len(groups) > 1:
+            # An epoch ends after the pushes of its groups, so a step has groups of one epoch.
+            assert all(group.lease.epoch == lease.epoch for group in groups)
+            step.named = name_groups(lease.epoch, [group.lease.number for group in groups])
+        step.rate = self._schedule.rate(lease.progress) if self._rate is None else self._rate
+        if self._scaling is not None:
+            assert step.buffer is not None
+            unit = 1.0 if self._unit is None else self._unit / step.buffer.images
+            self._scaling.apply(step.buffer, first.read.arrays, rate=step.rate, unit=unit)
+        step.unsettled = max(len(self.plan.messages), 1)
+        if pulls:
+            step.landing = Landing(self.puller, self._layouts, self._answers, on_landed)
+
+    def push_ahead(self, step: Step, messages: Sequence[int]) -> None:
+        """Send messages of a begun step, before the others are complete."""
+        self.left_ahead += len(messages)
+        step.gone.update(messages)
+        self._push(step, messages)
+
+    def finish(self, step: Step) -> None:
+        """Send the remaining messages, and pull the values that no answer to them contains."""
+        messages, gone = self.plan.messages, step.gone
+        left = range(len(messages))
+        self._push(step, [index for index in left if index not in gone] if gone else left)
+        landing = step.landing
+        if landing is not None:
+            for number, (server, _) in enumerate(self._rest, start=len(messages)):
+                self.puller.ask(landing, server, number)
+            if not self._answers and landing.on_landed is not None:
+                self.client.answer_nothing(landing.on_landed)
+        if not messages:  # other workers of the replica push all tensors of this partition
+            step.freed()
+
+    def _push(self, step: Step, messages: Iterable[int]) -> None:
+        landing, buffer, groups = step.landing, step.buffer, step.groups
+        assert buffer is not None
+        for index in messages:
+            message, read = self.plan.messages[index], groups[0].read
+            if len(groups) > 1:
+                versions, own_applied = _oldest(groups, message.reads)
+            else:
+                copies, own_applied = read.copies, (0,) * len(message.reads)
+                versions = tuple([copies[tensor].versions[place] for tensor, place in message.reads])
+                if self._has_local_steps:
+                    own_applied = tuple([read.own_applied[tensor] for tensor, _ in message.reads])
+            layout, into, pulls = self._layouts[index], None, False
+            if landing is not None and layout is not None:
+                pulls = True
+                into = None if layout.part is None else landing.into(index)
+            push = StepPush(
+                parts=message.wire_parts,
+                shards=message.shards,
+                tensors=buffer.tensors(index),
+                versions=versions,
+                own_applied=own_applied,
+                clock=step.clock,
+                weight=buffer.images,
+                rate=step.rate,
+                pull=pulls,
+                epoch=step.epoch,
+                groups=step.named,
+            )
+            self.client.push(message.server, push, step, index, into)
+
+    def tick(self, shards: ServerShards, clock: int, epoch: int) -> None:
+        """Report the replica's clock on shards without a push."""
+        for server, some in shards:
+            self.client.tick(server, some, clock, epoch=epoch)
+
+
+def _oldest(
+    groups: Sequence[Trained], reads: Sequence[tuple[str, int]]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return each shard's oldest version that the groups read, and this worker's pushes in that copy."""
+    oldest = [
+        min((group.read.copies[tensor].versions[place], group.read.own_applied[tensor]) for group in groups)
+        for tensor, place in reads
+    ]
+    return tuple([version for version, _ in oldest]), tuple([own_applied for _, own_applied in oldest])
+
+
+def _stepped_by_all(groups: Sequence[Trained]) -> dict[str, TensorCopy]:
+    """Return the copies that the local steps of all groups of a push changed."""
+    first, *others = groups
+    return {
+        name: copy
+        for name, copy in first.stepped.items()
+        if all(group.stepped.get(name) is copy for group in others)
+    }
