@@ -8,9 +8,9 @@ from typing import Any, Literal
 import msgspec
 
 from adam_async.errors import ConfigError
-from adam_async.messages.bounds import MOST_RANGES
 from adam_async.run.bundle_record import DEFAULT_COPIES, MOST_COPIES
 from adam_async.run.cache_size import cache_limits, read_budget
+from adam_async.run.group_ranges import MOST_RANGES
 from adam_async.run.image_size import read_image_size
 from adam_async.run.option_types import check_types
 from adam_async.run.role_memory import read_memory
