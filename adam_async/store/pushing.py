@@ -25,6 +25,8 @@ MOST_WEIGHT = (1 << 32) - 1
 Rate = float | Mapping[str, float] | None
 """Learning rate of a push, or the rates of its arrays by name; None for those of the rules."""
 
+_CheckedRate = float | dict[str, float] | None
+
 
 class Outgoing(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One message of a push."""
@@ -49,10 +51,10 @@ class PushMessages:
         self._rates = rates
         self._is_summed = is_summed
 
-    def _plan(self, names: Iterable[str], rate: Rate) -> StorePlan:
+    def _plan(self, names: Iterable[str], rate: _CheckedRate) -> StorePlan:
         """Return the messages for the shards of arrays; no message has arrays with different rates."""
         groups: tuple[tuple[str, ...], ...] = (tuple(names),)
-        if isinstance(rate, Mapping):
+        if isinstance(rate, dict):
             by_rate: dict[float | None, list[str]] = {}
             for name in groups[0]:
                 by_rate.setdefault(rate.get(name), []).append(name)
@@ -75,17 +77,16 @@ class PushMessages:
         """
         if type(gradients) is not dict and not isinstance(gradients, Mapping):
             raise StoreError(f"a push takes a mapping of names to arrays, not {type(gradients).__name__}")
-        if rate is not None:
-            rate = self._checked_rates(rate)
+        checked = None if rate is None else self._checked_rates(rate)
         if not isinstance(weight, int) or not 1 <= weight <= MOST_WEIGHT:
             raise StoreError(f"weight is a whole number from 1 to {MOST_WEIGHT}, not {weight!r}")
-        plan = self._plan(gradients, rate)
+        plan = self._plan(gradients, checked)
         scale = weight if self._is_summed else 1
         gathered = _gather_plain(plan, gradients)
         if gathered is not None:
             if scale != 1:
                 gathered = [values * values.dtype.type(scale) for values in gathered]
-            return plan, self._outgoing(plan, gathered, rate)
+            return plan, self._outgoing(plan, gathered, checked)
         flat: dict[str, NDArray[Any]] = {}
         found: list[Outgoing] = []
         for name, gradient in gradients.items():
@@ -97,7 +98,7 @@ class PushMessages:
             activations, errors = flat_factors(record, gradient)
             if scale != 1:
                 errors = errors * errors.dtype.type(scale)
-            outgoing = self._factors_of(name, activations, errors, rate)
+            outgoing = self._factors_of(name, activations, errors, checked)
             sent = activations.nbytes * len(outgoing or ()) + errors.nbytes
             if outgoing is not None and sent <= record.nbytes:
                 found += outgoing
@@ -105,57 +106,41 @@ class PushMessages:
                 with np.errstate(over="ignore", invalid="ignore"):  # the server refuses the shard
                     flat[name] = (errors @ activations.T).reshape(-1)
         if found:
-            plan = self._plan(flat, rate)
-        dense = self._outgoing(plan, _gather(plan, [*map(flat.__getitem__, plan.names)]), rate)
+            plan = self._plan(flat, checked)
+        dense = self._outgoing(plan, _gather(plan, [*map(flat.__getitem__, plan.names)]), checked)
         return None if found else plan, found + dense
 
-    def _checked_rates(self, rate: float | Mapping[str, float]) -> Rate:
+    def _checked_rates(self, rate: float | Mapping[str, float]) -> _CheckedRate:
         if not isinstance(rate, Mapping):
             return _checked_rate(rate)
         names_in(self._layout.arrays, tuple(rate))
         return {name: _checked_rate(each) for name, each in rate.items()}
 
-    def _rate_of(self, name: str, rule: int, rate: Rate) -> float:
-        of_array = rate.get(name) if isinstance(rate, Mapping) else rate
-        return self._rates[rule] if of_array is None else of_array
-
-    def _outgoing(self, plan: StorePlan, gathered: Sequence[NDArray[Any]], rate: Rate) -> list[Outgoing]:
+    def _outgoing(
+        self, plan: StorePlan, gathered: Sequence[NDArray[Any]], rate: _CheckedRate
+    ) -> list[Outgoing]:
         found = []
         for message, values in zip(plan.messages, gathered, strict=True):
-            of_push = (
-                rate.get(message.names[0]) if isinstance(rate, Mapping) else rate
-            )  # arrays have one rate
-            found.append(
-                Outgoing(
-                    shards=message,
-                    tensors=(values,),
-                    rate=self._rates[message.rule] if of_push is None else of_push,
-                )
-            )
+            # The arrays of a message have one rate.
+            chosen = rate.get(message.names[0]) if isinstance(rate, dict) else rate
+            chosen = self._rates[message.rule] if chosen is None else chosen
+            found.append(Outgoing(shards=message, tensors=(values,), rate=chosen))
         return found
 
     def _factors_of(
-        self, name: str, activations: NDArray[Any], errors: NDArray[Any], rate: Rate
+        self, name: str, activations: NDArray[Any], errors: NDArray[Any], rate: _CheckedRate
     ) -> list[Outgoing] | None:
         """Return messages of all activations and the errors of a server's rows; None if shards cut rows."""
         messages = self._layout.factor_messages(name)
         if messages is None:
             return None
-        of_push = rate.get(name) if isinstance(rate, Mapping) else rate
+        chosen = rate.get(name) if isinstance(rate, dict) else rate
         found = []
         for message in messages:
-            rows = (
-                errors[message.rows[0]]
-                if len(message.rows) == 1
-                else np.concatenate([errors[part] for part in message.rows])
-            )
-            found.append(
-                Outgoing(
-                    shards=message,
-                    tensors=(activations, rows),
-                    rate=self._rates[message.rule] if of_push is None else of_push,
-                )
-            )
+            parts = [errors[part] for part in message.rows]
+            rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            of_rule = self._rates[message.rule] if chosen is None else chosen
+            found.append(Outgoing(shards=message, tensors=(activations, rows), rate=of_rule))
         return found
 
 
