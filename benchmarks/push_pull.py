@@ -41,12 +41,12 @@ import numpy as np
 import uvloop
 
 from adam_async import ArraySpec, ParameterStore, Sgd
+from adam_async.client.parameter_client import StepPush
 from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.cluster.roles.controller import controller
 from adam_async.cluster.roles.parameter_server import parameter_server
 from adam_async.cluster.roles.place import Place
 from adam_async.messages import Part
-from adam_async.parameter_server.client import StepPush
 from adam_async.run.config import Waits
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.kernel_cache import use_kernel_cache

@@ -48,6 +48,7 @@ ROOMS = (
     "model",
     "run",
     "controller",
+    "client",
     "parameter_server",
     "data_server",
     "worker",

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.tensors import RunTensors
+from adam_async.client.connection import NOT_SERVING
 from adam_async.errors import DeadlineExceeded, ShardUnavailable, first_cause
 from adam_async.messages import (
     Loaded,
@@ -30,7 +31,6 @@ from adam_async.messages import (
     state_tables,
     unpack,
 )
-from adam_async.parameter_server.connection import NOT_SERVING
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.epoch_shares import most_clock

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from adam_async.parameter_server.client import ParameterClient, SessionIdentity
+from adam_async.client.parameter_client import ParameterClient, SessionIdentity
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import ShardTable, holders

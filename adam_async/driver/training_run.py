@@ -21,6 +21,7 @@ from adam_async.checkpoint.manifest import Manifest
 from adam_async.checkpoint.run_notes import RunNotesFile
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.writer import Checkpointer, Spawn, common_manifest
+from adam_async.client.parameter_client import ParameterClient
 from adam_async.controller.client import Membership
 from adam_async.driver.count_types import EpochCounts, RoleStatistics
 from adam_async.driver.divergence import LossChecks
@@ -40,7 +41,6 @@ from adam_async.driver.submission import update_program
 from adam_async.driver.takeover import DriverNotes
 from adam_async.errors import AdamError, DeadlineExceeded, RecordError, RunFailed
 from adam_async.messages import read_number
-from adam_async.parameter_server.client import ParameterClient
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, skipped_groups
 from adam_async.run.program_record import ProgramRecord
 from adam_async.run.progress import Progress, is_ledger_leader

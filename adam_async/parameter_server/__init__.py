@@ -1,8 +1,8 @@
-"""Parameter servers and their clients: shards in bundles, pushes applied exactly once, copies, disks.
+"""Parameter servers: shards in bundles, pushes applied exactly once, copies, disks.
 
-A `ParameterClient` numbers each push, and a `BundleConnection` repeats it until the primary of the bundle
-answers. On the server `service.py` receives the push. If nothing waits for its shards, `at_once.py` applies
-and answers it in that call. Otherwise `state.py` orders it by its number and forms batches, and each batch
+A client numbers each push, and repeats it until the primary of the bundle answers (room `client`). On the
+server `service.py` receives the push. If nothing waits for its shards, `at_once.py` applies and answers it in
+that call. Otherwise `state.py` orders it by its number and forms batches, and each batch
 becomes an entry of the bundle's log. With several copies `replication/` commits the entry once all members in
 sync hold it. Then `bundle.py` takes the entry, `apply.py` changes the values, and `answers.py` acknowledges
 the push. In bsp each push of gradients is an entry, and the server acknowledges it before it applies the sum
@@ -42,7 +42,4 @@ Disks of servers:
     bundle_saver.py, piece_states.py                changed pieces, copied between two entries; their encoding
     ordered_appends.py, entry_replay.py             durable pushes: entries on disk first; replay after a loss
     saved_stores.py                                 stores on a disk: report, reads after a loss, removal
-Clients:
-    client.py                                       push, pull and tick over all bundles; back-pressure
-    connection.py, session.py                       retries under the same numbers, to a new primary too
 """

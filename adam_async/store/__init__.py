@@ -2,7 +2,7 @@
 
 A push of `ParameterStore` checks and gathers the arrays (`pushing.py`) by a cached plan (`layout.py`). A
 `Call` takes its turn, sends its messages on the client's sessions with the bundles
-(`parameter_server/session.py`), and turns the answers into arrays with versions, or into an outcome.
+(`client/session.py`), and turns the answers into arrays with versions, or into an outcome.
 
     store.py                      start here: `ParameterStore`, with `open`, `pull`, `push`, `tick`
     sync.py                       the same methods without `await`; one thread for all stores of a process

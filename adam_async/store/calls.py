@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.client.parameter_client import ParameterClient, StepPush
 from adam_async.controller.client import Membership
 from adam_async.errors import DeadlineExceeded, StoreError
 from adam_async.messages import REFUSED, Pushed
 from adam_async.messages import Values as ValuesMessage
-from adam_async.parameter_server.client import ParameterClient, StepPush
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import ShardId
 from adam_async.run.store_record import StoreRecord

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from adam_async.checkpoint.saved_shards import FoundStore, SavedShards
 from adam_async.checkpoint.shard_transfer import ShardCopies
+from adam_async.client.parameter_client import SessionIdentity
 from adam_async.controller.client import Membership
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, ShardUnavailable, StoreError, counted
 from adam_async.messages import ShardState
 from adam_async.model.rules import rule_of
-from adam_async.parameter_server.client import SessionIdentity
 from adam_async.run.arrays import ArraySpec
 from adam_async.run.bundle_record import DEFAULT_COPIES
 from adam_async.run.cluster_map import ClusterMap, replica_generation

@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from adam_async.client.parameter_client import ParameterClient, SessionIdentity
 from adam_async.controller.client import Membership
 from adam_async.errors import StoreError
-from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.run.cluster_map import NodeRecord, replica_generation
 from adam_async.run.shard_table import holders, shard_table
 from adam_async.run.store_record import StoreRecord

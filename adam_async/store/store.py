@@ -12,7 +12,7 @@ opened it. In stores with clocks (ssp, bsp) each client is a replica: the contro
 clocks, and its loss frees the number.
 
 Every push has a number on each shard, and the client repeats it over new links until the server answers, so
-the server applies it exactly once (`parameter_server.session`). A cancelled call does not recall its
+the server applies it exactly once (`client.session`). A cancelled call does not recall its
 messages: `settled` waits for them.
 
 One task owns the background work (the membership, and the links to the servers). If this task fails, every

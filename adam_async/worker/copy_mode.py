@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
+from adam_async.client.parameter_client import SessionIdentity
 from adam_async.model.network import Network, Trainable
-from adam_async.parameter_server.client import SessionIdentity
 from adam_async.run.step_model import StepModel
 from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.puller import Puller

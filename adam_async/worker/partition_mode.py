@@ -2,8 +2,8 @@
 
 from weakref import WeakKeyDictionary
 
+from adam_async.client.parameter_client import SessionIdentity
 from adam_async.model.partition.network import Partition
-from adam_async.parameter_server.client import SessionIdentity
 from adam_async.worker.copy_mode import CopyMode
 from adam_async.worker.partition_trainer import PartitionTrainer, SendBlock, partition_graph
 from adam_async.worker.statistics import PartitionStatistics, WorkerStatistics

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.client.parameter_client import ParameterClient
 from adam_async.messages import Values
 from adam_async.model.network import Trainable
-from adam_async.parameter_server.client import ParameterClient
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, ShardTable
 from adam_async.worker.push_plan import MESSAGE_BYTES, MESSAGE_SHARDS, travels_apart

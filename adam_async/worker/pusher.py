@@ -12,8 +12,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from adam_async.client.parameter_client import ParameterClient, StepPush
 from adam_async.messages import Finished, Pushed
-from adam_async.parameter_server.client import ParameterClient, StepPush
 from adam_async.run.config import Config
 from adam_async.run.group_ranges import name_groups
 from adam_async.worker.gradient_clipping import Scaling

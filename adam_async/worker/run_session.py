@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from adam_async.client.parameter_client import ParameterClient, SessionIdentity
 from adam_async.data_server.client import DataClient, WorkerSlot
 from adam_async.errors import ConfigError, DeadlineExceeded
 from adam_async.messages import Block, Finished, Greet, Lease
@@ -30,7 +31,6 @@ from adam_async.model.partition.joint import JointNetwork
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import PartitionPlan
 from adam_async.model.spec import ModelSpec
-from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits, default_in_flight, replica_in_flight

@@ -7,8 +7,8 @@ field out.
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from adam_async.client.parameter_client import ClientStatistics
 from adam_async.data_server.client import DataClientStatistics
-from adam_async.parameter_server.client import ClientStatistics
 from adam_async.runtime.traffic import CommonStatistics
 from adam_async.worker.push_plan import ProtocolChoice
 from dataflow import EngineStatistics

@@ -8,8 +8,8 @@ without payload. The remaining steps are sent at once when no more groups come.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from adam_async.client.parameter_client import ParameterClient
 from adam_async.messages import Finished, StepReport
-from adam_async.parameter_server.client import ParameterClient
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardTable
 from adam_async.worker.in_place_step import TrainedInPlace

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from adam_async.client.parameter_client import ParameterClient
 from adam_async.data_server.client import ImageGroup
 from adam_async.messages import Finished, Lease
 from adam_async.model.context import Context
-from adam_async.parameter_server.client import ParameterClient
 from adam_async.run.config import Config
 from adam_async.run.shard_table import ShardTable
 from adam_async.worker.statistics import WorkerStatistics

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from adam_async.client.session import Session
 from adam_async.controller import bundle_rules
 from adam_async.messages import Push, pack, unpack
 from adam_async.parameter_server import bundle_copy, log_entries, shard_pieces, state
@@ -15,7 +16,6 @@ from adam_async.parameter_server.joining_members import JoiningMembers
 from adam_async.parameter_server.served_store import ServedStore
 from adam_async.parameter_server.server_links import ServerLinks
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.parameter_server.session import Session
 from adam_async.parameter_server.shard import BySession
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.bundle_record import BundleRecord

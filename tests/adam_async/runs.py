@@ -11,6 +11,7 @@ import numpy as np
 
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.tensors import RunTensors
+from adam_async.client.parameter_client import ParameterClient, SessionIdentity, StepPush
 from adam_async.cluster.local import LocalCluster
 from adam_async.controller.client import Membership
 from adam_async.controller.role import RoleSettings
@@ -27,7 +28,6 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import digits
 from adam_async.model.network import Network as NeuralNetwork
 from adam_async.model.spec import LayerSpec, ModelSpec
-from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config, Waits

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from adam_async.client.parameter_client import StepPush
 from adam_async.messages import Push
-from adam_async.parameter_server.client import StepPush
 from adam_async.parameter_server.decode_push import read_gradients
 from adam_async.parameter_server.gradients import PushGradients
 from adam_async.run.shard_table import ShardSpec

@@ -10,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from adam_async.client.parameter_client import StepPush
 from adam_async.data_server.client import ImageGroup
 from adam_async.driver.replay.pushes import Pushes
 from adam_async.driver.replay.recording import Reads
@@ -17,7 +18,6 @@ from adam_async.driver.replay.shards import RecordedModel, ReplayedShards
 from adam_async.errors import RecordError
 from adam_async.messages import Lease
 from adam_async.model.context import Context
-from adam_async.parameter_server.client import StepPush
 from adam_async.run.step_model import StepContext, StepModel
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import PushPlan

@@ -6,10 +6,10 @@ import tracemalloc
 
 import pytest
 
+from adam_async.client.connection import MAX_UNACKNOWLEDGED
 from adam_async.data_server import group_cache
 from adam_async.driver import training_run
 from adam_async.model.named import mnist_adam
-from adam_async.parameter_server.connection import MAX_UNACKNOWLEDGED
 from adam_async.run.config import Config
 from adam_async.worker.in_place_mode import InPlaceMode
 from tests.adam_async.runs import cluster_of, tiny_dataset, until

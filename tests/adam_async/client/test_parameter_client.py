@@ -7,10 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from adam_async.client.connection import MAX_UNACKNOWLEDGED
+from adam_async.client.parameter_client import StepPush
 from adam_async.errors import ShardUnavailable
 from adam_async.messages import Part, StepReport, role_table
-from adam_async.parameter_server.client import StepPush
-from adam_async.parameter_server.connection import MAX_UNACKNOWLEDGED
 from adam_async.parameter_server.events import PushArrived, Refuse, ReplicasChanged
 from adam_async.run.ids import ShardId
 from tests.adam_async.runs import (

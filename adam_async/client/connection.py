@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from adam_async.client.session import Exchange, PushExchange, Receiver, Session, SessionIdentity
 from adam_async.errors import ShardUnavailable
-from adam_async.parameter_server.session import Exchange, PushExchange, Receiver, Session, SessionIdentity
 from adam_async.run.config import Waits
 from adam_async.run.primary import Primary
 from adam_async.runtime.callbacks import Callbacks

@@ -15,10 +15,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from adam_async.client.connection import MAX_UNACKNOWLEDGED, BundleConnection
+from adam_async.client.session import PullReceiver, PushReceiver, SessionIdentity, StepPush
 from adam_async.errors import ShardUnavailable
 from adam_async.messages import StepReport
-from adam_async.parameter_server.connection import MAX_UNACKNOWLEDGED, BundleConnection
-from adam_async.parameter_server.session import PullReceiver, PushReceiver, SessionIdentity, StepPush
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.ids import ShardId

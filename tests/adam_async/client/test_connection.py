@@ -8,6 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from adam_async.client.connection import NOT_SERVING
+from adam_async.client.parameter_client import ParameterClient, SessionIdentity, StepPush
 from adam_async.errors import ShardUnavailable, first_cause
 from adam_async.messages import (
     DUPLICATE,
@@ -24,8 +26,6 @@ from adam_async.messages import (
     pack,
     unpack_any,
 )
-from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
-from adam_async.parameter_server.connection import NOT_SERVING
 from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.ids import ShardId

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from adam_async.client.session import Session, SessionIdentity, ShardNumbers, StepPush
 from adam_async.messages import (
     DUPLICATE,
     GAP,
@@ -15,7 +16,6 @@ from adam_async.messages import (
     pack,
     unpack,
 )
-from adam_async.parameter_server.session import Session, SessionIdentity, ShardNumbers, StepPush
 from adam_async.run.ids import ShardId
 
 A, B, C = ShardId(0), ShardId(1), ShardId(2)
