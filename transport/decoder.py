@@ -190,10 +190,6 @@ def _pieces(specs: Sequence[TensorSpec], tensors: tuple[Tensor, ...]) -> list[me
     return pieces
 
 
-def _empty_arrays(specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:
-    return tuple([np.empty(spec.shape, spec.dtype) for spec in specs])
-
-
 class FrameDecoder:
     """Decodes one direction of a conversation, in place.
 
@@ -262,7 +258,7 @@ class FrameDecoder:
             # The CRC first: the decoder of metas gets no byte of a damaged head.
             if crc32(packed, crc32(scratch[start : start + _CHECKED_BYTES])) != crc:
                 raise RemoteProtocolError("checksum", f"prelude and meta of a {kind_name(kind)} are damaged")
-            head_bytes = payload - start
+            head_bytes = PRELUDE_BYTES + meta_length
             # A read of a header may contain part of the payload, all of it, or further frames after it.
             start = min(end, payload + payload_length)
             arrived = view[payload:start]
@@ -450,46 +446,43 @@ class FrameDecoder:
             self._check_length(name, flags & MORE, payload_length, total)
         # Only for replies: a request of the peer may have the same id, because each side counts its own.
         registered = self.registered.get(request_id) if kind == REPLY else None
-        if registered is not None and registered.described != described:
-            # The reply comes in other memory, and `Endpoint._on_reply` reports the mismatch.
-            registered = None
-        tensors: tuple[Tensor, ...] = () if registered is None else registered.tensors
-        if not total:
-            # Empty arrays have no payload, so they need neither pooled memory nor an arrival.
-            message = Message(type=name, meta=meta, tensors=tensors or _empty_arrays(specs))
-            return _make_frame((kind, request_id, message, 0, head_bytes))
+        tensors: tuple[Tensor, ...] = ()
+        memory: memoryview | None = None
         frame_bytes = head_bytes + total - tensor_bytes
-        scatter: _Scatter
         if self._discards:
             # An ended link has released its account, and must reserve nothing for a peer that continues to
             # send.
-            tensors, scatter = (), _Discard()
-        elif registered is not None and len(specs) > 1:
-            scatter = _Scatter(_pieces(specs, tensors))
+            tensors = ()
+        elif registered is not None and registered.described == described:
+            tensors = registered.tensors
+            memory = raw_bytes(tensors[0]) if len(tensors) == 1 and total else None
+        # A reply of other arrays comes in other memory, and `Endpoint._on_reply` reports the mismatch.
+        elif not total:
+            # Empty arrays have no payload, so they need no pooled memory.
+            tensors = tuple([np.empty(spec.shape, spec.dtype) for spec in specs])
+        elif len(specs) == 1:
+            tensor, memory = self._memory.lend(total, specs[0].dtype, specs[0].shape)
+            tensors = (tensor,)
         else:
-            if registered is not None:
-                memory = raw_bytes(tensors[0])
-            elif len(specs) == 1:
-                tensor, memory = self._memory.lend(total, specs[0].dtype, specs[0].shape)
-                tensors = (tensor,)
+            # Several tensors are views of one buffer, which the pool takes back after the last of them.
+            whole, memory = self._memory.lend(total, _UINT8, (total,))
+            tensors = tuple([np.ndarray(shape, dtype, whole, offset) for dtype, shape, offset, _ in specs])
+        # A small payload arrived whole with its head: copy it, and skip the arrival.
+        if memory is not None and len(arrived) == total:
+            memory[:total] = arrived
+            self.bytes_moved += total
+        elif total:
+            if self._discards:
+                scatter: _Scatter = _Discard()
             else:
-                # Several tensors are views of one buffer, which the pool takes back after the last of them.
-                whole, memory = self._memory.lend(total, _UINT8, (total,))
-                tensors = tuple(
-                    [np.ndarray(shape, dtype, whole, offset) for dtype, shape, offset, _ in specs]
-                )
-            # A small payload arrived whole with its head: copy it, and skip the arrival.
-            if len(arrived) == total:
-                memory[:total] = arrived
-                self.bytes_moved += total
-                message = Message(type=name, meta=meta, tensors=tensors)
-                return _make_frame((kind, request_id, message, tensor_bytes, frame_bytes))
-            scatter = _Scatter([memory[:total]])
-        arrival = _Arrival(kind, request_id, name, meta, tensors, scatter, tensor_bytes, frame_bytes)
-        arrival.total = total
-        if flags & MORE:
-            self._begin_large(arrival, payload_length, flags)
-        return arrival
+                scatter = _Scatter(_pieces(specs, tensors) if memory is None else [memory[:total]])
+            arrival = _Arrival(kind, request_id, name, meta, tensors, scatter, tensor_bytes, frame_bytes)
+            arrival.total = total
+            if flags & MORE:
+                self._begin_large(arrival, payload_length, flags)
+            return arrival
+        message = Message(type=name, meta=meta, tensors=tensors)
+        return _make_frame((kind, request_id, message, tensor_bytes, frame_bytes))
 
     def _begin_large(self, arrival: _Arrival, payload_length: int, flags: int) -> None:
         """Begin a message of several frames, of which the first has ``payload_length`` bytes."""

@@ -60,8 +60,7 @@ class InboundRequest(Request):
     _charged = False
 
     def __init__(self, link: AnsweringLink, request_id: int, message: Message, cost: int) -> None:
-        self._link = link
-        self.link = link
+        self._link = self.link = link
         self._id = request_id
         self._cost = cost
         self.message = message

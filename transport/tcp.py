@@ -104,9 +104,8 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         self, kind: int, request_id: int, message: Message, release: Release | None, ordered: bool
     ) -> None:
         # The short path, without a large message in progress: one frame in one buffer, and no order to keep.
-        small = None
-        if not self._conversation.queued_bytes:
-            small = self._conversation.encode_small(kind, request_id, message)
+        conversation = self._conversation
+        small = None if conversation.queued_bytes else conversation.encode_small(kind, request_id, message)
         if small is None:
             payload_bytes, frame_bytes = self._transmit_large(kind, request_id, message, release, ordered)
         else:
