@@ -11,10 +11,10 @@ from tests.journey import JOURNEYS, counts_of
 
 PAGE = (Path(__file__).resolve().parents[1] / "ARCHITECTURE.md").read_text()
 CEILINGS = {
-    "push_pull": (96, 26, 702),
-    "worker push": (130, 38, 926),
-    "image group": (72, 36, 304),
-    "map change": (338, 41, 1514),
+    "push_pull": (96, 26, 697),
+    "worker push": (130, 38, 921),
+    "image group": (72, 36, 303),
+    "map change": (338, 41, 1506),
 }
 """Calls, files and lines of each journey. A change that shortens a journey lowers its row, here and in
 ARCHITECTURE.md."""
