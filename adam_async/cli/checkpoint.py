@@ -105,7 +105,7 @@ async def export_checkpoint(
     async with Disk() as disk:
         folder, _, _ = await checkpoints_in(path, disk)
         await disk.run(_check_outside, file, folder)
-        await check_target(file, disk)
+        await check_target(file, "checkpoint export", disk)
         manifest, weights, problems = await load_weights(path, disk)
         for problem in problems:
             terminal.notice(f"an older checkpoint is exported: {problem}")

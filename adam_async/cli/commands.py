@@ -39,6 +39,7 @@ from adam_async.cli.options import (
     to_read,
     value_of,
 )
+from adam_async.cli.printable import EscapingConsole
 from adam_async.cli.running import run_driver, run_in_loop, run_role
 from adam_async.cli.signals import EARLY
 from adam_async.cli.simulate_options import SimulateOptions, check_options
@@ -84,7 +85,7 @@ def run_command(arguments: list[str]) -> int:
         if not {*app.help_flags}.isdisjoint(arguments[: (*arguments, "--").index("--")]):
             # The parser would also show help, after it has resolved all options for their values.
             flags = {*app.help_flags, *app.version_flags}
-            app.help_print([word for word in arguments if word not in flags])
+            app.help_print([word for word in arguments if word not in flags], console=EscapingConsole())
             return 0
         command, bound, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
         return command(*bound.args, **bound.kwargs) or 0

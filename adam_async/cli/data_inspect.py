@@ -95,7 +95,7 @@ async def run_inspection(
     _check(options)
     async with Disk() as disk:
         if options.png is not None:
-            await check_target(options.png, disk)
+            await check_target(options.png, "--png", disk)
         text = None
         if options.transforms is not None:
             text = await read_file(options.transforms, "--transforms", disk)

@@ -56,9 +56,9 @@ async def run_drill(options: DrillOptions, environment: Mapping[str, str], termi
     config = config_of(options)
     figure = new_figure(INCHES) if options.plot is not None else None
     async with Disk() as disk, AsyncExitStack() as stack:
-        for file in (options.json, options.plot):
+        for option, file in (("--json", options.json), ("--plot", options.plot)):
             if file is not None:
-                await check_target(file, disk)
+                await check_target(file, option, disk)
         network, no_network = None, ""
         if "cut" in kinds:
             try:

@@ -4,7 +4,7 @@ Only functions of this file import PyTorch, because other commands must run with
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,13 +29,17 @@ async def run_export(path: Path, options: ExportOptions, terminal: Terminal) -> 
             in PyTorch.
         ModelError: The scores of onnxruntime differ from the network's.
     """
-    targets = [file for file in (options.onnx, options.torch) if file is not None]
+    targets = {
+        option: file
+        for option, file in (("--onnx", options.onnx), ("--torch", options.torch))
+        if file is not None
+    }
     if not targets:
         raise ConfigError("export needs a file to write: --onnx FILE, --torch FILE, or both")
     async with Disk() as disk, ComputePool(threads=1, name="export") as pool:
-        await disk.run(_check_targets, path, targets)
-        for file in targets:
-            await check_target(file, disk)
+        await disk.run(_check_targets, path, targets.values())
+        for option, file in targets.items():
+            await check_target(file, option, disk)
         model = await disk.run(Model.load, path)
         if options.onnx is not None:
             data, lines = await pool.run(_onnx, model)
@@ -50,7 +54,7 @@ async def run_export(path: Path, options: ExportOptions, terminal: Terminal) -> 
     return 0
 
 
-def _check_targets(path: Path, targets: list[Path]) -> None:
+def _check_targets(path: Path, targets: Iterable[Path]) -> None:
     """Check that the command writes no file twice, and does not overwrite the model.
 
     Raises:

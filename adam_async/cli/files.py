@@ -63,14 +63,14 @@ def check_checkpoints(option: str, path: Path) -> None:
         raise ConfigError(f"no checkpoint in {path} can be read: train --checkpoint writes them")
 
 
-async def check_target(file: Path, disk: Disk) -> None:
-    """Make the folder of a result file, and check that the file can be written.
+async def check_target(file: Path, option: str, disk: Disk) -> None:
+    """Make the folder of the result file that an option names, and check that the file can be written.
 
     Raises:
         ConfigError: The folder cannot be made or written to, or the file is no regular file.
     """
-    await disk.run(check_regular, file)
-    await disk.run(make_folder, file.parent)
+    await disk.run(check_regular, file, option)
+    await disk.run(make_folder, file.parent, option)
 
 
 async def announce_existing(file: Path, disk: Disk, terminal: Terminal) -> None:
@@ -79,38 +79,40 @@ async def announce_existing(file: Path, disk: Disk, terminal: Terminal) -> None:
         terminal.notice(f"{file} exists, and is replaced")
 
 
-def check_folder(folder: Path) -> None:
-    """Check that a folder for results can be made or written to. Raises ConfigError: it cannot."""
+def check_folder(folder: Path, option: str) -> None:
+    """Check that the folder that an option names can be made or written to. Raises ConfigError: it cannot."""
     there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     if not os.path.isdir(there):
         what = "it" if there == folder else there
-        raise ConfigError(f"{folder} cannot be made: {what} exists and is no folder; name another")
+        raise ConfigError(f"{option}: {folder} cannot be made: {what} exists and is no folder; name another")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"{folder} cannot be written to")
+        raise ConfigError(f"{option}: the folder {there.absolute()} cannot be written to; name another")
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder for results. Raises ConfigError: the folder cannot be made or written to."""
-    check_folder(folder)
+def make_folder(folder: Path, option: str) -> None:
+    """Make the folder that an option names. Raises ConfigError: it cannot be made or written to."""
+    check_folder(folder, option)
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from None
-    check_folder(folder)
+        raise ConfigError(f"{option}: {folder} cannot be made: {error.strerror or error}") from None
+    check_folder(folder, option)
 
 
-def check_regular(file: Path) -> None:
-    """Check that a result file is absent or a regular file, because the result replaces it.
+def check_regular(file: Path, option: str) -> None:
+    """Check that the result file of an option is absent or a regular file, because the result replaces it.
 
     Raises:
         ConfigError: The file is a folder, a device, a pipe or a link, such as ``/dev/stdout``.
     """
     if os.path.islink(file):
-        raise ConfigError(f"{file} is a link, and a result would replace it; name the file it leads to")
+        raise ConfigError(
+            f"{option}: {file} is a link, and a result would replace it; name the file it leads to"
+        )
     if os.path.isdir(file):
-        raise ConfigError(f"{file} is a folder; name a file in it")
+        raise ConfigError(f"{option}: {file} is a folder; name a file in it")
     if os.path.exists(file) and not os.path.isfile(file):
-        raise ConfigError(f"{file} is no regular file, and a result would replace it; name another file")
+        raise ConfigError(f"{option}: {file} is no regular file, and a result would replace it; name another")
 
 
 async def read_file(path: Path, option: str, disk: Disk) -> str:

@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ConfigError as error:
             print(f"adam-async: {error}", file=sys.stderr)
             return error.exit_code
+        except BrokenPipeError:  # the reader of the output has left: a flush at the end would fail again
+            EARLY.leave(0)
         return 0
     EARLY.install()
     one_blas_thread(os.environ)

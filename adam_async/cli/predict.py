@@ -60,7 +60,7 @@ async def run_prediction(
     captions: list[list[str]] = []
     async with Disk() as disk, ComputePool(threads=1, name="predict") as pool:
         if options.png is not None:
-            await check_target(options.png, disk)
+            await check_target(options.png, "--png", disk)
         model = await disk.run(Model.load, path)
         channels, height, width = _image_shape(model)
         damage = Damage(options.damaged)

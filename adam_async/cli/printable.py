@@ -1,5 +1,7 @@
 """Text of peers and files, safe for a terminal and a log: a function, and a console of ``rich``."""
 
+import errno
+import os
 import re
 from collections.abc import Iterable
 from typing import IO, Any
@@ -56,6 +58,10 @@ class EscapingConsole(Console):
             markup=False,
             emoji=False,
         )
+
+    def on_broken_pipe(self) -> None:
+        """Raise BrokenPipeError: ``rich`` would end the process with code 1, also in a running loop."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def render_str(self, text: str, **how: Any) -> Text:
         """Return a string as text, escaped before a table measures its width."""

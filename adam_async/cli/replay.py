@@ -47,7 +47,7 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
     check_options(options)
     async with Disk() as disk:
         if options.out is not None:
-            await disk.run(make_folder, options.out)
+            await disk.run(make_folder, options.out, "--out")
         step = import_code(options, terminal).step
         recording = await read_record(options.replay, disk, step)
         transforms = recording.header.transforms

@@ -27,7 +27,7 @@ async def run_report(files: tuple[Path, ...], plot: Path | None, terminal: Termi
     async with Disk() as disk:
         runs = [(name, await read_report(file, disk)) for name, file in name_runs(files).items()]
         if plot is not None:
-            await check_target(plot, disk)
+            await check_target(plot, "--plot", disk)
             await write_file(plot, "--plot", [encode(draw(runs), "png")], disk)
     terminal.table(_table(runs))
     return 0

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from adam_async.cli.files import check_regular
+from adam_async.cli.files import check_folder, check_regular
 from adam_async.cli.options import ONLY_ON, LoopName, check_within, options, to_read
 from adam_async.errors import ConfigError
 from adam_async.runtime.machine import usable_cores
@@ -96,20 +96,23 @@ def check_options(options: SimulateOptions) -> None:
         raise ConfigError("--trace is of one run: name it with --seed and one --scenario, or with --plan")
     if options.soak is not None and is_one_run(options):
         raise ConfigError("--soak is for many seeds: leave out --plan and --trace")
-    for file in (options.trace, options.soak):
+    for option, file in (("--trace", options.trace), ("--soak", options.soak)):
         if file is not None:
-            check_regular(file)
-            _check_in_folder(file)
+            check_regular(file, option)
+            _check_in_folder(file, option)
 
 
 def _is_one(scenarios: Sequence[str]) -> bool:
     return len(set(scenarios)) == 1 and "all" not in scenarios
 
 
-def _check_in_folder(file: Path) -> None:
-    """Check that the folder of a result file exists. Raises ConfigError: the folder does not exist."""
+def _check_in_folder(file: Path, option: str) -> None:
+    """Check that the folder of a result file exists. Raises ConfigError: it is absent or read-only."""
     if not os.path.isdir(file.parent):
-        raise ConfigError(f"{file} cannot be written: {file.parent} is no folder; make it, or name another")
+        raise ConfigError(
+            f"{option}: {file} cannot be written: {file.parent} is no folder; make it, or name another"
+        )
+    check_folder(file.parent, option)
 
 
 def is_one_run(options: SimulateOptions) -> bool:

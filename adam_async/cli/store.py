@@ -149,7 +149,7 @@ async def _save(
     name: str, file: Path, options: StoreOptions, environment: Mapping[str, str], terminal: Terminal
 ) -> None:
     async with Disk() as disk:
-        await check_target(file, disk)
+        await check_target(file, "store save", disk)
         await announce_existing(file, disk, terminal)
     token = await read_token(options.token_file, environment, role="reader")
     async with ParameterStore.open(

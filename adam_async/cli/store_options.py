@@ -45,5 +45,5 @@ def check_words(action: Action, name: str | None, file: Path | None, options: St
     if action != "delete" and options.yes:
         raise ConfigError("--yes belongs to store delete: leave it out")
     if file is not None:
-        check_regular(file)
-        check_folder(file.parent)
+        check_regular(file, "store save")
+        check_folder(file.parent, "store save")

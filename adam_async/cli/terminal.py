@@ -5,7 +5,7 @@ import os
 import re
 import select
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TextIO
 
 from rich.table import Table
@@ -63,13 +63,13 @@ class Terminal:
         out.print(table, soft_wrap=False)
 
     def notice(self, text: str) -> None:
-        """Print a line on stderr, quiet or not."""
-        with self._aside():
+        """Print a line on stderr, quiet or not. A pipe without a reader drops the line."""
+        with self._aside(), suppress(BrokenPipeError):
             self.err.print(printable(text))
 
     def error(self, text: str) -> None:
-        """Print an error as one line."""
-        with self._aside():
+        """Print an error as one line. A pipe without a reader drops the line; the exit code stays."""
+        with self._aside(), suppress(BrokenPipeError):
             # Only ASCII: other spaces belong to names of files.
             line = printable(" ".join(re.split(r"[ \t\r\n]+", text.strip())))
             self.err.print(Text(f"adam-async: {line}", style="red"))

@@ -265,9 +265,10 @@ async def _read_contents(
             transforms = resumed.transforms
         announce_imports(resumed_transforms(resumed, transforms), resumed.name, terminal)
     await disk.run(check_results, options)
-    for folder in (options.out, *(file.parent for file in result_files(options))):
-        if folder is not None:
-            await disk.run(make_folder, folder)
+    if options.out is not None:
+        await disk.run(make_folder, options.out, "--out")
+    for option, file in result_files(options).items():
+        await disk.run(make_folder, file.parent, option)
     await announce_replaced(options.out, disk, terminal)
     init = None
     if options.init is not None:

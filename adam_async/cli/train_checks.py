@@ -110,9 +110,10 @@ def check_code(options: TrainOptions) -> tuple[Mapping[str, str], Mapping[str, A
     return layers, args
 
 
-def result_files(options: TrainOptions) -> list[Path]:
-    """Return the files of results that options name."""
-    return [file for file in (options.report, options.profile, options.record) if file is not None]
+def result_files(options: TrainOptions) -> dict[str, Path]:
+    """Return the files of results, by the options that name them."""
+    files = {"--report": options.report, "--profile": options.profile, "--record": options.record}
+    return {option: file for option, file in files.items() if file is not None}
 
 
 def check_results(options: TrainOptions) -> None:
@@ -121,13 +122,13 @@ def check_results(options: TrainOptions) -> None:
     Raises:
         ConfigError: A name belongs to something else, or is below a file.
     """
-    files = result_files(options)
-    for file in files:
-        check_regular(file)
-    folders = (options.out, options.checkpoint, options.store, *(file.parent for file in files))
-    for folder in folders:
+    for option, file in result_files(options).items():
+        check_regular(file, option)
+        check_folder(file.parent, option)
+    folders = {"--out": options.out, "--checkpoint": options.checkpoint, "--store": options.store}
+    for option, folder in folders.items():
         if folder is not None:
-            check_folder(folder)
+            check_folder(folder, option)
 
 
 def check_together(options: TrainOptions, config: Config) -> None:

@@ -356,7 +356,7 @@ def test_a_folder_that_cannot_be_used_is_an_error_before_a_word(tmp_path: Path) 
 
     assert code == 2, output
     assert output.startswith("adam-async: "), output
-    assert "give the controller a folder that it can write to" in output
+    assert f"--dir: {tmp_path / 'file'} cannot be made: it exists and is no folder" in output
 
 
 def test_a_log_of_random_bytes_is_refused_with_code_3_and_left_as_it_is(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ async def run_plan(options: PlanOptions, environment: Mapping[str, str], termina
     conditions = _conditions(options, machine)
     async with Disk() as disk:
         if options.json is not None:
-            await check_target(options.json, disk)
+            await check_target(options.json, "--json", disk)
         network = Network(await _spec(options, disk, environment), kernels="auto")
         found = _tried(network, await _times(network, options), conditions, options, machine)
         best = recommend(found)

@@ -41,7 +41,7 @@ def check_controller(options: ControllerOptions) -> None:
     if options.peers:
         own_peer(read_peers(options.peers), options.id)
     if options.dir is not None:
-        check_folder(options.dir)
+        check_folder(options.dir, "--dir")
 
 
 def check_server(options: ServerOptions) -> None:
@@ -53,7 +53,7 @@ def check_server(options: ServerOptions) -> None:
     if options.copies_bind:
         check_address(options.copies_bind, "--copies-bind")
     if options.dir is not None:
-        check_folder(options.dir)
+        check_folder(options.dir, "--dir")
 
 
 def check_data_server(options: DataServerOptions) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from adam_async.cli.commands import run_command
 from adam_async.cli.files import check_regular, check_target, make_folder, read_file
 from adam_async.errors import ConfigError
 from adam_async.model.toml_text import MOST_TEXT_BYTES
@@ -20,8 +21,10 @@ async def test_a_result_replaces_no_device_and_no_pipe(kind: str, tmp_path: Path
     else:
         os.mknod(file, stat.S_IFSOCK | 0o600)
     async with Disk() as disk:
-        with pytest.raises(ConfigError, match=f"{file} is no regular file, and a result would replace it"):
-            await check_target(file, disk)
+        with pytest.raises(
+            ConfigError, match=f"--report: {file} is no regular file, and a result would replace it"
+        ):
+            await check_target(file, "--report", disk)
 
 
 @pytest.mark.parametrize("target", ["/dev/null", "file", "absent", "/proc/self/fd/1"])
@@ -30,8 +33,8 @@ def test_a_result_replaces_no_link(target: str, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(target)
     for name in (link, Path("/dev/stdout"), Path("/dev/fd/1")):
-        with pytest.raises(ConfigError, match=f"{name} is a link, and a result would replace it"):
-            check_regular(name)
+        with pytest.raises(ConfigError, match=f"--report: {name} is a link, and a result would replace it"):
+            check_regular(name, "--report")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to a pipe", "folder"])
@@ -69,8 +72,8 @@ async def test_a_text_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
 async def test_a_result_may_replace_a_file_or_be_the_first_in_a_new_folder(tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(b"earlier")
     async with Disk() as disk:
-        await check_target(tmp_path / "there", disk)
-        await check_target(tmp_path / "new" / "absent", disk)
+        await check_target(tmp_path / "there", "--png", disk)
+        await check_target(tmp_path / "new" / "absent", "--png", disk)
     assert (tmp_path / "new").is_dir()
 
 
@@ -83,8 +86,46 @@ def test_a_folder_of_results_whose_name_is_taken_is_an_error_with_the_reason(
         folder.write_bytes(b"")
     elif taken == "link to nothing":
         folder.symlink_to("nowhere")
-    with pytest.raises(ConfigError, match=f"^{folder} cannot be made: it exists and is no folder; name"):
-        make_folder(folder)
+    with pytest.raises(
+        ConfigError, match=f"^--out: {folder} cannot be made: it exists and is no folder; name"
+    ):
+        make_folder(folder, "--out")
+
+
+OPTIONS = {
+    *("--report", "--profile", "--record", "--out", "--checkpoint", "--store", "--png", "--onnx", "--torch"),
+    *("--json", "--soak", "--dir"),
+}
+
+READ_ONLY = [
+    *(["train", "--data", "digits", option, "r"] for option in ("--report", "--profile", "--record")),
+    *(["train", "--data", "digits", option, "r/s"] for option in ("--out", "--checkpoint", "--store")),
+    ["predict", "model", "a.png", "--png", "r.png"],
+    ["data", "inspect", "digits", "--png", "r.png"],
+    ["export", "model", "--onnx", "r"],
+    ["export", "model", "--torch", "r"],
+    ["plan", "--json", "r"],
+    ["drill", "--json", "r"],
+    ["simulate", "--soak", "r"],
+    ["controller", "--dir", "r"],
+    ["ps", "--controller", "tcp://127.0.0.1:1", "--dir", "r"],
+    ["store", "save", "net", "r", "--controller", "tcp://127.0.0.1:1"],
+]
+
+
+@pytest.mark.parametrize("words", READ_ONLY, ids=lambda words: " ".join(words))
+def test_the_error_of_a_folder_without_permission_names_the_option(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.png").touch()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    option = "store save" if words[0] == "store" else next(word for word in words if word in OPTIONS)
+    assert run_command(words) == 2
+    told = capfd.readouterr().err
+    assert told == f"adam-async: {option}: the folder {tmp_path} cannot be written to; name another\n"
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])

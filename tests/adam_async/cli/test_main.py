@@ -266,12 +266,12 @@ async def test_a_model_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_for_results_is_made_before_the_work(tmp_path: Path) -> None:
-    make_folder(tmp_path / "a" / "b")
+    make_folder(tmp_path / "a" / "b", "--out")
     (tmp_path / "file").touch()
 
     assert (tmp_path / "a" / "b").is_dir()
     with pytest.raises(ConfigError, match="cannot be made"):
-        make_folder(tmp_path / "file" / "c")
+        make_folder(tmp_path / "file" / "c", "--out")
 
 
 @pytest.mark.parametrize(
@@ -346,6 +346,31 @@ def test_a_broken_pipe_that_is_not_our_output_is_an_error(
     monkeypatch.setattr(commands, "app", app)
     assert commands.run_command([]) == 1
     assert "unexpected BrokenPipeError: a socket" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--version"], 0),
+        (["--help"], 0),
+        (["train", "--help"], 0),
+        (["data", "inspect", "digits"], 0),
+        (["unknown"], 2),
+        (["train", "--epochs", "x"], 2),
+    ],
+)
+def test_a_reader_that_left_ends_a_command_without_a_word_or_an_error_of_its_own(
+    words: list[str], code: int
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        command = [sys.executable, "-m", "adam_async", *words]
+        told = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True)
+        alone = subprocess.run(command, stdout=pipe, stderr=pipe)
+    assert (told.returncode, alone.returncode) == (code, code)
+    assert "Traceback" not in told.stderr
+    assert bool(told.stderr) == bool(code)
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"], ["token", "new"], ["simulate", "--list"]])
