@@ -60,6 +60,7 @@ from adam_async.runtime.kernel_cache import use_kernel_cache
 from adam_async.worker.partition_trainer import PartitionTrainer, Passage, WirePool, partition_graph
 from adam_async.worker.peer_workers import ExpectedBlocks, PeerWorker, PeerWorkerEvents
 from adam_async.worker.reliable_stream import Parcel
+from adam_async.worker.training import Admitted
 from benchmarks.consistency import save
 from dataflow import ComputePool, Engine, EngineSettings, Tag
 from transport import Identity, TcpNetwork
@@ -269,7 +270,7 @@ class Idle(PartitionTrainer):
     def begin(self, context: Context, group: Any) -> Passage:
         """Does nothing: no group is loaded or read."""
         nothing: Any = None
-        return Passage(group, nothing, {}, None)
+        return Passage(Admitted(group, None, 0, None), nothing, {})
 
     def run(self, number: int, context: Context, passage: Passage, received: Sequence[Any]) -> list[Parcel]:
         """See `PartitionTrainer.run`."""

@@ -29,7 +29,7 @@ from adam_async.model.partition.plan import Crossing
 from adam_async.run.config import Config
 from adam_async.worker.push_plan import PushBuffer, PushPlan
 from adam_async.worker.reliable_stream import Parcel
-from adam_async.worker.training import Admitted, GroupTrainer, ThreadScratch, Trained, trained_group
+from adam_async.worker.training import Admitted, GroupTrainer, ThreadScratch, Trained, complete
 from adam_async.worker.weights import Snapshot, WorkerWeights
 from dataflow import Firing, Graph, Node
 
@@ -41,10 +41,9 @@ SendBlock = Callable[[int, Parcel], None]
 class Passage:
     """A group in transit through the partition."""
 
-    group: ImageGroup
+    admitted: Admitted
     read: Snapshot
     arrays: Mapping[str, NDArray[Any]]
-    admitted: Admitted | None
     loss: float = 0.0
     """Mean loss over the group's images, if this partition computes the loss."""
 
@@ -117,17 +116,17 @@ class PartitionTrainer(GroupTrainer):
     def begin(self, context: Context, group: ImageGroup | Admitted) -> Passage:
         """Load a group, and take the snapshot that it reads."""
         # In bsp all groups of a step read the step's snapshot; otherwise each reads the newest copy.
-        admitted = group if isinstance(group, Admitted) else None
-        images = group.group if isinstance(group, Admitted) else group
+        admitted = group if isinstance(group, Admitted) else Admitted(group, None, 0, None)
+        images = admitted.group
         # One snapshot for all segments: all segments of a group must read the same values.
-        read = self._weights.snapshot() if admitted is None or admitted.read is None else admitted.read
+        read = self._weights.snapshot() if admitted.read is None else admitted.read
         lease = images.lease
         # To a partition without input rows, the data server sends only labels.
         pictures = images.images if self._reads_images else None
         if pictures is not None and self._features is not None:
             pictures = pictures.reshape(len(pictures), -1)[:, self._features]
         context.load(pictures, images.labels, dice=self._dice, keys=(lease.epoch, lease.number))
-        return Passage(images, read, read.arrays, admitted)
+        return Passage(admitted, read, read.arrays)
 
     def run(self, number: int, context: Context, passage: Passage, received: Sequence[Any]) -> list[Parcel]:
         """Run one segment with the blocks that it receives; returns its blocks for other workers."""
@@ -174,7 +173,7 @@ class PartitionTrainer(GroupTrainer):
             parts: Partial weight gradients of other workers, in the order of `Partition.sums`.
             scratch: Scratch memory of the thread.
         """
-        lease = passage.group.lease
+        lease = passage.admitted.group.lease
         buffer = self.group_buffers.take()
         buffer.fill(context)
         # A partial gradient is added to a delta, so a tensor with parts from other workers has no factors.
@@ -186,7 +185,8 @@ class PartitionTrainer(GroupTrainer):
         stepped = {}
         if self._local:
             stepped = self._local_step(context, buffer, _scratch(scratch, self), lease, {})
-        return trained_group(lease, passage.loss, buffer, passage.read, stepped, passage.admitted)
+        admitted = passage.admitted
+        return Trained(lease, passage.loss, buffer, passage.read, stepped, admitted.step, admitted.index)
 
     def _add_up(self, buffer: PushBuffer, parts: Sequence[NDArray[Any]]) -> None:
         """Add partial gradients in the order of the workers: ((first + second) + own) + fourth."""
@@ -209,7 +209,7 @@ class PartitionTrainer(GroupTrainer):
         buffer.spread()
 
     def _parcel(self, crossing: int, passage: Passage) -> Parcel:
-        lease = passage.group.lease
+        lease = passage.admitted.group.lease
         buffer_pool = self._buffer_pools[crossing]
         # The last holder returns the buffer: the link, or the stream that may have to send it again.
         flat, tensor = buffer_pool.take(lease.images)
@@ -271,7 +271,7 @@ def partition_graph(
     nodes.append(Node("push", push, inputs=("trained",)))
     if waits_for_pull:
         inputs.append("landed")
-        nodes.append(Node("land", _complete, inputs=("landed",)))
+        nodes.append(Node("land", complete, inputs=("landed",)))
     return Graph(inputs=tuple(inputs), nodes=tuple(nodes))
 
 
@@ -309,7 +309,3 @@ def _summed(trainer: PartitionTrainer) -> Callable[..., Trained]:
         return trainer.finish(firing.context, passage, parts, firing.scratch)
 
     return summed
-
-
-def _complete(firing: Firing, token: None) -> None:
-    """End the tag; the engine frees its slot and context."""

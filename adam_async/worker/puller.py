@@ -21,7 +21,7 @@ from adam_async.messages import Values
 from adam_async.model.network import Trainable
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, ShardTable
-from adam_async.worker.push_plan import MESSAGE_BYTES, MESSAGE_SHARDS, travels_apart
+from adam_async.worker.push_plan import cut_messages
 from adam_async.worker.weights import WorkerWeights
 from transport import BufferPool, RemoteProtocolError
 
@@ -223,26 +223,8 @@ class Puller:
 
     def questions(self, specs: Sequence[ShardSpec]) -> tuple[tuple[str, AnswerLayout], ...]:
         """Group shards into requests: a server, and the layout of its answer."""
-        found: list[tuple[str, list[ShardSpec]]] = []
-        room: dict[str, int] = {}
-        open_: dict[str, list[ShardSpec]] = {}
-        for spec in specs:
-            server = self._buckets[spec.bucket]
-            size = spec.size * self.table.item_bytes
-            group = open_.get(server)
-            # A large tensor of several shards has its own requests, so that its values arrive in place.
-            apart = (
-                group is not None
-                and spec.tensor != group[-1].tensor
-                and any(travels_apart(self.table, tensor) for tensor in (spec.tensor, group[-1].tensor))
-            )
-            if group is None or apart or size > room[server] or len(group) >= MESSAGE_SHARDS:
-                group = open_[server] = []
-                found.append((server, group))
-                room[server] = MESSAGE_BYTES
-            group.append(spec)
-            room[server] -= size
-        return tuple((server, self.layout_of(group)) for server, group in found)
+        cut = cut_messages(specs, self._buckets, self.table)
+        return tuple((server, self.layout_of(group)) for server, group in cut)
 
     def layout_of(self, specs: Sequence[ShardSpec]) -> AnswerLayout:
         """Plan the answer with the values of some shards, in this order."""

@@ -158,40 +158,35 @@ def plan_pushes(
         for p in network.trained
         if p.name in ours
     }
-    by_server: dict[str, list[ShardSpec]] = {}
-    ticked: dict[str, list[ShardId]] = {}
-    frozen: dict[str, list[ShardId]] = {}
-    read_only: list[ShardSpec] = []
-    for spec in table.shards:
-        if spec.tensor in ours:
-            ticked.setdefault(buckets[spec.bucket], []).append(spec.id)
-        if spec.tensor in protocols:
-            by_server.setdefault(buckets[spec.bucket], []).append(spec)
-        elif spec.tensor in ours:
-            frozen.setdefault(buckets[spec.bucket], []).append(spec.id)
-        elif spec.tensor not in network.frozen:
-            read_only.append(spec)
+    mine = [spec for spec in table.shards if spec.tensor in ours]
+    pushed = [spec for spec in mine if spec.tensor in protocols]
     messages = [
         _message(server, group, protocols, table)
-        for server in sorted(by_server)
-        for group in _split(by_server[server], protocols, table)
+        for server, group in cut_messages(pushed, buckets, table, protocols)
     ]
     return PushPlan(
         messages=tuple(messages),
         protocols=protocols,
         images=images,
         factor_rows={name: factorable[name] for name, it in protocols.items() if it.chosen == "factors"},
-        ticked=cut_shards(ticked),
-        silent=cut_shards(frozen),
-        read_only=tuple(read_only),
+        ticked=cut_shards(mine, buckets),
+        silent=cut_shards([spec for spec in mine if spec.tensor not in protocols], buckets),
+        read_only=tuple(s for s in table.shards if s.tensor not in ours and s.tensor not in network.frozen),
     )
 
 
-def cut_shards(by_server: Mapping[str, Sequence[ShardId]]) -> ServerShards:
-    """Cut the shards of each server into lists for messages that only name shards, server by server."""
+def _by_server(specs: Iterable[ShardSpec], buckets: Sequence[str]) -> list[tuple[str, list[ShardSpec]]]:
+    found: dict[str, list[ShardSpec]] = {}
+    for spec in specs:
+        found.setdefault(buckets[spec.bucket], []).append(spec)
+    return sorted(found.items())
+
+
+def cut_shards(specs: Iterable[ShardSpec], buckets: Sequence[str]) -> ServerShards:
+    """Cut shards into lists for messages that only name shards, server by server."""
     return tuple(
-        (server, tuple(shards[at : at + MESSAGE_SHARDS]))
-        for server, shards in sorted(by_server.items())
+        (server, tuple(spec.id for spec in shards[at : at + MESSAGE_SHARDS]))
+        for server, shards in _by_server(specs, buckets)
         for at in range(0, len(shards), MESSAGE_SHARDS)
     )
 
@@ -205,28 +200,34 @@ def travels_apart(table: ShardTable, tensor: str) -> bool:
     return (shards[-1].stop - shards[0].start) * table.item_bytes > MESSAGE_BYTES
 
 
-def _split(
-    specs: Sequence[ShardSpec], protocols: Mapping[str, ProtocolChoice], table: ShardTable
-) -> list[list[ShardSpec]]:
-    """Group one server's shards into messages by the bytes of their values, which a pull returns.
+def cut_messages(
+    specs: Iterable[ShardSpec],
+    buckets: Sequence[str],
+    table: ShardTable,
+    protocols: Mapping[str, ProtocolChoice] | None = None,
+) -> list[tuple[str, list[ShardSpec]]]:
+    """Cut shards into messages by the bytes of their values, server by server.
 
     Large tensors of several shards have their own messages, so that values arrive in place. Shards of one
     tensor that is sent as factors stay together, so the activations are sent once.
+
+    Args:
+        protocols: Protocol of each tensor, if gradients travel in the messages.
     """
-    groups: list[list[ShardSpec]] = []
-    kept: tuple[object, ...] = ()
-    room = 0
-    for spec in specs:
-        key = (spec.tensor,) if travels_apart(table, spec.tensor) else ()
-        whole = len(table.by_tensor[spec.tensor]) > 1 and protocols[spec.tensor].chosen == "factors"
-        size = spec.size * table.item_bytes
-        full = (size > room and not whole) or (groups and len(groups[-1]) >= MESSAGE_SHARDS)
-        if not groups or key != kept or full:
-            groups.append([])
-            kept, room = key, MESSAGE_BYTES
-        groups[-1].append(spec)
-        room -= size
-    return groups
+    messages: list[tuple[str, list[ShardSpec]]] = []
+    for server, shards in _by_server(specs, buckets):
+        kept, room = None, 0
+        for spec in shards:
+            key = spec.tensor if travels_apart(table, spec.tensor) else ""
+            several = protocols is not None and len(table.by_tensor[spec.tensor]) > 1
+            stays = several and protocols is not None and protocols[spec.tensor].chosen == "factors"
+            size = spec.size * table.item_bytes
+            if key != kept or (size > room and not stays) or len(messages[-1][1]) >= MESSAGE_SHARDS:
+                messages.append((server, []))
+                kept, room = key, MESSAGE_BYTES
+            messages[-1][1].append(spec)
+            room -= size
+    return messages
 
 
 def _message(
@@ -262,10 +263,10 @@ def _message(
 class _Fill:
     """The arrays from which one message of a push buffer is filled."""
 
-    deltas: list[tuple[str, NDArray[Any]]]
-    pieces: list[tuple[NDArray[Any], NDArray[Any]]]
-    inputs: list[tuple[str, NDArray[Any]]]
-    errors: list[tuple[str, NDArray[Any], list[slice]]]
+    deltas: list[tuple[str, NDArray[Any]]] = field(default_factory=list)
+    pieces: list[tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=list)
+    inputs: list[tuple[str, NDArray[Any]]] = field(default_factory=list)
+    errors: list[tuple[str, NDArray[Any], list[slice]]] = field(default_factory=list)
 
 
 EARLY_BYTES = 256 << 10
@@ -336,39 +337,26 @@ class PushBuffer:
         self._dtype = network.dtype
         self._flat: list[NDArray[Any]] = []
         """The concatenated deltas of each message."""
-        self._deltas: list[tuple[str, NDArray[Any]]] = []
-        self._pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []
         self._inputs: dict[str, NDArray[Any]] = {}
-        self._errors: list[tuple[str, NDArray[Any], list[slice]]] = []
         self._tensors: list[list[tuple[NDArray[Any], int]]] = []
         """Tensors of each message, with the rows of factors for each image; 0 for deltas."""
         self._shares: list[tuple[str, NDArray[Any]]] = []
         """Tensor and memory of each shard that is sent as a delta."""
         self._apart: dict[str, NDArray[Any]] = {}
         """Whole deltas of tensors whose shards are in several messages."""
-        self._fills: list[_Fill] = []
+        self._fills = [_Fill() for _ in plan.messages]
         """Arrays of each message, in the order of the plan."""
-        for message in plan.messages:
+        for message, fill in zip(plan.messages, self._fills, strict=True):
             self._tensors.append([])
-            before = len(self._deltas), len(self._pieces), len(self._inputs), len(self._errors)
             for part in message.parts:
-                if part.factors:
-                    self._add_factors(part)
-                else:
-                    self._add_deltas(part)
-            deltas, pieces, inputs, errors = before
-            self._fills.append(
-                _Fill(
-                    self._deltas[deltas:],
-                    self._pieces[pieces:],
-                    list(self._inputs.items())[inputs:],
-                    self._errors[errors:],
-                )
-            )
+                add = self._add_factors if part.factors else self._add_deltas
+                add(part, fill)
+        self._deltas = {name: delta for fill in self._fills for name, delta in fill.deltas}
+        self._errors = [errors for fill in self._fills for errors in fill.errors]
         self._full = [[tensor for tensor, _ in tensors] for tensors in self._tensors]
         """Tensors of each message of a buffer with its full number of images."""
 
-    def _add_deltas(self, part: PushPart) -> None:
+    def _add_deltas(self, part: PushPart, fill: _Fill) -> None:
         apart = self._apart
         flat = np.zeros(sum(shard.size for shard in part.shards), self._dtype)
         self._flat.append(flat)
@@ -383,24 +371,25 @@ class PushBuffer:
             self._shares.append((shard.tensor, piece))
             if sizes[shard.tensor] == size:  # the message has all shards of the tensor, in order
                 if not shard.start:
-                    self._deltas.append((shard.tensor, flat[at : at + size].reshape(shape)))
+                    fill.deltas.append((shard.tensor, flat[at : at + size].reshape(shape)))
                 at += shard.size
                 continue
             at += shard.size
             if shard.tensor not in apart:
                 apart[shard.tensor] = np.zeros(shape, self._dtype)
-                self._deltas.append((shard.tensor, apart[shard.tensor]))
-            self._pieces.append((piece, apart[shard.tensor].reshape(-1)[shard.start : shard.stop]))
+                fill.deltas.append((shard.tensor, apart[shard.tensor]))
+            fill.pieces.append((piece, apart[shard.tensor].reshape(-1)[shard.start : shard.stop]))
 
-    def _add_factors(self, part: PushPart) -> None:
+    def _add_factors(self, part: PushPart, fill: _Fill) -> None:
         tensor = part.shards[0].tensor
         row = part.shards[0].row_size
         each = self._rows[tensor]
         if tensor not in self._inputs:
             self._inputs[tensor] = np.zeros((row, self._capacity * each), self._dtype)
+            fill.inputs.append((tensor, self._inputs[tensor]))
         rows = sum(shard.size for shard in part.shards) // row
         errors = np.zeros((rows, self._capacity * each), self._dtype)
-        self._errors.append((tensor, errors, [shard.rows for shard in part.shards]))
+        fill.errors.append((tensor, errors, [shard.rows for shard in part.shards]))
         self._tensors[-1] += [(self._inputs[tensor], each), (errors, each)]
 
     def fill(self, context: Any) -> None:
@@ -507,7 +496,4 @@ class PushBuffer:
 
     def delta(self, tensor: str) -> NDArray[Any] | None:
         """Return the delta of a whole tensor after `fill`; None for a tensor sent as factors."""
-        for name, delta in self._deltas:
-            if name == tensor:
-                return delta
-        return None
+        return self._deltas.get(tensor)

@@ -20,8 +20,7 @@ from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.puller import Landing, Puller
 from adam_async.worker.push_plan import PushBuffer, PushPlan, ServerShards
 from adam_async.worker.replay_log import ReadLog
-from adam_async.worker.training import GroupTrainer, Trained
-from adam_async.worker.training_mode import OnStep
+from adam_async.worker.training import GroupTrainer, OnStep, Trained
 from adam_async.worker.weights import Snapshot, TensorCopy
 
 

@@ -18,18 +18,6 @@ uninterrupted one. A push of clock p waits until the values of clock p - 1 are i
 can have a later clock, so each replica gets the values of each clock.
 """
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class StepPosition:
-    """Position of a group in the steps of its replica."""
-
-    step: int
-    """Number of the step: the replica's clock before the step."""
-    index: int
-    """Position of the group among the groups of the step."""
-
 
 class ReplicaClock:
     """Adds groups to steps, and decides the values that a step may read.
@@ -85,9 +73,9 @@ class ReplicaClock:
         """Return whether a complete step may be pushed after the values of clock `landed`."""
         return landed >= step if self.synchronous else True
 
-    def join(self) -> StepPosition:
-        """Add the next group to a step."""
-        position = StepPosition(self.step, self.groups)
+    def join(self) -> tuple[int, int]:
+        """Add the next group to a step; returns the number of the step, and the group's position in it."""
+        position = self.step, self.groups
         self.groups += 1
         if self.groups == self.push_every:
             self.step += 1

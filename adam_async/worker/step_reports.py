@@ -14,7 +14,7 @@ from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardTable
 from adam_async.worker.in_place_step import TrainedInPlace
 from adam_async.worker.push_plan import cut_shards
-from adam_async.worker.training_mode import OnStep
+from adam_async.worker.training import OnStep
 
 STEPS = 8
 """Number of steps of a full report."""
@@ -73,13 +73,9 @@ class StepReports:
         """Clock of the replica's last step; before the first step, the clock from the servers."""
         self._groups: list[TrainedInPlace] = []
         tensors = [spec.tensor for spec in table.shards]
-        by_server: dict[str, list[ShardId]] = {}
-        for spec in table.shards:
-            if spec.tensor not in frozen:
-                by_server.setdefault(buckets[spec.bucket], []).append(ShardId(spec.id))
         self._parts = [
             _Part(server, shards, tuple(tensors[shard] for shard in shards))
-            for server, shards in cut_shards(by_server)
+            for server, shards in cut_shards((s for s in table.shards if s.tensor not in frozen), buckets)
         ]
 
     def start(self, clock: int) -> None:

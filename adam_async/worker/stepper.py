@@ -145,9 +145,9 @@ class Stepper:
         """Add the next group to the open step, or to a new one; returns also the group's position in it."""
         clock, step = self._clock, self._open
         needed = clock.needs if clock.bounded else 0
-        position = clock.join()
+        number, index = clock.join()
         if step is None:
-            step = self._open = Step(self._pusher, position.step, self._epoch, needed)
+            step = self._open = Step(self._pusher, number, self._epoch, needed)
             if clock.synchronous:
                 step.read = self._read_of(needed)
             if clock.bounded:
@@ -155,7 +155,7 @@ class Stepper:
         step.joined += 1
         if not clock.groups:
             step.closed, self._open = True, None
-        return step, position.index
+        return step, index
 
     def _read_of(self, needed: int) -> Snapshot:
         # Steps open in order of their clocks, so no later step reads an older snapshot.
@@ -335,13 +335,13 @@ class Stepper:
         clock, pusher = self._clock, self._pusher
         self.sent = step.number + 1
         on_landed = step.on_landed
+        # In bsp the answer to a push has no sum yet; a clock-bound pull follows the step.
+        pulls = not clock.synchronous and self.sent % clock.pull_every == 0
         if clock.bounded:
             # Frozen layers have no gradients. Without a tick their shards would hold the clock back.
             pusher.tick(pusher.plan.silent, self.sent, step.epoch)
             on_landed = partial(self._pulled, on_landed)
-        # In bsp the answer to a push has no sum yet; a clock-bound pull follows the step.
-        pulls = not clock.synchronous and self.sent % clock.pull_every == 0
-        self._landings += pulls
+            self._landings += pulls
         pusher.begin(step, self.sent, pulls=pulls, on_landed=on_landed)
 
     def _send(self, step: Step) -> None:

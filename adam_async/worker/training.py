@@ -71,18 +71,8 @@ OnSection = Callable[[int, Tag, Trained | None], None]
 or None if the messages of the group are sent all at once."""
 
 
-def trained_group(
-    lease: Lease,
-    loss: float,
-    buffer: PushBuffer,
-    read: Snapshot,
-    stepped: dict[str, TensorCopy],
-    admitted: Admitted | None,
-) -> Trained:
-    """Return the result of a group, which has its step already if it was admitted to one."""
-    if admitted is None:
-        return Trained(lease, loss, buffer, read, stepped)
-    return Trained(lease, loss, buffer, read, stepped, admitted.step, admitted.index)
+OnStep = Callable[[int, Sequence[Lease]], None]
+"""Function that takes a step just before its push to the servers: its clock, and its groups' leases."""
 
 
 class ThreadScratch:
@@ -167,16 +157,18 @@ class GroupTrainer:
 
     def train(self, firing: Firing, group: ImageGroup) -> Trained:
         """Run forward, backward, gradients and local step, on the current values."""
-        return self._train(firing, group, self._weights.snapshot(), None)
+        return self._train(firing, group, self._weights.snapshot())
 
     def train_admitted(self, firing: Firing, admitted: Admitted) -> Trained:
         """Do the work of `train` for an admitted group, on `Admitted.read` or else on the current values."""
         read = self._weights.snapshot() if admitted.read is None else admitted.read
-        return self._train(firing, admitted.group, read, admitted)
+        return self._train(firing, admitted.group, read, admitted.step, admitted.index)
 
     # The loss and the refused pushes show a diverging run; a warning per group would not add information.
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
-    def _train(self, firing: Firing, group: ImageGroup, read: Snapshot, admitted: Admitted | None) -> Trained:
+    def _train(
+        self, firing: Firing, group: ImageGroup, read: Snapshot, step: Any = None, index: int = 0
+    ) -> Trained:
         context = firing.context
         lease = group.lease
         context.load(group.images, group.labels, dice=self._dice, keys=(lease.epoch, lease.number))
@@ -184,7 +176,7 @@ class GroupTrainer:
         loss = self._network.forward(arrays, context)
         if len(self._sections) > 1:
             if context.images == self._group_images:
-                trained = trained_group(lease, loss, self.group_buffers.take(), read, {}, admitted)
+                trained = Trained(lease, loss, self.group_buffers.take(), read, {}, step, index)
                 self._train_back(firing.tag, context, trained)
                 return trained
             # A short group is sent at once, but the graph of the tag waits for its sections.
@@ -198,7 +190,7 @@ class GroupTrainer:
             buffer.scale_all(buffer.images / self._group_images)
         scaled = self._scale(buffer, read, lease) if self._scaling is not None else {}
         stepped = self._local_step(context, buffer, firing.scratch, lease, scaled) if self._local else {}
-        return trained_group(lease, loss, buffer, read, stepped, admitted)
+        return Trained(lease, loss, buffer, read, stepped, step, index)
 
     def _train_back(self, tag: Tag, context: Context, trained: Trained) -> None:
         """Run the backward pass section by section; messages of a finished section may be sent."""
@@ -284,9 +276,9 @@ def replica_graph(
         nodes.append(Node(f"leave-{number}", leave, inputs=(inputs[-1],)))
     if waits_for_pull:
         inputs.append("landed")
-        nodes.append(Node("land", _complete, inputs=("landed",)))
+        nodes.append(Node("land", complete, inputs=("landed",)))
     return Graph(inputs=tuple(inputs), nodes=tuple(nodes))
 
 
-def _complete(firing: Firing, token: None) -> None:
+def complete(firing: Firing, token: None) -> None:
     """End the tag; the engine frees its slot and context."""

@@ -9,17 +9,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from adam_async.client.parameter_client import ParameterClient
-from adam_async.data_server.client import ImageGroup
-from adam_async.messages import Finished, Lease
+from adam_async.messages import Finished
 from adam_async.model.context import Context
 from adam_async.run.config import Config
 from adam_async.run.shard_table import ShardTable
 from adam_async.worker.statistics import WorkerStatistics
-from adam_async.worker.training import Admitted, OnSection
+from adam_async.worker.stepper import Stepper
+from adam_async.worker.training import OnSection, OnStep
 from dataflow import Graph, Tag
-
-OnStep = Callable[[int, Sequence[Lease]], None]
-"""Function that takes a step just before its push to the servers: its clock, and its groups' leases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,33 +46,11 @@ class ModeSetup:
     events: GroupEvents
 
 
-class AdmissionGate(Protocol):
-    """Admits a group only if the copy has the values that the group may read."""
-
-    def opens_for(self, group: ImageGroup) -> bool:
-        """Return whether the next group may be admitted; in either case apply its sync clock."""
-        ...
-
-    def admit(self, group: ImageGroup) -> Admitted:
-        """Admit the group; returns the value to train in its place."""
-        ...
-
-    async def wait(self) -> None:
-        """Wait for an event that may open the gate. Cancelling it loses nothing.
-
-        Raises:
-            DeadlineExceeded: The slowest clock has not advanced for `waits.clock_s`; the error names the
-                slower replicas.
-            RunFailed: Servers sent the values of another clock.
-        """
-        ...
-
-
 class TrainingMode(Protocol):
     """Turns image groups into steps of the run; `CopyMode`, `PartitionMode` and `InPlaceMode` are modes."""
 
     @property
-    def gate(self) -> AdmissionGate | None:
+    def gate(self) -> Stepper | None:
         """The gate that admits groups; None if replicas do not wait for each other's clocks."""
         ...
 

@@ -10,7 +10,7 @@ from adam_async.model.named import mlp
 from adam_async.model.network import Network
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
-from adam_async.worker import puller, push_plan
+from adam_async.worker import push_plan
 from adam_async.worker.push_plan import PushBuffer, plan_pushes, plan_sections
 from tests.adam_async.exactness.serial import RULES, assert_close, assert_equal_bits, lockstep_sgd
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
@@ -23,8 +23,7 @@ DEEP = mlp((64, 40, 40, 40, 10), input_shape=(1, 8, 8), name="deep")
 @pytest.fixture
 def apart(monkeypatch):
     """Let each of the large tensors have messages of its own."""
-    for module in (push_plan, puller):
-        monkeypatch.setattr(module, "MESSAGE_BYTES", 12 << 10)
+    monkeypatch.setattr(push_plan, "MESSAGE_BYTES", 12 << 10)
 
 
 @pytest.fixture

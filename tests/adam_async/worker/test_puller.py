@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from adam_async.run.ids import ShardId
-from adam_async.worker import puller as pulls
-from adam_async.worker import push_plan as updates
+from adam_async.worker import push_plan
 from adam_async.worker.puller import Landing, Puller
 from adam_async.worker.push_plan import travels_apart
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, servers_of, until
@@ -47,9 +46,8 @@ async def test_a_pull_brings_every_tensor_as_the_servers_have_it(network, shardi
 
 
 async def test_questions_name_every_shard_once_and_keep_tensors_too_large_for_a_message_apart(monkeypatch):
-    for module in (pulls, updates):
-        monkeypatch.setattr(module, "MESSAGE_BYTES", 8 << 10)
-    monkeypatch.setattr(pulls, "MESSAGE_SHARDS", 3)
+    monkeypatch.setattr(push_plan, "MESSAGE_BYTES", 8 << 10)
+    monkeypatch.setattr(push_plan, "MESSAGE_SHARDS", 3)
     async with servers_of(NETWORKS["local"](), servers=2, shard_bytes=2 << 10) as servers:
         puller = servers.client().puller
         questions = puller.questions(servers.table.shards)

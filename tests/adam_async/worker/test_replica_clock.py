@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adam_async.worker.replica_clock import ReplicaClock, StepPosition
+from adam_async.worker.replica_clock import ReplicaClock
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Replica:
     """All clocks of which it has had the values; it keeps those that it still needs."""
     said: int = 0
     steps: dict[int, Step] = field(default_factory=dict)
-    running: list[StepPosition] = field(default_factory=list)
+    running: list[tuple[int, int]] = field(default_factory=list)
     asked: int | None = None
     sync_clock: bool = False
 
@@ -91,19 +91,20 @@ class World:
 
     def admit(self, replica):
         needed, position = replica.clock.needs, replica.clock.join()
-        if not position.index:
-            assert position.step - self.slowest <= self.slack or self.synchronous
-            replica.steps[position.step] = Step(needed)
-        step = replica.steps[position.step]
+        number, index = position
+        if not index:
+            assert number - self.slowest <= self.slack or self.synchronous
+            replica.steps[number] = Step(needed)
+        step = replica.steps[number]
         step.groups += 1
         step.closed = not replica.clock.groups
         replica.running.append(position)
         replica.epochs[self.epoch] -= 1
-        self.reads.append((position.step, needed if self.synchronous else replica.values))
+        self.reads.append((number, needed if self.synchronous else replica.values))
 
     def train(self, replica, position):
         replica.running.remove(position)
-        replica.steps[position.step].trained += 1
+        replica.steps[position[0]].trained += 1
 
     def sync(self, replica):
         replica.sync_clock = True
@@ -184,20 +185,14 @@ def clock_of(**options):
 def test_groups_fill_steps_in_the_order_in_which_they_come():
     clock = clock_of(start=7, push_every=2)
     positions = [clock.join() for _ in range(5)]
-    assert [(position.step, position.index) for position in positions] == [
-        (7, 0),
-        (7, 1),
-        (8, 0),
-        (8, 1),
-        (9, 0),
-    ]
+    assert positions == [(7, 0), (7, 1), (8, 0), (8, 1), (9, 0)]
 
 
 def test_a_step_ends_short_at_a_sync_clock():
     clock = clock_of()
-    assert clock.join() == StepPosition(0, 0)
+    assert clock.join() == (0, 0)
     assert clock.sync_at(4)
-    assert clock.join() == StepPosition(4, 0)
+    assert clock.join() == (4, 0)
     assert clock_of().sync_at(2) is False, "no step was being filled"
 
 
