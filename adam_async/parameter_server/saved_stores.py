@@ -144,13 +144,18 @@ class SavedStores:
         ids = {store.id for store in cluster.stores.values()}
         # Between distant versions a client may have replaced a failed store, to read its states, and left.
         is_next = cluster.version == before.version + 1
-        return [
-            found
-            for name, store in before.stores.items()
-            if not store.program and store.id not in ids
-            if store.phase == "open" or (store.phase == "failed" and is_next and name not in cluster.stores)
-            if (found := self._disk.find(store.id)) is not None
-        ]
+        found: list[StoreDisk] = []
+        for name, store in before.stores.items():
+            if store.program or store.id in ids:
+                continue
+            if store.phase == "open" and before.pushers(store):
+                # Until a restored store is whole on the disks, the one that it replaces is there too.
+                found += [each for each in self._disk.of_name(name) if each.id not in ids]
+            elif store.phase == "open" or (
+                store.phase == "failed" and is_next and name not in cluster.stores
+            ):
+                found += [each for each in self._disk if each.id == store.id]
+        return found
 
     async def end(self) -> None:
         """Write the last changes of all stores, at the end of the server."""

@@ -82,3 +82,24 @@ async def test_local_clients_that_pass_one_name_share_a_store() -> None:
     ):
         await one.assign({"w": np.full(2, 3.0)})
         assert (await other.pull())["w"].tolist() == [3.0] * 2
+
+
+async def test_a_deleted_store_does_not_come_back_from_the_store_that_it_was_restored_from(
+    tmp_path: Path,
+) -> None:
+    async with ParameterStore.open("local", {"w": np.ones(3)}, name="model", dir=tmp_path) as store:
+        await store.push({"w": np.ones(3)})
+    async with ParameterStore.open("local", name="model", dir=tmp_path) as store:
+        await store.delete()
+    async with ParameterStore.open("local", {"w": np.zeros(3)}, name="model", dir=tmp_path) as store:
+        np.testing.assert_array_equal((await store.pull())["w"], np.zeros(3))
+
+
+async def test_a_deletion_leaves_stores_of_other_names_on_the_disk(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        async with ParameterStore.open("local", {"w": np.ones(3)}, name=name, dir=tmp_path):
+            pass
+    async with ParameterStore.open("local", name="one", dir=tmp_path) as store:
+        await store.delete()
+    async with ParameterStore.open("local", name="two", dir=tmp_path) as store:
+        np.testing.assert_array_equal((await store.pull())["w"], np.ones(3))
