@@ -24,7 +24,15 @@ from adam_async.run.config import Waits
 from adam_async.run.primary import Primary
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Channel, Endpoint, wait_set
-from transport import DialFailed, Link, ProtocolError, RemoteError, TransportError, WouldBlock
+from transport import (
+    DialFailed,
+    Link,
+    LocalProtocolError,
+    ProtocolError,
+    RemoteError,
+    TransportError,
+    WouldBlock,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -231,7 +239,10 @@ class BundleConnection(Session):
                 push.reading -= 1
             if isinstance(error, WouldBlock):
                 return False
-            self._trouble.set()
+            if isinstance(error, LocalProtocolError):
+                self.fail(error)  # no other link would take the message
+            else:
+                self._trouble.set()
         return True
 
     def refused(self, exchange: Exchange, error: TransportError | None) -> None:

@@ -26,7 +26,7 @@ from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, 
 from adam_async.run.config import Waits
 from adam_async.run.group_limits import GroupLimits
 from adam_async.runtime.channel import Channel, Endpoint, wait_set
-from transport import DialFailed, Link, RemoteProtocolError, TransportError
+from transport import DialFailed, Link, LocalProtocolError, RemoteProtocolError, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -187,6 +187,8 @@ class DataClient:
         """
         try:
             await work(link)
+        except LocalProtocolError:
+            raise  # no other link would take the message
         except TransportError as error:
             logger.info("%s: link to the data server broke: %s", self._identity.node, error)
             # A server with impossible answers is replaced, like a silent server.

@@ -39,7 +39,15 @@ from adam_async.run.cluster_map import ClusterMap, LedgerRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.channel import Channel, Endpoint
 from adam_async.runtime.clock import Timer
-from transport import Identity, Link, RemoteProtocolError, Request, RetrySchedule, TransportError
+from transport import (
+    Identity,
+    Link,
+    LocalProtocolError,
+    RemoteProtocolError,
+    Request,
+    RetrySchedule,
+    TransportError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -382,6 +390,8 @@ class LedgerService:
             return
         try:
             await work(link, peer)
+        except LocalProtocolError:
+            raise  # no other link would take the message
         except TransportError as error:
             logger.info("%s: link to %s broke: %s", self._identity.node, channel.peer, error)
         finally:

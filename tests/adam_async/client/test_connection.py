@@ -33,7 +33,7 @@ from adam_async.run.store_record import RuleRecord, StoreRecord
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, PATIENT, Call, address_of, turns, until
-from transport import Identity
+from transport import Identity, LocalProtocolError
 
 STORE, HOME, SHARD = "store-1", "ps-0", ShardId(0)
 SHORT = msgspec.structs.replace(PATIENT, patience_s=0.05)
@@ -136,13 +136,13 @@ class Room:
     def connection(self):
         return self.client.connections[HOME]
 
-    def push(self, count=1):
+    def push(self, count=1, *, dtype=np.float32):
         for _ in range(count):
             number = self.connection.numbers.last((SHARD,))[0] + 1
             step = StepPush(
                 parts=(Part(False, 1),),
                 shards=(SHARD,),
-                tensors=(np.ones(1, np.float32),),
+                tensors=(np.ones(1, dtype),),
                 versions=(0,),
                 own_applied=(0,),
                 clock=number,
@@ -433,3 +433,16 @@ async def test_a_release_on_another_thread_is_noted_on_the_loop():
         assert room.freed == []
         await asyncio.to_thread(exchange.released)
         await until(lambda: room.freed == [1])
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("is_linked", [True, False])
+async def test_a_push_that_no_link_can_take_ends_the_client_with_its_own_error(network, is_linked):
+    with pytest.raises(LocalProtocolError, match="tensor-dtype"):
+        async with room_of(NETWORKS[network]()) as room:
+            if is_linked:
+                room.push()
+                await room.client.flush()
+            room.push(dtype=np.complex64)
+            await asyncio.get_running_loop().create_future()
+    assert len(room.first.links) == 1

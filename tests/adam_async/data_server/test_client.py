@@ -14,7 +14,7 @@ from adam_async.run.group_limits import GroupLimits
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, PATIENT, address_of, turns, until
-from transport import Identity
+from transport import Identity, LocalProtocolError
 
 AHEAD = 4
 LIMITS = GroupLimits(images=2, pixels=9, classes=1000, epochs=1, train_images=999)
@@ -378,3 +378,16 @@ async def test_after_an_impossible_answer_the_next_server_is_asked():
             servers[0].asked.pop()[1].reply(pack(Groups(leases=(LEASE,)), [PIXELS, LABELS - 1]))
             await servers[1].grant(1)
             assert (await take(client))[0].lease == LEASE
+
+
+async def test_a_report_that_no_link_can_take_ends_the_client_with_its_own_error(network):
+    with pytest.raises(LocalProtocolError, match="cannot be encoded"):
+        try:
+            async with client_of(network) as (client, server):
+                await server.grant(last=True)
+                (group,) = await take(client)
+                client.finished(msgspec.structs.replace(finished(group), images=1 << 70))
+                await asyncio.get_running_loop().create_future()
+        except ExceptionGroup as errors:
+            raise first_cause(errors) from None
+    assert len(server.links) == 1
