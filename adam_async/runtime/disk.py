@@ -359,16 +359,23 @@ class Disk:
         """Replace a file by the concatenation of `parts`, all or nothing; durable on return.
 
         Missing folders are made, as by `make_folder`. A failed write removes its partial file.
+
+        Raises:
+            IsADirectoryError: The path is a folder, or empty.
         """
+        if await self.run(path.is_dir):
+            raise IsADirectoryError(errno.EISDIR, "a file is needed, and this is a folder", str(path))
         aside = path.with_name(name_beside(path.name, f".{os.getpid()}.aside"))
         async with self._writing:
             await self.run(_make_folder, path.parent, self._folder_mode)
             try:
                 written = await self._write(aside, parts)
                 await self.run(_rename_durably, aside, path)
-            except BaseException:
+            except BaseException as error:
                 # Queued, not awaited: a cancelled task must not wait again, and the thread keeps order.
                 self._executor.submit(_remove_if_there, aside)
+                if isinstance(error, OSError) and str(error.filename) == str(aside):
+                    error.filename = str(path)  # the caller does not know the temporary file
                 raise
         self._count_write(written)
 

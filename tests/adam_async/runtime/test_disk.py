@@ -465,3 +465,20 @@ async def test_any_other_error_of_a_sync_is_an_error(tmp_path: Path, monkeypatch
             await disk.sync_folder(tmp_path)
         with pytest.raises(OSError, match="failed"):
             await disk.write_down(tmp_path / "file", [b"content"])
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs the folder /proc of Linux")
+async def test_an_error_of_a_write_names_the_file_and_not_the_temporary_one() -> None:
+    async with Disk() as disk:
+        with pytest.raises(OSError, match=r"'/proc/model'$"):
+            await disk.write_atomic(Path("/proc/model"), [b"content"])
+
+
+async def test_a_folder_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    async with Disk() as disk:
+        await disk.make_folder(folder)
+        with pytest.raises(IsADirectoryError, match=f"this is a folder: '{folder}'"):
+            await disk.write_atomic(folder, [b"content"])
+        assert await disk.names(tmp_path) == ["folder"]
+        assert await disk.names(folder) == []
