@@ -46,6 +46,13 @@ LOST_STORE = f"{_ONLY_COPY}; {_RECREATE}"
 """Text on the consequence of a lost parameter server for a store of clients."""
 
 
+def check_flags(**flags: object) -> None:
+    """Raise ConfigError for the first of some arguments that is neither True nor False."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} is True or False, not {value!r:.80}")
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 array``, ``2 arrays``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, check_flags
 from adam_async.run.store_record import DTYPES
 
 
@@ -41,6 +41,7 @@ class ArraySpec:
             dtype = np.dtype(self.dtype).name
         except TypeError:
             dtype = str(self.dtype)
+        check_flags(split=self.split)
         if dtype not in DTYPES:
             raise ConfigError(f"dtype is {' or '.join(DTYPES)}, not {self.dtype!r}")
         object.__setattr__(self, "shape", shape)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, check_flags
 from adam_async.run.store_record import RuleRecord
 
 
@@ -48,6 +48,7 @@ class Sgd:
 
     def __post_init__(self) -> None:
         _check(self, "rate", "momentum", "weight_decay", below_one=("momentum",))
+        check_flags(nesterov=self.nesterov)
         if self.nesterov and not self.momentum:
             raise ConfigError("Sgd: nesterov needs a momentum above 0")
 

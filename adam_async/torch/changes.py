@@ -198,9 +198,9 @@ class Changes:
     def refusal(self, changed: Sequence[str], others: str) -> StoreError:
         """Return the error for changed parameters that other clients train, too."""
         first = changed[0]
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        more = f" and {len(changed) - 1} more were" if len(changed) > 1 else " was"
         return StoreError(
-            f"parameter {first!r}{more} was changed outside the optimizer, and the next pull would undo "
+            f"parameter {first!r}{more} changed outside the optimizer, and the next pull would undo "
             f"that: store {self._store.name!r} has {others}, so it takes no change by itself. Call "
             f"optimizer.push_values() after the change, in one client; or change the store instead, by "
             f"store.assign({{{first!r}: ...}}); or drop the change by optimizer.pull(discard=True)"

@@ -44,7 +44,7 @@ import torch
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from adam_async.errors import AdamError, ConfigError
+from adam_async.errors import AdamError, ConfigError, StoreError, check_flags
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import Gradient
 from adam_async.store.rules import Sgd
@@ -116,6 +116,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 f"store is an adam_async.sync.ParameterStore, not {type(store).__name__}: a training loop "
                 "blocks its thread, and an asynchronous store there could not answer"
             )
+        check_flags(overlap=overlap, factors=factors, allow_unused=allow_unused)
         most = (0 if pull_every == 1 else 1) if max_staleness is None else max_staleness
         check_cadence(push_every, pull_every, most, store.consistency, overlap=overlap, factors=factors)
         known = ModuleParameters(module)
@@ -138,6 +139,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._kept: Collection[str] = ()
         """Names of changed parameters, which keep their values when exchanges in flight end."""
         self._is_summed = store.consistency == "bsp"
+        self._is_closed = False
+        """Whether the hooks are removed, and this optimizer counts as no client."""
         self._is_begun = False
         """Whether a push of this optimizer was answered."""
         self._buffers = Buffers(module, store, buffers)
@@ -206,6 +209,11 @@ class RemoteOptimizer(torch.optim.Optimizer):
         return loss
 
     def _step(self) -> None:
+        if self._is_closed:
+            raise StoreError(
+                "this optimizer was closed, and steps no more: call close() after the last step, or make "
+                f"another RemoteOptimizer over store {self._store.name!r}"
+            )
         self._exchanges.raise_failure()
         trained = self._trained()
         self._changes.check_parts(trained)
@@ -381,6 +389,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             discard: Whether the store's values replace values that the program has changed. Without it the
                 store first takes these, as `step` describes.
         """
+        check_flags(discard=discard)
         with torch.no_grad():
             if not discard:
                 self._changes.check_parts()
@@ -561,7 +570,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         for name, tensor in self._module.state_dict().items():
             if not isinstance(tensor, Tensor):
                 raise ConfigError(
-                    f"{name!r} in the module's state_dict() is no tensor: save it in a file of its own"
+                    f"{name!r} in the module's state_dict() is a {type(tensor).__name__}, and safetensors "
+                    "has tensors only: call optimizer.flush(), and torch.save(module.state_dict(), path)"
                 )
             tensors[name] = tensor.detach().cpu().clone().contiguous()
         target, content = Path(path), save_tensors(tensors)
@@ -574,11 +584,12 @@ class RemoteOptimizer(torch.optim.Optimizer):
         return target
 
     def close(self) -> None:
-        """Flush, and remove the hooks from the module. The store stays open."""
+        """Flush, and remove the hooks from the module. The store stays open; a later `step` is an error."""
         try:
             self.flush()
         finally:
             self._end()
+        self._is_closed = True  # after an error the program may use a cure and go on
 
     def _end(self) -> None:
         """Remove the hooks, and leave the optimizers of the store."""
@@ -598,3 +609,4 @@ class RemoteOptimizer(torch.optim.Optimizer):
             self.close()
         else:
             self._end()
+            self._is_closed = True

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, check_flags
 from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.train_step import Batch, Gradients, Metrics, StepOutcome, TrainStep
 from adam_async.torch import random_streams
@@ -127,6 +127,7 @@ class TorchStep(TrainStep):
     ) -> None:
         self._make = None if isinstance(module, nn.Module) else module
         self._loss, self._metrics, self._forward = loss, metrics, forward
+        check_flags(unused=unused, factors=factors)
         self._unused = unused
         self._has_factors = factors
         # This module never trains: threads use copies.

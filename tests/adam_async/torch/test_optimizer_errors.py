@@ -141,6 +141,10 @@ def test_a_sparse_gradient_is_refused(module, store):
         ({"params": [{"lr": 0.1}]}, "a parameter group has no 'params', only 'lr'"),
         ({"params": 0.1}, r"params is 0.1: .*lr=..., by its name"),
         ({"params": "first"}, "parameter 'first' is not of the module"),
+        ({"factors": "first.weight"}, "factors is True or False, not 'first.weight'"),
+        ({"overlap": 1}, "overlap is True or False, not 1"),
+        ({"allow_unused": "no"}, "allow_unused is True or False, not 'no'"),
+        ({"factors": None}, "factors is True or False, not None"),
         ({"lr": -1.0}, "lr is a number from 0 to 1e.12, not -1.0"),
         ({"lr": "0.1"}, "lr is a number from 0 to 1e.12, not '0.1'"),
         ({"lr": float("nan")}, "lr is a number from 0 to 1e.12, not nan"),
@@ -460,3 +464,76 @@ def test_a_tensor_that_numpy_cannot_take_is_refused_by_the_name_of_its_array(mod
     ):
         sync.ParameterStore.open("local", {"w": tensor})
     assert not any(versions(store))
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"push_every": 2}, {"pull_every": 2}], ids=str)
+def test_a_step_after_the_close_is_refused_with_the_cure(module, store, options):
+    with RemoteOptimizer(module, store, **options) as optimizer:
+        module(X).sum().backward()
+        optimizer.step()
+    before, values = versions(store), parameter_arrays(module)
+    module(X).sum().backward()
+    with pytest.raises(
+        StoreError, match=r"this optimizer was closed, .*: call close\(\) after the last step"
+    ):
+        optimizer.step()
+    assert versions(store) == before
+    assert all((values[name] == array).all() for name, array in parameter_arrays(module).items())
+    optimizer.pull()  # reading stays possible
+
+
+class WithWords(Mixed):
+    """A module whose `state_dict` has more than tensors."""
+
+    def get_extra_state(self) -> dict[str, list[str]]:
+        return {"vocabulary": ["a", "b"]}
+
+    def set_extra_state(self, state: object) -> None:
+        pass
+
+
+def test_a_state_dict_with_more_than_tensors_is_refused_with_a_call_that_saves_it(store, tmp_path):
+    module = WithWords()
+    optimizer = RemoteOptimizer(module, store)
+    with pytest.raises(
+        ConfigError, match=r"'_extra_state' .* is a dict, .*torch.save\(module.state_dict\(\), path\)"
+    ):
+        optimizer.save(tmp_path / "model")
+    optimizer.flush()
+    torch.save(module.state_dict(), tmp_path / "model")
+    assert torch.load(tmp_path / "model")["_extra_state"] == {"vocabulary": ["a", "b"]}
+
+
+@pytest.mark.parametrize("path", ["", "folder"])
+def test_a_path_that_is_a_folder_is_refused_by_its_own_name(module, store, tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for save in (RemoteOptimizer(module, store).save, store.save):
+        with pytest.raises(IsADirectoryError, match=f"this is a folder: '{path or '.'}'"):
+            save(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+
+
+def test_tensors_as_memory_of_a_pull_are_refused_with_the_call_that_works(module, store):
+    weight = module.first.weight
+    for tensor in (weight, weight.detach()):
+        with pytest.raises(
+            StoreError, match=r"out of 'first.weight' is .*: give tensor.detach\(\).numpy\(\)"
+        ):
+            store.pull(["first.weight"], out={"first.weight": tensor})
+    store.assign({"first.weight": np.full((2, 3), 7.0, np.float32)})
+    store.pull(["first.weight"], out={"first.weight": weight.detach().numpy()})
+    assert (weight == 7).all()
+
+
+def test_an_optimizer_over_a_reader_takes_values_and_steps_not(module, store):
+    copied = copy.deepcopy(module)
+    with sync.ParameterStore.open("local", name=store.name, reader=True) as reading:
+        optimizer = RemoteOptimizer(copied, reading)
+        store.assign({"first.weight": np.full((2, 3), 7.0, np.float32)})
+        optimizer.pull()
+        assert (copied.first.weight == 7).all()
+        copied(X).sum().backward()
+        with pytest.raises(StoreError, match="this client is a reader: open the store without reader=True"):
+            optimizer.step()
+        optimizer.close()
