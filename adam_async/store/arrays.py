@@ -196,7 +196,14 @@ def out_memory(
             record.dtype,
         ):
             shown = f"{array.dtype}{array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
-            raise StoreError(f"out of {name[:80]!r} is {shown}, the array {record.dtype}{record.shape}")
+            cure = (
+                "tensor.detach().numpy()"
+                if hasattr(array, "detach")
+                else "a NumPy array of that type and shape"
+            )
+            raise StoreError(
+                f"out of {name[:80]!r} is {shown}, the array {record.dtype}{record.shape}: give {cure}"
+            )
         flags = array.flags
         is_plain = flags.c_contiguous and flags.writeable and array.dtype.isnative
         if not is_plain or isinstance(array, np.ma.MaskedArray):

@@ -401,28 +401,37 @@ def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord])
             difference.
     """
     there = {array.name: array for array in arrays}
+    cure = "give the arrays and rules of the store, or open another store, under another name"
     for mine in wish.records:
         other = there.pop(mine.name, None)
         shown = f"array {mine.name[:80]!r}"
         if other is None:
-            raise StoreError(f"store {wish.name!r} has no {shown}; it has {counted(len(arrays), 'array')}")
+            raise StoreError(
+                f"store {wish.name!r} has no {shown}; it has {counted(len(arrays), 'array')}: {cure}"
+            )
         if (other.shape, other.dtype) != (mine.shape, mine.dtype):
             raise StoreError(
                 f"{shown} is {other.dtype}{other.shape} in store {wish.name!r}, "
-                f"and {mine.dtype}{mine.shape} here"
+                f"and {mine.dtype}{mine.shape} here: {cure}"
             )
         used_rule, my_rule = store.rules[other.rule], wish.rules[mine.rule]
         if msgspec.structs.replace(used_rule, rate=my_rule.rate) != my_rule:
             raise StoreError(
                 f"{shown} has rule {rule_text(used_rule)} in store {wish.name!r}, "
-                f"and {rule_text(my_rule)} here"
+                f"and {rule_text(my_rule)} here: {cure}"
             )
     if there:
-        raise StoreError(f"store {wish.name!r} has the further array {next(iter(there))[:80]!r}")
+        raise StoreError(
+            f"store {wish.name!r} has the further array {next(iter(there))[:80]!r}, which is absent here: "
+            f"{cure}"
+        )
     used = consistency_of(store.slack, is_summed=store.summed_weight > 0)
     asked = consistency_of(wish.slack, is_summed=wish.is_summed)
     if used != asked:
-        raise StoreError(f"store {wish.name!r} has consistency {used}, not {asked}: open it with {used!r}")
+        raise StoreError(
+            f"store {wish.name!r} has consistency {used}, not {asked}: open it with {used!r}, or open "
+            "another store, under another name"
+        )
 
 
 def _present(cluster: ClusterMap, key: tuple[str, str]) -> StoreRecord:

@@ -81,6 +81,8 @@ class Opening(Generic[S]):
         self._where = _checked_where(where, wish)
         if is_own:
             _check_needs_no_name(self._where, wish, folder)
+        if wish.durable and where == "local" and folder is None:
+            raise ConfigError("durable is True, and the server of 'local' has no folder: add dir=FOLDER")
         self._wish = wish
         self._token = token
         self._task: asyncio.Task[None] | None = None

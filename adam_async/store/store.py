@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save as save_tensors
 
-from adam_async.errors import ConfigError, StoreError, counted
+from adam_async.errors import StoreError, counted
 from adam_async.run.arrays import ArraySpec
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import SHARD_BYTES
@@ -40,7 +40,7 @@ from adam_async.store.opening import NO_COPY, Opening
 from adam_async.store.pushing import Rate
 from adam_async.store.rules import Rule, Sgd
 from adam_async.store.values import PushOutcome, ReadVersions, Values
-from adam_async.store.wish import Create, StoreWish, slack_of
+from adam_async.store.wish import Create, StoreWish, check_is_default, slack_of
 
 RESERVED = "__metadata__"
 """Name that the safetensors format reserves."""
@@ -118,10 +118,16 @@ class ParameterStore:
             ConfigError: An argument is invalid; the message has its name and value. `Opening` lists the
                 errors of `async with` and `await`.
         """
-        if arrays is None and rule != Sgd():
-            raise ConfigError(
-                f"rule is {rule!r:.200} without arrays, and a store that exists has its rules: leave rule "
-                "out, or give the arrays too, so that open compares both with those of the store"
+        if arrays is None:
+            check_is_default(
+                rule=(rule, Sgd()),
+                consistency=(consistency, "asp"),
+                replicas=(replicas, 0),
+                copies=(copies, None),
+                min_in_sync=(min_in_sync, 0),
+                servers=(servers, 0),
+                shard_bytes=(shard_bytes, SHARD_BYTES),
+                durable=(durable, False),
             )
         records, rules = records_of(arrays, rule) if arrays is not None else ((), ())
         wish = StoreWish(

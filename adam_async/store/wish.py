@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, check_flags
 from adam_async.run.bundle_record import MOST_COPIES
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import NUM_BUCKETS, fault_of_shards
@@ -65,6 +65,7 @@ class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             )
         if problem := fault_of_shards(self.records, self.shard_bytes):
             raise ConfigError(problem)
+        check_flags(reader=self.reader, durable=self.durable)
         if not isinstance(self.waits, Waits):
             raise ConfigError(f"waits is an adam_async.Waits, not {self.waits!r:.80}")
         if self.create not in CREATE_WORDS:
@@ -76,6 +77,23 @@ class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 )
             if self.values is None or self.reader:
                 raise ConfigError("create='new' needs the arrays of the store, and no reader")
+
+
+def check_is_default(**given: tuple[object, object]) -> None:
+    """Check that a call without arrays leaves out what the creator of a store decides.
+
+    Args:
+        given: The value of each argument, and its default.
+
+    Raises:
+        ConfigError: A value is not the default.
+    """
+    for name, (value, default) in given.items():
+        if value != default:
+            raise ConfigError(
+                f"{name} is {value!r:.200} without arrays, and a store that exists has its own: leave {name} "
+                "out, or give the arrays of the store too"
+            )
 
 
 def slack_of(consistency: str) -> int | None:

@@ -181,6 +181,9 @@ FAR = "tcp://127.0.0.1:1"
         ({"consistency": None}, "consistency is asp, ssp:S with a number S, or bsp, not None"),
         ({"consistency": "bsp", "create": "new"}, "consistency='bsp' needs replicas=N"),
         ({"replicas": True}, "replicas is a whole number from 0 to 1048576, not True"),
+        ({"reader": "no"}, "reader is True or False, not 'no'"),
+        ({"durable": 1}, "durable is True or False, not 1"),
+        ({"durable": True}, "durable is True, and the server of 'local' has no folder: add dir=FOLDER"),
         ({"servers": "2"}, "servers is a whole number from 0 to 64, not '2'"),
         ({"waits": None}, "waits is an adam_async.Waits, not None"),
         ({"min_in_sync": 3, "copies": 2}, "min_in_sync is 3, and copies 2: raise copies, or leave"),
@@ -229,6 +232,10 @@ def test_a_specification_of_an_array_is_checked() -> None:
     for dtype in ("int32", "nothing", "complex64"):
         with pytest.raises(ConfigError, match=f"dtype is float32 or float64, not '{dtype}'"):
             ArraySpec((1,), dtype)
+    with pytest.raises(ConfigError, match="split is True or False, not 2"):
+        ArraySpec((4,), split=2)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"nesterov is True or False, not 0\.9"):
+        Sgd(rate=0.1, momentum=0.9, nesterov=0.9)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -236,18 +243,18 @@ def test_a_specification_of_an_array_is_checked() -> None:
     [
         (
             {"arrays": {"w": np.zeros(3)}},
-            r"array 'w' is float64\(2,\) in store 'model', and float64\(3,\) here",
+            r"array 'w' is float64\(2,\) in store 'model', and float64\(3,\) here: .* under another name",
         ),
         (
             {"arrays": {"w": np.zeros(2, np.float32)}},
             r"float64\(2,\) in store 'model', and float32\(2,\) here",
         ),
-        ({"arrays": {"v": np.zeros(2)}}, "store 'model' has no array 'v'"),
+        ({"arrays": {"v": np.zeros(2)}}, "store 'model' has no array 'v'; it has 1 array: give the arrays"),
         ({"arrays": {"w": np.zeros(2), "v": np.zeros(2)}}, "has no array 'v'"),
-        ({"rule": Adagrad()}, r"array 'w' has rule Sgd\(\) in store 'model', and Adagrad\(\) here"),
+        ({"rule": Adagrad()}, r"array 'w' has rule Sgd\(\) in store 'model', and Adagrad\(\) here: .* name"),
         ({"rule": Sgd(rate=0.1, momentum=0.5)}, r"has rule Sgd\(\) in .* and Sgd\(momentum=0\.5\) here"),
         ({"rule": AdamW(weight_decay=0.0)}, r"and AdamW\(weight_decay=0\.0\) here"),
-        ({"consistency": "ssp:1"}, "has consistency asp, not ssp:1: open it with 'asp'"),
+        ({"consistency": "ssp:1"}, "has consistency asp, not ssp:1: open it with 'asp', or open another"),
         ({"create": "new"}, "store 'model' exists: choose another name"),
     ],
 )
@@ -276,7 +283,11 @@ async def test_bad_pulls_name_what_does_not_fit() -> None:
             (["w"], {"w": np.asfortranarray(W)}, "must be C-contiguous"),
             (["w"], {"w": np.ma.masked_array(W.copy())}, "without a mask"),
             (["w"], {"w": W.astype(">f4")}, "native byte order"),
-            (["w"], {"w": [1.0]}, "out of 'w' is list"),
+            (
+                ["w"],
+                {"w": [1.0]},
+                r"out of 'w' is list, .*\(2, 3\): give a NumPy array of that type and shape",
+            ),
             (["w"], [W], "out is a mapping of names to arrays, not list"),
         ]
         for names, out, claim in cases:
@@ -496,3 +507,23 @@ async def test_a_rule_without_arrays_is_refused_because_the_store_has_its_own(ru
             ParameterStore.open("local", name="model", rule=rule)
         async with ParameterStore.open("local", name="model") as joined:
             assert joined.rules == store.rules
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"consistency": "ssp:1"},
+        {"replicas": 2},
+        {"copies": 2},
+        {"min_in_sync": 1},
+        {"servers": 1},
+        {"shard_bytes": 64},
+        {"durable": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("reader", [False, True])
+def test_what_the_creator_decides_is_refused_without_arrays(given: dict[str, Any], reader: bool) -> None:
+    (name,) = given
+    with pytest.raises(ConfigError, match=rf"{name} is .* without arrays, .*: leave {name} out, or give"):
+        ParameterStore.open(FAR, name="model", reader=reader, **given)
