@@ -10,7 +10,6 @@ import msgspec
 from adam_async.errors import ConfigError
 from adam_async.run.bundle_record import DEFAULT_COPIES, MOST_COPIES
 from adam_async.run.cache_size import cache_limits, read_budget
-from adam_async.run.group_ranges import MOST_RANGES
 from adam_async.run.image_size import read_image_size
 from adam_async.run.option_types import check_types
 from adam_async.run.role_memory import read_memory
@@ -23,6 +22,9 @@ MAX_THREADS_PER_CORE = 8
 
 FLUSH_S = 1.0
 """Default time between two rounds in which a server writes its changed shards to its disk, in seconds."""
+
+MOST_GROUPS_OF_STEP = 512
+"""Maximum number of groups of a step: a push names them in `messages.bounds.MOST_RANGES` ranges."""
 
 AHEAD_BYTES = 32 << 20
 """Maximum size of the images that a worker reads ahead, in bytes, unless one group or the groups in flight
@@ -592,7 +594,7 @@ MOST = {
     "keep": 1_000_000,
     "images_per_group": 65_536,
     "in_flight": 4096,  # each has its own memory
-    "push_every": MOST_RANGES,
+    "push_every": MOST_GROUPS_OF_STEP,
     "replicas": 1024,
     "partitions": 64,
     "servers": 64,  # one for each bucket

@@ -17,9 +17,6 @@ from typing import NamedTuple
 
 Ranges = tuple[int, ...]
 
-MOST_RANGES = 512
-"""Maximum number of ranges of groups that a step names, and of groups of a step."""
-
 KEPT_EPOCHS = 3
 """Number of the newest named epochs whose sets a shard keeps: the one before, the present and the next."""
 

@@ -10,6 +10,10 @@ from tests.ablations.safeguards import Ablation
 from tests.adam_async.parameter_server.replication import ablations as core
 
 CORE = "tests/adam_async/parameter_server/replication/test_member.py::"
+SESSION = (
+    "tests/adam_async/client/test_session.py::"
+    "test_open_pushes_are_sent_again_in_order_and_under_their_numbers"
+)
 SERVER = "tests/adam_async/parameter_server/"
 PIECES = SERVER + "test_shard_pieces.py::test_a_copy_made_of_pieces_is_equal_to_the_last_bit"
 ENDED = SERVER + "test_bundle.py::test_a_copy_that_joins_by_pieces_amid_entries_"
@@ -162,8 +166,7 @@ COPIES = (
     _row(
         "pushes are sent again under their numbers",
         copy_patches.send_again_under_new_numbers,
-        guard="tests/adam_async/parameter_server/test_session.py::"
-        "test_a_push_is_sent_again_under_its_numbers",
+        guard=SESSION,
         breaks="pending pushes end, or I2",
     ),
     _row(
@@ -176,8 +179,7 @@ COPIES = (
     _row(
         "open requests are sent again in their order",
         copy_patches.send_again_in_reverse,
-        guard=SERVER + "test_session.py::"
-        "test_open_exchanges_are_sent_again_in_the_order_of_their_first_sending",
+        guard=SESSION,
         seldom="each attempt applies the earliest push at least, so the cost is time only",
     ),
     _row(

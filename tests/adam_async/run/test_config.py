@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from adam_async.errors import ConfigError
-from adam_async.run.config import MOST, Config, default_in_flight, replica_in_flight
+from adam_async.messages.bounds import MOST_RANGES
+from adam_async.run.config import MOST, MOST_GROUPS_OF_STEP, Config, default_in_flight, replica_in_flight
 from adam_async.run.option_sources import (
     make_config,
 )
@@ -235,3 +236,7 @@ def test_a_recorded_run_and_one_in_place_keep_one_copy_by_default():
     assert Config(**cluster, weights="aliased").copies_in_force == 1
     assert Config(**cluster).weights_in(one_process=True) == "copy"
     assert Config(**cluster, copies=1).weights_in(one_process=True) == "aliased"
+
+
+def test_a_push_can_name_all_groups_of_the_largest_step() -> None:
+    assert MOST_GROUPS_OF_STEP == MOST_RANGES
