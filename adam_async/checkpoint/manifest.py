@@ -34,7 +34,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, counted
 from adam_async.messages import ShardState, read_number
 from adam_async.model.spec import ModelSpec
 from adam_async.run.config import FIELDS, Config
@@ -396,7 +396,7 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
     if manifest.resume.epoch > wanted.epochs:
         done = manifest.resume.epoch - 1
         raise CheckpointError(
-            f"{manifest.name} has all of epochs={wanted.epochs} behind it; "
+            f"the run has trained {counted(done, 'epoch')}, and epochs={wanted.epochs} asks for no more; "
             f"to train on, give --epochs {done + 1} or more"
         )
     return wanted

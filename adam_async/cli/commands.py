@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
 
 import adam_async
 from adam_async.cli.checkpoint_commands import checkpoint_commands
@@ -96,6 +96,9 @@ def run_command(arguments: list[str]) -> int:
             f"{words} does not take {unused}: its options are --NAME VALUE (adam-async {words} --help)"
         )
         return USAGE
+    except MissingArgumentError as error:
+        Terminal().error(_missing(error))
+        return USAGE
     except CycloptsError as error:
         cause = error.__cause__
         Terminal().error(str(cause if isinstance(cause, ConfigError) else error))
@@ -109,6 +112,19 @@ def run_command(arguments: list[str]) -> int:
         code, sentence = explain(error)
         Terminal().error(sentence)
         return code
+
+
+def _missing(error: MissingArgumentError) -> str:
+    """Return the sentence for an option without a value, or for one that the command line lacks."""
+    words, argument = " ".join(error.command_chain or ()), error.argument
+    assert argument is not None
+    how = f"(adam-async {words} --help)"
+    if error.keyword is not None:
+        return f"{words}: {error.keyword} needs a value {how}"
+    if argument.index is not None:
+        return f"{words} needs {argument.name.removeprefix('--').upper()} {how}"
+    address = " tcp://HOST:PORT, the address that the controller printed" * ("--controller" in argument.names)
+    return f"{words} needs {argument.name}{address} {how}"
 
 
 def with_waiting(arguments: list[str]) -> list[str]:

@@ -166,7 +166,10 @@ class Supervisor:
                 for process in controllers:
                     await process.ended.wait()
         except TimeoutError:
-            self._on_line("some roles did not end in time and are killed")
+            asked = members if any(not process.ended.is_set() for process in members) else controllers
+            late = ", ".join(process.node for process in asked if not process.ended.is_set())
+            drain_s = self._config.waits.drain_s
+            self._on_line(f"not ended within drain_s={drain_s:g} s, and killed: {late}")
         finally:
             for process in self.processes.values():
                 process.kill()

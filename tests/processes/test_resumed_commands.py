@@ -61,7 +61,10 @@ def test_a_failed_resume_ends_with_the_code_of_a_wrong_option(tmp_path: Path) ->
     assert run(*train, "--epochs", "1", "--checkpoint", folder)[0] == 0
     for words, claim in (
         (("--resume", str(tmp_path)), "train --checkpoint writes them"),
-        (("--resume", folder), "all of epochs=1 behind it; to train on, give --epochs 2 or more"),
+        (
+            ("--resume", folder),
+            "trained 1 epoch, and epochs=1 asks for no more; to train on, give --epochs 2 or more",
+        ),
         (("--resume", folder, "--epochs", "2", "--rate", "0.5"), "rate=0.5 (there 0.0); leave them out"),
         (("--checkpoint", folder), f"continue that one with --resume {folder}"),
         (("--checkpoint-every", "10"), "give --checkpoint DIR"),

@@ -72,13 +72,14 @@ async def load_published(
         why = f"{folder} does not hold it yet"
     except (DataError, OSError) as error:
         why = f"the cache is unusable ({error})"
+    cure = f"put {', '.join(known.names)} into {folder}"
     if downloader is None:
-        raise DataError(f"no {title}: {why}, and downloading is switched off")
+        raise DataError(f"no {title}: {why}, and downloading is switched off; {cure}")
     try:
         mirror = await downloader.download(known.files, folder)
         return await _read(known, folder, disk, f"{title}, downloaded from {mirror} into {folder}")
     except (DataError, OSError) as error:
-        raise DataError(f"no {title}: {why}, and the download failed ({error})") from None
+        raise DataError(f"no {title}: {why}, and the download failed ({error}); {cure}") from None
 
 
 async def _read(known: Published, folder: Path, disk: Disk, source: str) -> Dataset:

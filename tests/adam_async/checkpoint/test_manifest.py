@@ -167,7 +167,7 @@ def test_options_that_a_resumed_run_cannot_change_are_named_with_both_values():
 def test_the_error_of_a_finished_run_names_the_option_to_train_on():
     resume = msgspec.structs.replace(manifest_of().resume, epoch=4, finished=())
     manifest = manifest_of(15, epoch=3, resume=resume)
-    with pytest.raises(CheckpointError, match=r"all of epochs=3 behind it; .* give --epochs 4 or more"):
+    with pytest.raises(CheckpointError, match=r"has trained 3 epochs, and epochs=3 .* give --epochs 4 or"):
         resumed_config(manifest, make_config(resumed_options(manifest)))
     assert resumed_config(manifest, make_config(resumed_options(manifest), {"epochs": 4})).epochs == 4
 

@@ -102,12 +102,13 @@ async def test_a_data_set_is_downloaded_once_and_then_cached(
 async def test_an_error_names_the_attempts_to_get_a_data_set(tmp_path: Path, web: Web) -> None:
     with pytest.raises(DataError, match="no CIFAR-10: there is no cache folder"):
         await loaded("cifar-10", None, web)
-    with pytest.raises(DataError, match=r"no CIFAR-10: .* does not hold it yet, and downloading is switched"):
+    with pytest.raises(
+        DataError, match=r"no CIFAR-10: .* does not hold it yet, and downloading is switched off; put"
+    ):
         await loaded("cifar-10", tmp_path, web, online=False)
     web.answers.clear()
-    with pytest.raises(
-        DataError, match=r"no CIFAR-10: .* yet, and the download failed \(CIFAR-10 broke .*404"
-    ):
+    failed = r"no CIFAR-10: .* yet, and the download failed \(CIFAR-10 broke .*404.*\)"
+    with pytest.raises(DataError, match=rf"{failed}; put {cifar.ARCHIVE} into {tmp_path / 'cifar-10'}$"):
         await loaded("cifar-10", tmp_path, web)
 
 
