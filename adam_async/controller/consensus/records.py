@@ -14,8 +14,11 @@ import msgspec
 from adam_async.controller.consensus.log import Log
 from adam_async.controller.consensus.membership import Members
 from adam_async.controller.consensus.messages import Entry, Snapshot
-from adam_async.errors import DataError
+from adam_async.errors import ConfigError, DataError
 from adam_async.persistence.frames import ImitatedHeadsError, confirming_frame, frame_head, frames_from
+
+FORMAT = "adam-async/controller-log/1"
+"""Name and version of the format of the file, with the state and the entries in it."""
 
 WHAT_TO_DO = (
     "empty its folder and start it again: the others take in a controller with an empty disk, a single one "
@@ -31,6 +34,7 @@ class Born(msgspec.Struct, frozen=True, tag="born"):
     """The first record: the identity of the file's node."""
 
     me: str
+    format: str = FORMAT
 
 
 class Ballot(msgspec.Struct, frozen=True, tag="ballot"):
@@ -116,13 +120,17 @@ def recover(data: bytes, *, origin: str) -> tuple[Saved | None, int]:
 
     Raises:
         DamagedLog: A durable record is damaged or missing, or this version cannot read it.
+        ConfigError: The file has the format of another version.
     """
     saved: Saved | None = None
     log = Log(Snapshot())
     end = whole = 0
     for frame in frames_from(data, 0):
+        payload = memoryview(data)[frame.begin : frame.end]
+        if not whole:
+            _check_format(payload, origin)
         try:
-            records = _DECODER.decode(memoryview(data)[frame.begin : frame.end])
+            records = _DECODER.decode(payload)
         except msgspec.DecodeError as error:
             raise DamagedLog(
                 f"{origin}: byte {end} begins what this version does not read: {error}"
@@ -137,6 +145,24 @@ def recover(data: bytes, *, origin: str) -> tuple[Saved | None, int]:
     return Saved(
         me=saved.me, term=saved.term, vote=saved.vote, snapshot=log.snapshot, entries=log.entries
     ), end
+
+
+def _check_format(payload: memoryview, origin: str) -> None:
+    """Check the first frame's format before its records, whose fields another version may have changed.
+
+    Raises:
+        ConfigError: The file has the format of another version.
+    """
+    try:
+        (born, *_) = msgspec.msgpack.decode(payload)
+        found = born.get("format", "none") if born["type"] == "born" else FORMAT
+    except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError):
+        return  # a file that does not begin with its node's identity; the caller names what is wrong
+    if found != FORMAT:
+        raise ConfigError(
+            f"{origin} has the format {str(found)[:80]!r}; this version reads {FORMAT!r}: go on with the "
+            f"version that wrote it, or {WHAT_TO_DO}"
+        )
 
 
 def _replay(saved: Saved | None, log: Log, record: LogFileRecord, where: str) -> Saved:

@@ -16,6 +16,8 @@ from adam_async.controller.consensus import (
     recover,
 )
 from adam_async.controller.consensus.records import Ballot, Born, Entries
+from adam_async.errors import ConfigError
+from adam_async.persistence.frames import frame_head
 
 
 def entries(*indices, term=2):
@@ -142,3 +144,19 @@ def test_a_record_of_another_version_is_refused():
 def test_the_first_node_of_a_group_is_one_of_its_voters():
     with pytest.raises(ValueError, match="d begins a group of a, b, c, but is not one of them"):
         bootstrapped("d", "abc")
+
+
+@pytest.mark.parametrize(
+    ("head", "found"),
+    [
+        ({"format": "adam-async/controller-log/9", "me": 7}, "'adam-async/controller-log/9'"),
+        ({"format": 2, "other": "fields"}, "'2'"),
+        ({"me": "a"}, "'none'"),
+    ],
+)
+def test_a_file_of_another_format_is_named_with_format_and_cure_whatever_its_fields(head, found):
+    payload = msgspec.msgpack.encode([{"type": "born", **head}, {"type": "later"}])
+    data = frame_head([payload], position=0, durable=0) + payload
+
+    with pytest.raises(ConfigError, match=f"^here has the format {found}; this version reads .*: go on with"):
+        recover(data, origin="here")
