@@ -22,6 +22,7 @@ from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.order import EpochOrder
 from adam_async.data_server.run_memory import check_cache, check_run_memory
 from adam_async.data_server.statistics import CacheStatistics, TransformStatistics
+from adam_async.data_server.transforms.pipeline import first_kernels
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.data_server.validation_split import ValidationSplit, check_validation, sample_of
 from adam_async.errors import ConfigError
@@ -31,6 +32,7 @@ from adam_async.run.config import Config
 from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import TrainingProgram
 from adam_async.run.user_code import check_allowed
+from adam_async.runtime.child_process import run_module
 from adam_async.runtime.clock import fine_clock
 from adam_async.runtime.machine import available_bytes
 from dataflow import ComputePool, Job, MakePool
@@ -40,6 +42,12 @@ logger = logging.getLogger(__name__)
 AT_ONCE = 2
 """Maximum number of blocks given to the thread at once: enough that it never waits for the next block, and
 few because an urgent block waits for all of them."""
+
+COMPILE_S = 600.0
+"""Deadline of the child process that compiles the kernels of transforms, in seconds."""
+
+MODULE = "adam_async.data_server.transforms.compiling"
+"""Module of that process."""
 
 SHARE_OF_ANSWER = 64
 """Divisor of the cache size that gives the maximum size of an answer: the unread answers of several workers
@@ -91,6 +99,9 @@ class GroupProducer:
         self.epoch = 0
         """Epoch of the groups; 0: none."""
         self._recipe: Recipe | None = None
+        self._compiled: Callable[[], Recipe] | None = None
+        """Makes the recipe with compiled kernels; None for a recipe that keeps its kernels."""
+        self._has_slow_recipe = asyncio.Event()
         self._dice = Dice(0)
         self._trained: NDArray[np.int64] | None = None
         """Numbers of the images to train on; None: all."""
@@ -115,7 +126,7 @@ class GroupProducer:
                 self._pool = pool
                 self._has_thread.set()
                 try:
-                    await asyncio.get_running_loop().create_future()
+                    await self._change_kernels(pool)
                 finally:
                     self._forget_epoch()
         finally:
@@ -123,7 +134,7 @@ class GroupProducer:
                 self._cache.close()
 
     async def take_up(self, program: TrainingProgram) -> None:
-        """Prepare a run; compiling its transforms may take seconds. A refused run changes nothing.
+        """Prepare a run. A refused run changes nothing.
 
         Raises:
             ConfigError: The record of the run asks for a function that this server does not allow, or has an
@@ -131,13 +142,15 @@ class GroupProducer:
             DataError: Images cannot be read.
         """
         config = program.config
-        recipe = await self._make_recipe(program)
+        recipe, compiled = await self._make_recipe(program)
         limits = self._limits_of(config)
         step = self._step_of(program)
         check_validation(config.validation, self._dataset.info())
         check_run_memory(config, step, recipe, self._dataset, available_bytes=self._available_bytes())
         self._forget_epoch()
-        self._recipe, self._dice = recipe, Dice(config.seed)
+        self._recipe, self._compiled, self._dice = recipe, compiled, Dice(config.seed)
+        if compiled is not None:
+            self._has_slow_recipe.set()
         await self._hold_back(config)
         await self._read_sample(step, config)
         assert self._pool is not None
@@ -148,23 +161,47 @@ class GroupProducer:
         # Events of the run before may have begun an epoch during the waits above.
         self._forget_epoch()
 
-    async def _make_recipe(self, program: TrainingProgram) -> Recipe | None:
-        """Make the recipe of a run; None without transforms."""
+    async def _make_recipe(
+        self, program: TrainingProgram
+    ) -> tuple[Recipe | None, Callable[[], Recipe] | None]:
+        """Make the recipe of a run; None without transforms.
+
+        Returns:
+            Also a function that makes the recipe with compiled kernels; None if its kernels are final.
+        """
         check_allowed(program.transforms, self._functions)
         await self._has_thread.wait()
         if not program.transforms:
-            return None
+            return None, None
         assert self._pool is not None
-        make = partial(
-            Recipe.of,
-            program.transforms,
-            self._dataset.image_shape,
-            kernels=program.config.kernels,
-            functions=self._functions,
+        make = partial(Recipe.of, program.transforms, self._dataset.image_shape, functions=self._functions)
+        kernels, stands_in = await self._pool.run(
+            partial(first_kernels, program.config.kernels), cost="compile"
         )
-        recipe = await self._pool.run(make, cost="compile")
+        recipe = await self._pool.run(partial(make, kernels=kernels), cost="compile")
         recipe.check_shape_kept()
-        return recipe
+        return recipe, partial(make, kernels="numba") if stands_in else None
+
+    async def _change_kernels(self, pool: ComputePool) -> None:
+        """Compile the kernels of recipes in a child process, and change the recipes to them; forever."""
+        while True:
+            await self._has_slow_recipe.wait()
+            self._has_slow_recipe.clear()
+            if self._compiled is None:  # the last child compiled for this run, too
+                continue
+            try:
+                why = await run_module((MODULE,), within_s=COMPILE_S)
+                if not why and (await pool.run(partial(first_kernels, "auto"), cost="compile"))[1]:
+                    why = "the disk has lost them"
+                if not why and (compiled := self._compiled) is not None:
+                    made = await pool.run(compiled, cost="compile")
+                    if compiled is self._compiled and self._recipe is not None:  # no other run has begun
+                        self._recipe.change_kernels(made)
+                        self._compiled = None
+            except (OSError, RuntimeError) as error:
+                why = str(error)
+            if why:
+                logger.warning("transforms keep NumPy's kernels, because compiling others failed: %s", why)
 
     def _limits_of(self, config: Config) -> CacheLimits:
         """Return the limits of the cache: the server's own, else those of the run."""

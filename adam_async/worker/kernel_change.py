@@ -9,17 +9,13 @@ the network loads the kernels; a group in training keeps the kernels with which 
 
 import asyncio
 import logging
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from subprocess import DEVNULL, Popen
-from tempfile import TemporaryFile
 from threading import Event
 
 from adam_async.model.context import Engine
 from adam_async.model.network import Network, Trainable
-from adam_async.runtime.child_process import child_environment
+from adam_async.runtime.child_process import run_module
 from adam_async.worker.statistics import KernelStatistics
 from dataflow import ComputePool
 
@@ -30,12 +26,6 @@ COMPILE_S = 600.0
 
 NOTICE_S = 5.0
 """Seconds of a compilation after which the log has a line about it."""
-
-POLL_S = 0.1
-"""Seconds between two checks whether the child has ended."""
-
-OUTPUT_BYTES = 65536
-"""Maximum number of bytes read of the child's output."""
 
 SLOW = "training uses NumPy's slower kernels until others are compiled; the disk keeps these for the next run"
 
@@ -137,30 +127,11 @@ class KernelChange:
     async def _compile(self, engine: Engine) -> str:
         """Compile in a child process. Returns the cause of a failure; empty without a failure."""
         codes = [str(code) for code in sorted(engine.kernels)]
-        command = (sys.executable, "-P", "-m", MODULE, self._network.dtype.name, *codes)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + COMPILE_S
-        notice = loop.call_later(NOTICE_S, logger.warning, SLOW)
-        with TemporaryFile() as output:
-            # Event loops watch children by a thread or from the main thread, and leave pipes open after a
-            # cancellation; polling ten times per second avoids both.
-            child = Popen(  # noqa: ASYNC220 - starting takes a millisecond
-                command, stdin=DEVNULL, stdout=output, stderr=output, env=child_environment(os.environ)
-            )
-            try:
-                while child.poll() is None:
-                    if loop.time() > deadline:
-                        return f"it took longer than {COMPILE_S:.0f} s"
-                    await asyncio.sleep(POLL_S)
-            finally:
-                notice.cancel()
-                child.kill()
-                child.wait()
-            if child.returncode == 0:
-                return ""
-            output.seek(0)
-            lines = output.read(OUTPUT_BYTES).decode(errors="replace").strip().split("\n")
-        return f"exit code {child.returncode}, {lines[-1]}"
+        notice = asyncio.get_running_loop().call_later(NOTICE_S, logger.warning, SLOW)
+        try:
+            return await run_module((MODULE, self._network.dtype.name, *codes), within_s=COMPILE_S)
+        finally:
+            notice.cancel()
 
     def _on_compiled(self, done: int, total: int) -> None:
         """Count kernels that a compute thread has compiled, or read from the disk."""

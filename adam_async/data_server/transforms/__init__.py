@@ -10,5 +10,5 @@ with these numbers.
     geometry.py              steps that move pixels: shift, rotate, elastic, crop; joined into one resampling
     pixels.py                steps that change values: brightness, contrast, noise, cutout; user functions
     resample.py              bilinear resampling in integers, with equal results on every machine
-    kernels.py               compiled kernels (Numba), equal to NumPy's to the last bit
+    kernels.py, compiling.py compiled kernels (Numba), equal to NumPy's to the last bit; their child process
 """

@@ -142,6 +142,26 @@ def kernels_of(kernels: str) -> Kernels:
     return compiled
 
 
+def first_kernels(kernels: str) -> tuple[str, bool]:
+    """Choose the kernels with which a run begins; `auto` waits for no compilation that a child can do.
+
+    Returns:
+        The set; and whether it stands in for Numba's, which the disk can keep and does not have.
+    """
+    if kernels != "auto" or find_spec("numba") is None:
+        return kernels, False
+    from adam_async.model.fast.memory import CACHE, only_read  # importing numba is slow
+
+    if not CACHE.is_kept:
+        return "numba", False
+    try:
+        with only_read():
+            _call_each(_compiled())
+    except Exception:  # kernels that are not on the disk, or damaged there: the unpickler raises many types
+        return "numpy", True
+    return "numba", False
+
+
 def _call_each(compiled: Kernels) -> None:
     """Call each kernel with arrays of its types, which compiles it."""
     words = np.zeros((0, 1, 4), np.uint64)

@@ -35,7 +35,7 @@ _WORDS_PER_BLOCK = 4
 class Recipe:
     """Steps that make a variant of every training image.
 
-    Any thread may use a recipe, because it never changes.
+    Any thread may use a recipe, because only its kernels change, and all sets make equal bytes.
     """
 
     def __init__(self, passes: Sequence[ImagePass], image_shape: Shape, kernels: Kernels) -> None:
@@ -115,6 +115,10 @@ class Recipe:
     def kernels(self) -> str:
         """The set of kernels in use: "numba" or "numpy"."""
         return self._kernels.name
+
+    def change_kernels(self, equal: "Recipe") -> None:
+        """Go on with the kernels of an equal recipe, also in calls of `apply` that are in progress."""
+        self._passes, self._kernels = equal._passes, equal._kernels
 
     def apply(
         self, images: NDArray[np.uint8], numbers: NDArray[np.int64], *, dice: Dice, epoch: int

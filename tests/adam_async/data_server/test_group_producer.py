@@ -1,6 +1,7 @@
 """Groups that a data server produces: the same pixels within any memory, and requested groups first."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adam_async.data_server import group_producer
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.group_cache import BLOCK_BYTES
 from adam_async.data_server.group_producer import GroupProducer
@@ -258,3 +260,111 @@ async def test_a_cache_without_room_for_a_block_says_what_it_costs(
     if warned:
         assert told[0].startswith(f"a cache of {size} bytes leaves ")
         assert "decoded again in each epoch; a larger --cache is faster" in told[0]
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """The kernels of transforms count as not compiled until something is in the list."""
+    found: list[bool] = []
+    monkeypatch.setattr(
+        group_producer, "first_kernels", lambda kernels: ("numba", False) if found else ("numpy", True)
+    )
+    return found
+
+
+def child(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Let the child run another module."""
+    (folder / "another.py").write_text(text)
+    monkeypatch.setattr(group_producer, "MODULE", "another")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+UNTIL = "import pathlib, threading\nwhile not pathlib.Path({!r}).exists(): threading.Event().wait(0.01)\n"
+"""Text of a child that ends once a file exists."""
+
+
+def kernels_of(producer: GroupProducer) -> str:
+    assert producer._recipe is not None
+    return producer._recipe.kernels
+
+
+async def test_a_run_begins_with_numpys_kernels_and_changes_within_an_epoch_to_those_of_a_child(
+    compiled: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child(tmp_path, monkeypatch, UNTIL.format(str(tmp_path / "end")))
+    dataset = dataset_of(cache=CacheLimits(1 << 30))
+    async with producer_of(dataset, transforms=STEPS, kernels="auto") as (producer, failures):
+        for number in (0, 5):
+            assert kernels_of(producer) == "numpy"
+            images, _ = await taken(producer, number)
+            assert np.array_equal(images, expected(number, 1, STEPS))
+        compiled.append(True)
+        (tmp_path / "end").touch()
+        await until(lambda: kernels_of(producer) == "numba")
+        for number in (10, 19):
+            images, _ = await taken(producer, number)
+            assert np.array_equal(images, expected(number, 1, STEPS))
+        assert not failures
+
+
+async def test_a_run_that_begins_while_a_child_compiles_gets_its_kernels_too(
+    compiled: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child(tmp_path, monkeypatch, UNTIL.format(str(tmp_path / "end")))
+    dataset = dataset_of(cache=CacheLimits(1 << 30))
+    async with producer_of(dataset, transforms=STEPS, kernels="auto") as (producer, _):
+        first = producer._recipe
+        assert first is not None
+        program = TrainingProgram(config=Config(seed=3), spec={}, transforms=({"kind": "flip"},))
+        await producer.take_up(program)
+        compiled.append(True)
+        (tmp_path / "end").touch()
+        await until(lambda: kernels_of(producer) == "numba")
+        assert first.kernels == "numpy"
+        producer.begin_epoch(order_of(1), takers=1)
+        images, _ = await taken(producer, 3)
+        assert np.array_equal(images, expected(3, 1, program.transforms))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("raise SystemExit('no room on the disk')", "exit code 1, no room on the disk"),
+        ("", "the disk has lost"),
+    ],
+)
+async def test_if_the_child_fails_a_run_keeps_numpys_kernels_with_one_line_in_the_log(
+    text: str,
+    why: str,
+    compiled: list[bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    child(tmp_path, monkeypatch, text)
+    dataset = dataset_of(cache=CacheLimits(1 << 30))
+    async with producer_of(dataset, transforms=STEPS, kernels="auto") as (producer, failures):
+        await until(lambda: "keep NumPy's kernels" in caplog.text)
+        images, _ = await taken(producer, 7)
+        assert np.array_equal(images, expected(7, 1, STEPS))
+        assert not failures
+    (line,) = caplog.messages
+    assert f"compiling others failed: {why}" in line
+
+
+async def test_the_end_of_the_role_ends_the_child(
+    compiled: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = tmp_path / "pid"
+    child(
+        tmp_path,
+        monkeypatch,
+        "import os, pathlib, threading\n"
+        f"pathlib.Path({str(tmp_path / 'new')!r}).write_text(str(os.getpid()))\n"
+        f"os.rename({str(tmp_path / 'new')!r}, {str(begun)!r})\n"
+        "threading.Event().wait()",
+    )
+    async with producer_of(dataset_of(cache=CacheLimits(1 << 30)), transforms=STEPS, kernels="auto"):
+        await until(begun.exists)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)

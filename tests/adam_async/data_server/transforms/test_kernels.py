@@ -1,14 +1,19 @@
 """Compiled kernels make the bytes of NumPy's."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adam_async.data_server.transforms.pipeline import kernels_of
+from adam_async.data_server.transforms.pipeline import first_kernels, kernels_of
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.data_server.transforms.resample import Spline
 from adam_async.model.keyed_random import Dice
+from adam_async.runtime.kernel_cache import KernelCache
 
 NUMPY = kernels_of("numpy")
 SEEDS = st.integers(0, 1000)
@@ -127,3 +132,33 @@ def test_no_images_make_a_kernel_be_compiled_once_more(compiled):
         kernels.noisy,
     ):
         assert len(kernel.signatures) == 1
+
+
+EMPTY = (
+    "import asyncio, sys; from adam_async.data_server import group_producer as producer\n"
+    "from adam_async.data_server.transforms.pipeline import first_kernels\n"
+    "from adam_async.runtime.child_process import run_module\n"
+    "print(first_kernels('auto'), repr(asyncio.run(run_module((producer.MODULE,), within_s=300))))\n"
+    "print(first_kernels('auto'), first_kernels('numpy'), first_kernels('numba'))"
+)
+
+
+@pytest.mark.slow
+def test_with_an_empty_cache_a_run_begins_with_numpys_kernels_and_a_child_compiles_the_others(tmp_path):
+    pytest.importorskip("numba")
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
+    done = subprocess.run(
+        [sys.executable, "-c", EMPTY], check=True, capture_output=True, text=True, env=environment
+    )
+    assert done.stdout.splitlines() == [
+        "('numpy', True) ''",
+        "('numba', False) ('numpy', False) ('numba', False)",
+    ]
+
+
+def test_a_disk_that_keeps_nothing_gets_no_child(compiled, monkeypatch, tmp_path):
+    from adam_async.model.fast import memory
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(memory, "CACHE", KernelCache(str(tmp_path / "file" / "below")))
+    assert first_kernels("auto") == ("numba", False)
