@@ -172,13 +172,12 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
             return
         assert self.messages is not None
         of, versions = self.messages[number].shards, self._versions
-        if len(answer.versions) != len(of.shards) or any(
-            problem.index >= len(of.shards) for problem in answer.problems
-        ):
+        count, problems = len(of.shards), answer.problems
+        if len(answer.versions) != count or (problems and any(each.index >= count for each in problems)):
             raise RemoteProtocolError(
                 "versions",
                 f"{len(answer.versions)} versions, and problems of shards "
-                f"{[problem.index for problem in answer.problems[:8]]}, do not fit {len(of.shards)} shards",
+                f"{[problem.index for problem in problems[:8]]}, do not fit {count} shards",
             )
         self.calls.note_versions(of.index, answer.versions)
         if isinstance(of, ShardMessage) and of.whole:
@@ -186,7 +185,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
         else:
             for name, version in zip(of.names, answer.versions, strict=True):
                 versions[name] = min(versions.get(name, version), version)
-        for problem in answer.problems:
+        for problem in problems:
             if problem.status == REFUSED:
                 spec = self.calls.layout.table.shards[of.shards[problem.index]]
                 self._refused.append(RefusedShard(name=spec.tensor, start=spec.start, stop=spec.stop))
@@ -255,6 +254,8 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
 
     def fail(self, error: BaseException) -> None:
         """End the wait of the caller with an error."""
+        if self._timer is not None:
+            self._timer.cancel()
         if not self.done.done():
             self.done.set_exception(error)
             self.done.exception()  # a call without a waiting caller is no defect

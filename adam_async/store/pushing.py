@@ -175,7 +175,7 @@ def _gather(plan: StorePlan, given: list[NDArray[Any]]) -> list[NDArray[Any]]:
         ranges = message.ranges
         if pick is not None:
             try:  # `join` works less than `concatenate` for each array
-                values = np.frombuffer(b"".join(pick(given)), message.dtype)
+                values = np.frombuffer(bytearray().join(pick(given)), message.dtype)
             except TypeError:  # an array is not C-contiguous
                 values = np.concatenate([array.ravel() for array in pick(given)])
         elif len(ranges) == 1:

@@ -324,6 +324,7 @@ class ParameterStore:
         if not calls.has_begun:
             await calls.begin()
         await asyncio.sleep(0)  # a loop of ticks lets other tasks run
+        calls.check()
         tick = calls.new_tick()
         calls.put(tick)
         await tick.done

@@ -422,9 +422,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
     def _push_buffers(self) -> None:
         """Push the changes of buffers since the last pull; pushes without a pull lack them."""
         self._exchanges.settle(0)
-        changes = self._buffers.gradients(self._buffers.snapshot())
-        rate = dict.fromkeys(changes, self._buffers.rate)
-        if changes:
+        if changes := self._buffers.gradients(self._buffers.snapshot()):
+            rate = dict.fromkeys(changes, self._buffers.rate)
             self._exchanges.begin(
                 Exchange(gradients=changes, rate=rate, read=self._local.read, ends_step=False)
             )
