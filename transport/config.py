@@ -9,6 +9,9 @@ MIB = 1 << 20
 Checksum = Literal["auto", "on", "off"]
 """Permitted values of `LinkConfig.checksum`."""
 
+MOST_NODE_BYTES = 80
+"""Maximum length of the name of a node, in bytes."""
+
 PROBES = 3
 """Number of unanswered probes after which the kernel ends a connection."""
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from transport.config import MOST_NODE_BYTES
 from transport.tensors import Tensor
 
 ANY_ROLE = "*"
@@ -54,7 +55,11 @@ class Identity:
     run: str = ""
 
     def __post_init__(self) -> None:
-        for name, value, most in (("role", self.role, 32), ("node", self.node, 80), ("run", self.run, 64)):
+        for name, value, most in (
+            ("role", self.role, 32),
+            ("node", self.node, MOST_NODE_BYTES),
+            ("run", self.run, 64),
+        ):
             if len(value.encode()) > most or "\0" in value:
                 raise ValueError(f"{name} {value!r} is longer than {most} bytes or holds a zero")
         if not self.role or not self.node:

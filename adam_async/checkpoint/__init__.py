@@ -16,6 +16,6 @@ Shards on the disks of servers (`train --store`, stores of clients):
     run_notes.py                   the driver's file of points from which a run can go on
     saved_shards.py                newest copy of each piece, found and read after the loss of all servers
 Trained models:
-    model_file.py                  `model.safetensors`: weights, spec and class names in one file
+    model_file.py, model_head.py   `model.safetensors`: weights, spec and class names in one file; its head
     trained_model.py               `Model`: loads such a file, and classifies images
 """

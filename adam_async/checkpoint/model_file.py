@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
+from adam_async.checkpoint.model_head import FORMAT, METADATA_KEY, SavedModelError, read_head
 from adam_async.checkpoint.names import FILE_NAME
-from adam_async.data_server.dataset import is_name
 from adam_async.errors import ConfigError, SpecError
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
@@ -26,20 +26,6 @@ from adam_async.model.network import Network
 from adam_async.model.spec import ModelSpec
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.runtime.disk import Disk
-
-FORMAT = "adam-async/model/1"
-"""Name and version of the format."""
-
-METADATA_KEY = "adam-async"
-"""Key of this package's JSON in the metadata: ``format_version``, ``spec`` and, for data with names,
-``class_names``."""
-
-MAX_HEADER_BYTES = 1 << 20
-"""Maximum size of a header in bytes: names, shapes and metadata of some thousand tensors."""
-
-
-class SavedModelError(ConfigError):
-    """A file is not a usable model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,7 +113,7 @@ def load_model(
         SavedModelError: The file is truncated, has another format than safetensors, was written by another
             package, or its tensors do not match its spec.
     """
-    spec, class_names = _metadata(_header(data, origin), origin)
+    spec, class_names = read_head(data, len(data), origin)
     try:
         weights = dict(load_tensors(data))
     except (SafetensorError, ValueError, KeyError) as error:
@@ -143,63 +129,6 @@ def load_model(
             f"{origin} names {len(class_names)} classes, but its model has {outputs} outputs"
         )
     return SavedModel(spec=spec, weights=weights, class_names=class_names)
-
-
-def _header(data: bytes, origin: str) -> dict[str, Any]:
-    """Read the header, which the library's loader does not return, and check that the file is whole."""
-    if len(data) < 8:
-        raise SavedModelError(f"{origin} has {len(data)} bytes; a safetensors file has at least 10")
-    size = int.from_bytes(data[:8], "little")
-    if size > MAX_HEADER_BYTES:
-        raise SavedModelError(f"{origin} is not a safetensors file (its header would have {size} bytes)")
-    if 8 + size > len(data):
-        raise SavedModelError(
-            f"{origin} is truncated: it has {len(data)} bytes, its header alone ends at {8 + size}"
-        )
-    try:
-        header = json.loads(data[8 : 8 + size])
-    except (ValueError, RecursionError):  # also of text that nests too deeply
-        header = None
-    if not isinstance(header, dict):
-        raise SavedModelError(f"{origin} is not a safetensors file (its header is not a JSON object)")
-    ends = [_end_of(entry) for name, entry in header.items() if name != "__metadata__"]
-    expected = 8 + size + max(ends, default=0)
-    if len(data) < expected:
-        raise SavedModelError(f"{origin} is truncated: it has {len(data)} bytes of {expected}")
-    return header
-
-
-def _end_of(entry: Any) -> int:
-    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-    if isinstance(offsets, list) and len(offsets) == 2 and all(type(offset) is int for offset in offsets):
-        return int(offsets[1])
-    return 0
-
-
-def _metadata(header: dict[str, Any], origin: str) -> tuple[ModelSpec, tuple[str, ...]]:
-    """Return the spec and the names of the classes."""
-    metadata = header.get("__metadata__")
-    ours = metadata.get(METADATA_KEY) if isinstance(metadata, dict) else None
-    if not isinstance(ours, str):
-        raise SavedModelError(
-            f"{origin} is a safetensors file without a model's spec, such as a step's; use one that "
-            "`train --out` wrote for a network"
-        )
-    try:
-        values = json.loads(ours)
-        version, spec, names = values["format_version"], values["spec"], values.get("class_names", [])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise SavedModelError(f"{origin} has damaged metadata; save it again") from None
-    if version != FORMAT:
-        raise SavedModelError(f"{origin} has the format {version!r}; this version reads {FORMAT!r}")
-    if not isinstance(names, list) or not all(isinstance(name, str) and is_name(name) for name in names):
-        raise SavedModelError(
-            f"{origin} has damaged metadata: class_names is not a list of names; save it again"
-        )
-    try:
-        return ModelSpec.from_dict(spec), tuple(names)
-    except SpecError as error:
-        raise SavedModelError(f"{origin} holds no valid spec: {error}") from None
 
 
 def _check(network: RunModel, weights: Mapping[str, NDArray[Any]], origin: str) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.model_file import SavedModel, dump_model, load_model
+from adam_async.checkpoint.model_head import cannot_read
 from adam_async.checkpoint.names import FILE_NAME
 from adam_async.data_server.dataset import Dataset
 from adam_async.errors import ConfigError, ModelError
@@ -101,7 +102,7 @@ class Model:
             path = path / FILE_NAME if path.is_dir() else path
             data = read_ordinary(path, available_bytes())
         except OSError as error:
-            raise cannot_read(path, error) from None
+            raise cannot_read("model", path, error) from None
         return cls.of_file(load_model(data, origin=str(path), layers=layers), layers=layers)
 
     @classmethod
@@ -221,10 +222,3 @@ def check_init(init: object) -> None:
     if init is not None and not isinstance(init, Model):
         example = f"Model.load({str(init)!r})" if isinstance(init, str | PurePath) else "Model.load(path)"
         raise ConfigError(f"init is a {type(init).__name__}, expected a model: give init={example}")
-
-
-def cannot_read(path: Path, error: OSError) -> ConfigError:
-    """Return the error for a model file that cannot be read."""
-    return ConfigError(
-        f"model {path} cannot be read: {error.strerror or error}; name a file that `train --out` wrote"
-    )

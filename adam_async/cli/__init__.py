@@ -14,6 +14,7 @@ Files, in reading order:
     options.py                   options of `train`, of roles and of some commands; others have own files
     running.py, signals.py       one event loop per command; Ctrl-C and SIGTERM: ordered end, then at once
 
+    option_checks.py             options of single commands, checked before their modules are imported
     train_checks.py              options of `train`, checked before the modules of a training are imported
     train.py                     `train`: options merged, a cluster started or joined, training, results
     live_table.py                progress on a terminal as a table, elsewhere as lines; the summary

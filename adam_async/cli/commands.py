@@ -17,7 +17,7 @@ from adam_async.cli.drill_options import DrillOptions
 from adam_async.cli.files import check_model_path, check_present
 from adam_async.cli.help_text import FilledHelp
 from adam_async.cli.launch_commands import launch_commands
-from adam_async.cli.operation_options import OperatorOptions, StatusOptions
+from adam_async.cli.operation_options import OperatorOptions, StatusOptions, check_workers
 from adam_async.cli.options import (
     WAITING,
     ControllerOptions,
@@ -34,6 +34,7 @@ from adam_async.cli.options import (
     TrainOptions,
     WorkerOptions,
     checked_by,
+    node_named,
     set_by_variable,
     shown_default,
     to_read,
@@ -46,9 +47,7 @@ from adam_async.cli.simulate_options import SimulateOptions, check_options
 from adam_async.cli.store_options import Action, StoreOptions
 from adam_async.cli.store_options import check_words as check_store_words
 from adam_async.cli.terminal import Terminal, explain, reader_left
-from adam_async.data_server.sources.names import check_exists
 from adam_async.errors import ConfigError, first_cause
-from adam_async.model.named import check_model
 from adam_async.run.image_size import read_image_size
 
 USAGE = 2
@@ -211,7 +210,11 @@ def evaluate(
     loop
         The event loop.
     """
-    check_exists(data)
+    from adam_async.cli.option_checks import check_threads
+    from adam_async.data_server.sources.kinds import check_source
+
+    check_threads(threads)
+    check_source(data)
     from adam_async.cli.inspect import run_evaluation
 
     return run_in_loop(
@@ -234,6 +237,9 @@ def predict(
     images
         Image files, .npy arrays, and folders of them.
     """
+    from adam_async.cli.option_checks import check_prediction
+
+    check_prediction(images, options)
     from adam_async.cli.predict import run_prediction
 
     return run_in_loop(lambda terminal: run_prediction(model, images, options, terminal), loop=options.loop)
@@ -248,6 +254,9 @@ def export(model: ModelPath, *, options: ExportOptions = ExportOptions()) -> int
     model
         File of the model, or its folder.
     """
+    from adam_async.cli.option_checks import check_export
+
+    check_export(model, options)
     from adam_async.cli.export import run_export
 
     return run_in_loop(lambda terminal: run_export(model, options, terminal), loop=options.loop)
@@ -268,6 +277,9 @@ def report(
     loop
         The event loop.
     """
+    from adam_async.cli.option_checks import check_reports
+
+    check_reports(files, plot)
     from adam_async.cli.report import run_report
 
     return run_in_loop(lambda terminal: run_report(files, plot, terminal), loop=loop)
@@ -276,8 +288,9 @@ def report(
 @app.command
 def plan(options: PlanOptions = PlanOptions()) -> int:  # noqa: B008 - frozen
     """Predict the rate of a model cut over several workers, and recommend a cut."""
-    check_exists(options.data or "auto")
-    check_model(options.model or "auto")
+    from adam_async.cli.plan.option_checks import check_plan
+
+    check_plan(options)
     from adam_async.cli.plan.command import run_plan
 
     return run_in_loop(lambda terminal: run_plan(options, os.environ, terminal), loop=options.loop)
@@ -296,7 +309,9 @@ def doctor(*, model: str = "mnist-adam", images_per_group: int = 16, loop: LoopN
     loop
         The event loop.
     """
-    check_model(model)
+    from adam_async.cli.option_checks import check_doctor
+
+    check_doctor(model, images_per_group)
     from adam_async.cli.inspect import run_doctor
 
     return run_in_loop(lambda terminal: run_doctor(model, images_per_group, os.environ, terminal), loop=loop)
@@ -375,11 +390,9 @@ def data(
     size
         Size to scale and cut images to, ROWSxCOLUMNS such as 48x64; by default the images decide.
     """
-    if stage.stage is None:
-        check_exists(data)
     from adam_async.cli.roles.checks import check_data_server
 
-    check_data_server(options)
+    check_data_server(options, data if stage.stage is None else None)
     from adam_async.cli.staging import serve_staged
 
     return run_role(
@@ -399,7 +412,9 @@ def inspect_data(source: str = "auto", /, options: InspectOptions = InspectOptio
     source
         auto, mnist, digits, a folder or a file, as in `train --data`.
     """
-    check_exists(source)
+    from adam_async.cli.option_checks import check_inspection
+
+    check_inspection(source, options)
     from adam_async.cli.data_inspect import run_inspection
 
     return run_in_loop(
@@ -506,7 +521,7 @@ def status(*, options: StatusOptions) -> int:
 
 
 @app.command
-def logs(node: str, /, *, options: OperatorOptions) -> int:
+def logs(node: Annotated[str, node_named("NODE")], /, *, options: OperatorOptions) -> int:
     """Print the last lines of a role's log, also after its loss.
 
     Parameters
@@ -518,7 +533,7 @@ def logs(node: str, /, *, options: OperatorOptions) -> int:
 
 
 @app.command
-def scale(workers: int, /, *, options: OperatorOptions) -> int:
+def scale(workers: Annotated[int, checked_by(check_workers)], /, *, options: OperatorOptions) -> int:
     """Start or end workers of the run in progress, until it has this number.
 
     Parameters

@@ -5,14 +5,13 @@ Drawing needs Pillow, of the extra ``data``. Letters: C channels, H rows, W colu
 
 import io
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.transforms.recipe import Recipe
-from adam_async.errors import ConfigError, install_command
+from adam_async.errors import ConfigError
 from adam_async.model.keyed_random import Dice
 
 TILE = 32
@@ -36,20 +35,6 @@ MOST_PIXELS = 1 << 26
 
 Image = NDArray[np.uint8]
 """Pixels of shape (C, H, W)."""
-
-
-def check_png(file: Path) -> None:
-    """Check that a contact sheet can be drawn into a file.
-
-    Raises:
-        ConfigError: The file does not end in .png, or Pillow is not installed.
-    """
-    if file.suffix != ".png":
-        raise ConfigError(f"--png {file}: name a file that ends in .png")
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError:
-        raise ConfigError(f"--png needs Pillow, of the extra `data`: {install_command('data')}") from None
 
 
 def sheet_rows(

@@ -9,36 +9,33 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.cli.contact_sheet import check_png, contact_sheet, sheet_rows
+from adam_async.cli.contact_sheet import contact_sheet, sheet_rows
 from adam_async.cli.data import data_folder, load_data
 from adam_async.cli.files import check_target, read_file, write_file
-from adam_async.cli.options import InspectOptions, check_within
+from adam_async.cli.option_checks import check_inspection
+from adam_async.cli.options import InspectOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.sources.datasets import kind_of_name, split_folders
+from adam_async.data_server.sources.kinds import Kind, find_files
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.data_server.transforms.steps import read_steps
 from adam_async.driver.augmentation import steps_for
-from adam_async.errors import ConfigError, DataError
+from adam_async.errors import DataError
 from adam_async.run.image_size import read_image_size
 from adam_async.run.user_code import functions_for
 from adam_async.runtime.disk import Disk
 
-MOST_SAMPLES, MOST_CLASSES = 256, 1024
-"""Maximum values of `--samples` and `--classes`."""
-
 NAMED = "known by name"
-IDX = "IDX files, as MNIST's"
-FORMATS = {
+FORMATS: dict[Kind, str] = {
+    "idx": "IDX files, as MNIST's",
+    "folders": "folders of images, one for each class",
     ".npz": "NumPy archive (.npz)",
     ".npy": "NumPy arrays (.npy)",
     ".parquet": "Parquet",
     ".tar": "tar shards, as WebDataset's",
     ".csv": "CSV tables",
 }
-"""Descriptions of the kinds of sources of `data_server/sources/datasets.py`."""
-
-FOLDERS = "folders of images, one for each class"
+"""Descriptions of the kinds of sources."""
 
 _AT_ONCE = 1024
 """Number of images counted at once; counting needs eight times their bytes."""
@@ -92,7 +89,7 @@ async def run_inspection(
         ConfigError: An option or a transform is wrong, or a file cannot be read or written.
         DataError: The source is missing, or too much of it is damaged.
     """
-    _check(options)
+    check_inspection(source, options)
     async with Disk() as disk:
         if options.png is not None:
             await check_target(options.png, "--png", disk)
@@ -125,16 +122,6 @@ async def run_inspection(
     return 0
 
 
-def _check(options: InspectOptions) -> None:
-    check_within("--samples", options.samples, 1, MOST_SAMPLES)
-    check_within("--classes", options.classes, 1, MOST_CLASSES)
-    for option, value, least in (("--seed", options.seed, 0), ("--epoch", options.epoch, 1)):
-        if value < least:
-            raise ConfigError(f"{option} must be at least {least}, not {value}")
-    if options.png is not None:
-        check_png(options.png)
-
-
 def _draw(dataset: Dataset, steps: Sequence[Mapping[str, Any]] | None, options: InspectOptions) -> bytes:
     recipe = None
     if steps is not None:
@@ -155,13 +142,7 @@ async def kind_of(source: str, data_dir: Path | None, disk: Disk) -> str:
     path = data_dir if source in ("auto", "mnist") else Path(source)
     if source == "digits" or path is None or not await disk.run(path.exists):
         return NAMED
-    names = await disk.names(path) if await disk.run(path.is_dir) else [path.name]
-    if any("-ubyte" in name for name in names):
-        return IDX
-    kinds = {kind_of_name(name) for name in names}
-    if not kinds & FORMATS.keys():
-        kinds = {(await split_folders(path, disk))[0]}
-    return next((words for kind, words in FORMATS.items() if kind in kinds), FOLDERS)
+    return FORMATS[(await disk.run(find_files, path)).kind]
 
 
 def describe(dataset: Dataset, kind: str) -> SourceReport:

@@ -4,13 +4,13 @@ Only functions of this file import PyTorch, because other commands must run with
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from adam_async.checkpoint.names import FILE_NAME
 from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.files import announce_existing, check_target, write_file
+from adam_async.cli.option_checks import check_export
 from adam_async.cli.options import ExportOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError, install_command
@@ -29,17 +29,12 @@ async def run_export(path: Path, options: ExportOptions, terminal: Terminal) -> 
             in PyTorch.
         ModelError: The scores of onnxruntime differ from the network's.
     """
-    targets = {
-        option: file
-        for option, file in (("--onnx", options.onnx), ("--torch", options.torch))
-        if file is not None
-    }
-    if not targets:
-        raise ConfigError("export needs a file to write: --onnx FILE, --torch FILE, or both")
+    targets = {"--onnx": options.onnx, "--torch": options.torch}
     async with Disk() as disk, ComputePool(threads=1, name="export") as pool:
-        await disk.run(_check_targets, path, targets.values())
+        await disk.run(check_export, path, options)
         for option, file in targets.items():
-            await check_target(file, option, disk)
+            if file is not None:
+                await check_target(file, option, disk)
         model = await disk.run(Model.load, path)
         if options.onnx is not None:
             data, lines = await pool.run(_onnx, model)
@@ -52,19 +47,6 @@ async def run_export(path: Path, options: ExportOptions, terminal: Terminal) -> 
             await write_file(options.torch, "--torch", [data], disk)
             _print(options.torch, lines, terminal)
     return 0
-
-
-def _check_targets(path: Path, targets: Iterable[Path]) -> None:
-    """Check that the command writes no file twice, and does not overwrite the model.
-
-    Raises:
-        ConfigError: A target is the model, or is named twice.
-    """
-    taken = {path.resolve(), (path / FILE_NAME).resolve()}
-    for target in targets:
-        if target.resolve() in taken:
-            raise ConfigError(f"{target} is the model, or is named twice; name another file")
-        taken.add(target.resolve())
 
 
 def _onnx(model: Model) -> tuple[bytes, list[str]]:

@@ -5,11 +5,14 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from adam_async.checkpoint.model_head import cannot_read, check_head
 from adam_async.checkpoint.names import FILE_NAME, is_folder_name
 from adam_async.cli.terminal import Terminal
+from adam_async.driver.replay.record_head import check_record
 from adam_async.errors import ConfigError
 from adam_async.model.toml_text import MOST_TEXT_BYTES
 from adam_async.runtime.disk import Disk, Part
+from adam_async.runtime.ordinary_files import read_ordinary
 
 
 def is_file(model: str) -> bool:
@@ -45,11 +48,19 @@ def check_file(option: str, path: Path) -> None:
 def check_model_path(option: str, path: Path) -> None:
     """Check that the file of a model, or its folder, has one. Raises ConfigError: there is none."""
     check_present(option, path)
-    if path.is_dir() and not (path / FILE_NAME).exists():
-        raise ConfigError(
-            f"{option} {path / FILE_NAME} cannot be read: {os.strerror(errno.ENOENT)}; name a file that "
-            "`train --out` wrote"
-        )
+    file = path / FILE_NAME if path.is_dir() else path
+    try:
+        check_head(file)
+    except OSError as error:
+        raise cannot_read(option, file, error) from None
+
+
+def check_replay(option: str, path: Path) -> None:
+    """Check that a file begins as a record. Raises ConfigError or RecordError: it does not."""
+    try:
+        check_record(path)
+    except OSError as error:
+        raise ConfigError(f"{option} {path} cannot be read: {error.strerror or error}") from None
 
 
 def check_checkpoints(option: str, path: Path) -> None:
@@ -121,8 +132,13 @@ async def read_file(path: Path, option: str, disk: Disk) -> str:
     Raises:
         ConfigError: The file cannot be read, is larger than `MOST_TEXT_BYTES`, or is not text.
     """
+    return await disk.run(text_of, path, option)
+
+
+def text_of(path: Path, option: str) -> str:
+    """Read the text file that an option names. Blocks. For errors see `read_file`."""
     try:
-        return (await disk.read_bytes(path, MOST_TEXT_BYTES)).decode("utf-8-sig")
+        return read_ordinary(path, MOST_TEXT_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{option} {path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:

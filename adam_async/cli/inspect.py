@@ -6,13 +6,12 @@ from pathlib import Path
 from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.data import cache_folder, data_folder, load_data
 from adam_async.cli.files import read_model_file
-from adam_async.cli.options import check_within
+from adam_async.cli.option_checks import check_doctor, check_threads
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.damage import Policy
 from adam_async.model import ModelSpec, named_model
 from adam_async.report.doctor import examine, exit_code
 from adam_async.report.evaluate import evaluate, table
-from adam_async.run.config import MAX_THREADS_PER_CORE, MOST
 from adam_async.run.model_selection import image_size
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
@@ -28,7 +27,7 @@ async def run_evaluation(
         ConfigError: The file is no model, does not fit the data, or `threads` is out of range.
         DataError: The data are missing or damaged.
     """
-    check_within("--threads", threads, 0, MAX_THREADS_PER_CORE * usable_cores())
+    check_threads(threads)
     async with Disk() as disk:
         trained = await disk.run(Model.load, model)
         size = image_size("", "", spec=trained.network.spec)
@@ -54,7 +53,7 @@ async def run_doctor(
     Raises:
         ConfigError: The model cannot be found, read or built, or `images_per_group` is out of range.
     """
-    check_within("--images-per-group", images_per_group, 1, MOST["images_per_group"])
+    check_doctor(model, images_per_group)
     async with Disk() as disk:
         text = await read_model_file(model, disk)
         findings = await examine(

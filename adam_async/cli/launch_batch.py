@@ -26,7 +26,7 @@ from adam_async.cluster.parent_pipe import Parent, die_with_parent
 from adam_async.errors import ConfigError, first_cause
 from adam_async.launch.agent import Agent, AgentSettings, DriverLost
 from adam_async.launch.agents import AgentLauncher, Gathering
-from adam_async.launch.batch import Job, Rank, job_script
+from adam_async.launch.batch import Rank, job_script
 from adam_async.launch.environment import address_at, number_in
 from adam_async.launch.node_memory import memory_of_node
 from adam_async.launch.slurm import (
@@ -61,8 +61,6 @@ async def launch_with_torchrun(
     """
     options = launched(options, file)
     check_resumes_newest(options.resume, "launch torchrun")
-    if not 0 <= port <= 65535:
-        raise ConfigError(f"--port must be within 0 and 65535, not {port}")
     rank = Rank.of(environment, port)
     die_with_parent()  # a killed torchrun leaves its ranks running
     token = await read_token(options.token_file, environment)
@@ -130,14 +128,7 @@ async def launch_on_slurm(
         config = await configure(options, environment, disk, launched=True)
     data_servers = 0 if addresses_in(config.data) else config.data_servers
     words = [word for word in sys.argv[1:] if word not in ("--submit", "--no-submit")]
-    job = Job(
-        nodes=slurm.nodes,
-        cpus=slurm.cpus,
-        memory_bytes=memory_of_node(config, slurm.nodes, data_servers=data_servers),
-        time=slurm.time,
-        partition=slurm.partition,
-        name=slurm.job_name,
-    )
+    job = slurm.job(memory_of_node(config, slurm.nodes, data_servers=data_servers))
     script = job_script(job, (*COMMAND, *words, "--here"))
     if not slurm.submit:
         sys.stdout.write(script)

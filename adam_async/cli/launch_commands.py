@@ -14,6 +14,7 @@ from adam_async.cli.launch_options import RayOptions, SlurmOptions
 from adam_async.cli.options import TrainOptions, to_read
 from adam_async.cli.running import run_driver, run_in_loop
 from adam_async.cli.terminal import Terminal
+from adam_async.launch.batch import Rank
 
 RunFile = Annotated[
     Path, to_read("--config"), Parameter(help="TOML file with options, as for `train --config`.")
@@ -62,6 +63,10 @@ def launch_torchrun(
     """
 
     async def work(terminal: Terminal) -> int:
+        from adam_async.cli.launch import launched
+
+        launched(options, file)
+        Rank.of(os.environ, port)
         from adam_async.cli.launch_batch import launch_with_torchrun
 
         return await launch_with_torchrun(port, file, options, os.environ, terminal)
@@ -87,6 +92,7 @@ def launch_ray(
     """Train with the roles as actors of Ray, and the driver in this process; needs the extra `ray`."""
 
     async def work(terminal: Terminal) -> int:
+        ray.settings()
         from adam_async.cli.launch import launch_on_ray
 
         return await launch_on_ray(ray, file, options, os.environ, terminal)
@@ -104,6 +110,10 @@ def launch_slurm(
     """Print or submit the script of a Slurm job that trains on its nodes (docs/how-to/launch-slurm.md)."""
 
     async def work(terminal: Terminal) -> int:
+        from adam_async.cli.launch import launched
+
+        launched(options, file)
+        slurm.job()
         from adam_async.cli.launch_batch import launch_on_slurm
 
         return await launch_on_slurm(file, options, slurm, os.environ, terminal)

@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from adam_async.cli.options import options
+from adam_async.launch.batch import Job
 from adam_async.launch.ray_resources import RaySettings, read_asks, read_variables
 
 
@@ -61,3 +62,14 @@ class SlurmOptions:
     """Partition of the nodes."""
     job_name: str = "adam-async"
     """Name of the job, and beginning of the name of its output."""
+
+    def job(self, memory_bytes: int = 0) -> Job:
+        """Return the job, with this memory of each node. Raises ConfigError: an option has a wrong value."""
+        return Job(
+            nodes=self.nodes,
+            cpus=self.cpus,
+            memory_bytes=memory_bytes,
+            time=self.time,
+            partition=self.partition,
+            name=self.job_name,
+        )

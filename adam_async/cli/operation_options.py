@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-from adam_async.cli.options import ONLY_ON, WAIT, LoopName, Wait, addresses_of, options, to_read
+from adam_async.cli.options import ONLY_ON, WAIT, LoopName, Wait, addresses_of, check_within, options, to_read
+from adam_async.run.config import MOST_WORKERS
 
 
 @options
@@ -20,6 +21,11 @@ class OperatorOptions:
     """Log the actions of the command."""
     loop: LoopName = "uvloop"
     """The event loop."""
+
+
+def check_workers(workers: int) -> None:
+    """Check the number of workers that an operator asks for. Raises ConfigError: it is out of range."""
+    check_within("the number of workers", workers, 0, MOST_WORKERS)
 
 
 @options

@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 from cyclopts import Parameter, Token, convert
 
-from adam_async.cli.files import check_file, check_model_path
+from adam_async.cli.files import check_file, check_model_path, check_replay
 from adam_async.errors import ConfigError
 from adam_async.run.addresses import check_address
 from adam_async.run.cache_size import cache_limits, read_budget
 from adam_async.run.config import FIELDS, FLUSH_S, Config
 from adam_async.run.option_sources import variable_of
 from adam_async.run.stragglers import read_slow
-from transport.config import Checksum
+from transport.config import MOST_NODE_BYTES, Checksum
 
 LoopName = Literal["uvloop", "asyncio"]
 Damaged = Literal["error", "skip"]
@@ -74,6 +74,17 @@ def addresses_of(option: str, *, everywhere: bool = False) -> Parameter:
 def checked_by(check: Callable[[Any], object]) -> Parameter:
     """Return the cyclopts parameter of an option whose value a function checks before modules load."""
     return Parameter(validator=lambda _, value: check(value))
+
+
+def node_named(option: str) -> Parameter:
+    """Return the cyclopts parameter of the name of a node, checked before modules load."""
+
+    def check(name: str | None) -> None:
+        size = 1 if name is None else len(name.encode(errors="surrogateescape"))
+        if not 0 < size <= MOST_NODE_BYTES:
+            raise ConfigError(f"{option} {name!r} must be a name of 1 to {MOST_NODE_BYTES} bytes")
+
+    return checked_by(check)
 
 
 def to_read(option: str, check_path: Callable[[str, Path], None] = check_file) -> Parameter:
@@ -288,7 +299,7 @@ class TrainOptions:
     """Write a timeline of the run to this file, as Trace Event JSON; ui.perfetto.dev opens it."""
     record: Path | None = None
     """Write a record of the run, for --replay, to this file; workers then have one compute thread each."""
-    replay: Annotated[Path | None, to_read("--replay")] = None
+    replay: Annotated[Path | None, to_read("--replay", check_replay)] = None
     """Repeat the run of this record in this process, to the last bit."""
     out: Path | None = None
     """Write the trained model to model.safetensors in this folder."""
@@ -355,7 +366,7 @@ class TrainOptions:
 class RoleOptions:
     """Options of every role."""
 
-    id: str | None = None
+    id: Annotated[str | None, node_named("--id")] = None
     """Name of this node, unique in its cluster; by default role, host and process id."""
     token_file: Annotated[Path | None, to_read("--token-file")] = None
     """File with the cluster's token, or the keys of this role (`token derive`); by default ADAM_TOKEN."""
@@ -396,7 +407,7 @@ class RoleOptions:
 class ControllerOptions(RoleOptions):
     """Options of a controller."""
 
-    id: str | None = None
+    id: Annotated[str | None, node_named("--id")] = None
     """With --peers the id of this controller, such as 1; otherwise its name, by default controller with
     --dir, else role, host and process id."""
     bind: Annotated[str | None, addresses_of("--bind", everywhere=True)] = None

@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 
 from adam_async.checkpoint.trained_model import SOFTMAX, Model, Predictions
-from adam_async.cli.contact_sheet import Image, check_png, contact_sheet
+from adam_async.cli.contact_sheet import Image, contact_sheet
 from adam_async.cli.files import check_target, write_file
+from adam_async.cli.option_checks import check_prediction
 from adam_async.cli.options import PredictOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.damage import Damage
@@ -54,7 +55,7 @@ async def run_prediction(
         ConfigError: The file is no model, an option is wrong, or an array does not fit the model.
         DataError: An image is missing or damaged.
     """
-    await _check(images, options)
+    check_prediction(images, options)
     rows: list[ImageReport] = []
     pictures: list[Image] = []
     captions: list[list[str]] = []
@@ -93,15 +94,6 @@ async def run_prediction(
     if options.png is not None and not options.json:
         terminal.print(f"contact sheet of {len(pictures):,} of {len(rows):,} images: {options.png}")
     return 0
-
-
-async def _check(images: Sequence[Path], options: PredictOptions) -> None:
-    if not images:
-        raise ConfigError("predict needs images: adam-async predict MODEL FILE-OR-FOLDER...")
-    if options.top < 1:
-        raise ConfigError(f"--top must be at least 1, not {options.top}")
-    if options.png is not None:
-        check_png(options.png)
 
 
 def _image_shape(model: Model) -> tuple[int, int, int]:

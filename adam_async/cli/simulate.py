@@ -15,13 +15,13 @@ from typing import TextIO
 import msgspec
 
 from adam_async.cli.files import write_file
-from adam_async.cli.simulate_options import SimulateOptions, chosen_seeds, is_one_run
+from adam_async.cli.simulate_options import SimulateOptions, chosen_seeds, is_one_run, read_plan
 from adam_async.cli.terminal import Terminal
 from adam_async.cluster.parent_pipe import die_with_parent
 from adam_async.errors import ConfigError
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import usable_cores
-from adam_async.simulation.plan import Case, read_case
+from adam_async.simulation.plan import Case
 from adam_async.simulation.process_pool import ProcessPool
 from adam_async.simulation.runner import LEAST_SHARE, MANY, SeedResult, draw_case, reached, summary, unreached
 from adam_async.simulation.scenarios import SCENARIOS
@@ -115,11 +115,7 @@ async def chosen_case(options: SimulateOptions, name: str, disk: Disk) -> Case:
     if options.plan is None:
         assert options.seed is not None
         return draw_case(SCENARIOS[name], options.seed)
-    try:
-        data = await disk.read_bytes(options.plan)
-    except OSError as error:
-        raise ConfigError(f"--plan {options.plan} cannot be read: {error.strerror or error}") from None
-    case = read_case(data, origin=f"--plan {options.plan}")
+    case = await disk.run(read_plan, options.plan)
     chosen_scenarios([case.scenario])
     return case
 

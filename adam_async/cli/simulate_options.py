@@ -12,6 +12,8 @@ from adam_async.cli.files import check_folder, check_regular
 from adam_async.cli.options import ONLY_ON, LoopName, check_within, options, to_read
 from adam_async.errors import ConfigError
 from adam_async.runtime.machine import usable_cores
+from adam_async.runtime.ordinary_files import read_ordinary
+from adam_async.simulation.plan import Case, read_case
 
 MOST_JOBS_PER_CORE = 4
 
@@ -100,6 +102,21 @@ def check_options(options: SimulateOptions) -> None:
         if file is not None:
             check_regular(file, option)
             _check_in_folder(file, option)
+    if options.plan is not None:
+        read_plan(options.plan)
+
+
+def read_plan(plan: Path) -> Case:
+    """Return the run in the file of ``--plan``. Blocks.
+
+    Raises:
+        ConfigError: The file cannot be read, or has no plan.
+    """
+    try:
+        data = read_ordinary(plan)
+    except OSError as error:
+        raise ConfigError(f"--plan {plan} cannot be read: {error.strerror or error}") from None
+    return read_case(data, origin=f"--plan {plan}")
 
 
 def _is_one(scenarios: Sequence[str]) -> bool:

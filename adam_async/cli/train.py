@@ -39,7 +39,14 @@ from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.signals import EARLY
 from adam_async.cli.terminal import Terminal, explain
 from adam_async.cli.token import read_token
-from adam_async.cli.train_checks import check_code, check_results, check_together, config_file, result_files
+from adam_async.cli.train_checks import (
+    check_code,
+    check_results,
+    check_spill,
+    check_together,
+    config_file,
+    result_files,
+)
 from adam_async.cluster.launcher import Launcher
 from adam_async.cluster.local import LocalCluster
 from adam_async.cluster.networks import network_for
@@ -265,6 +272,7 @@ async def _read_contents(
             transforms = resumed.transforms
         announce_imports(resumed_transforms(resumed, transforms), resumed.name, terminal)
     await disk.run(check_results, options)
+    await disk.run(check_spill, config)
     if options.out is not None:
         await disk.run(make_folder, options.out, "--out")
     for option, file in result_files(options).items():

@@ -10,8 +10,9 @@ from typing import Any
 
 from adam_async.cli.files import check_checkpoints, check_folder, check_regular, read_file, read_model_file
 from adam_async.cli.options import TrainOptions
-from adam_async.data_server.sources.names import check_exists, is_import_path
-from adam_async.data_server.transforms.steps import check_step, read_steps
+from adam_async.data_server.sources.kinds import check_source
+from adam_async.data_server.sources.names import is_import_path
+from adam_async.data_server.transforms.steps import check_steps
 from adam_async.errors import ConfigError
 from adam_async.model.named import check_model
 from adam_async.model.spec import ModelSpec
@@ -22,7 +23,6 @@ from adam_async.run.user_code import (
     add_import_folder,
     import_factory,
     import_named,
-    named_functions,
     read_layers,
     read_step_args,
 )
@@ -72,12 +72,12 @@ async def _check_sources(options: TrainOptions, config: Config, disk: Disk) -> N
     if (text := await read_model_file(config.model, disk)) is not None:
         ModelSpec.from_toml(text)
     if config.transforms:
-        steps = read_steps(await read_file(Path(config.transforms), "--transforms", disk), config.transforms)
-        for at, step in enumerate(steps, 1):
-            check_step(step, f"step {at}", named_functions(steps))
+        text = await read_file(Path(config.transforms), "--transforms", disk)
+        check_steps(text, config.transforms)
     if options.controller is not None:
         return
-    check_exists(config.data)
+    check_source(config.data)
+    check_spill(config)
     if is_import_path(config.data):
         what = f"the import of {config.data}"
         await on_user_thread(lambda: import_named(config.data, "data"), what, within_s=IMPORTED_S)
@@ -129,6 +129,12 @@ def check_results(options: TrainOptions) -> None:
     for option, folder in folders.items():
         if folder is not None:
             check_folder(folder, option)
+
+
+def check_spill(config: Config) -> None:
+    """Check that the scratch file of images can be made. Raises ConfigError: its folder cannot be used."""
+    if config.spill:
+        check_folder(Path(config.spill), "spill")
 
 
 def check_together(options: TrainOptions, config: Config) -> None:

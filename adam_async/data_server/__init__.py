@@ -26,7 +26,8 @@ groups become events in the same way.
     validation_split.py             images held back for validation, and the sample of a training step
     run_memory.py                   memory of a run, checked before allocation
 
-    dataset.py, damage.py           checked images with labels; the policy for damaged ones
+    dataset.py, class_names.py      checked images with labels; names and numbers of classes
+    damage.py                       the policy for damaged images
     sources/                        MNIST, CIFAR-10, image folders, NumPy, CSV, Parquet, WebDataset, Ray
     staging/                        a shared source, copied by several data servers together
     client.py                       worker's side: groups ahead, reports, another server after a loss

@@ -3,16 +3,15 @@
 Letters: N images, C channels, H rows, W columns. Images are uint8, labels int64, both C-contiguous.
 """
 
-import re
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sized
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.data_server.class_names import MAX_NAME, is_name
 from adam_async.data_server.lazy_images import StoredImages
 from adam_async.errors import DataError
 from adam_async.run.cache_size import CacheLimits
@@ -20,16 +19,8 @@ from adam_async.run.cache_size import CacheLimits
 MAX_CHANNELS = 4
 """Maximum length of a trailing axis of channels (rows, columns, channels)."""
 
-MAX_NAME = 1536
-"""Maximum length of a class name, in characters: a folder's name of 255 bytes, with an escape of six
-characters for each byte that is not text."""
-
 MAX_CLASSES = 65_536
 """Maximum number of classes: the model has an output for each class up to the largest label."""
-
-
-SURROGATE = re.compile("[\ud800-\udfff]")
-"""Character that is not text, and that UTF-8 cannot encode."""
 
 SAMPLED = 64
 """Maximum number of training images from which `Dataset.squared_norm` is computed."""
@@ -270,49 +261,3 @@ def _labels(array: NDArray[Any], origin: str) -> NDArray[np.int64]:
             f"to {MAX_CLASSES - 1}; number the classes from 0"
         )
     return np.ascontiguousarray(array, dtype=np.int64)
-
-
-def is_number(label: str) -> bool:
-    """Return whether a label is a class number."""
-    return label.isascii() and label.isdigit() and len(label) < 10
-
-
-def number_classes(labels: Iterable[str]) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Number the classes of a table or a shard.
-
-    If at least half of the labels are numbers, the labels are the class numbers and have no names; otherwise
-    they are names, numbered in sorted order.
-
-    Returns:
-        The number of each usable label, and the names of the classes. Other labels have no class.
-    """
-    counts = Counter(labels)
-    numbers = [label for label in counts if is_number(label)]
-    if 2 * sum(counts[label] for label in numbers) >= counts.total():
-        return {label: int(label) for label in numbers}, ()
-    names = tuple(sorted(label for label in counts if is_name(label)))
-    return {name: number for number, name in enumerate(names)}, names
-
-
-def is_name(label: str) -> bool:
-    """Return whether a label can be a class name: short, and text that every file and message can hold."""
-    return 0 < len(label) <= MAX_NAME and not SURROGATE.search(label)
-
-
-def class_name(label: str) -> str:
-    r"""Return the class name of a label or a folder: composed accents, and escapes such as ``\udcff``.
-
-    macOS and Linux write the accents of one name in two forms of Unicode. Bytes of a folder's name that are
-    not text are surrogates, which no file or message can hold.
-    """
-    if len(label) > MAX_NAME:  # a label of many megabytes is not copied; it is no name either
-        return label
-    return unicodedata.normalize("NFC", label).encode("utf-8", "backslashreplace").decode()
-
-
-def number_folders(folders: Iterable[str]) -> dict[str, int]:
-    """Number the names of classes in their order: by value if all are numbers, otherwise by letters."""
-    names = sorted(set(folders))
-    if all(is_number(name) for name in names):
-        names.sort(key=int)
-    return {name: number for number, name in enumerate(names)}

@@ -22,7 +22,7 @@ from adam_async.controller.client import Membership
 from adam_async.errors import AdamError, ConfigError, DeadlineExceeded, RunFailed
 from adam_async.run.bundle_record import Member
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.config import MOST
+from adam_async.run.config import MOST_WORKERS
 from adam_async.run.program_record import MOST_PROGRAM_ID
 from transport import TransportError
 
@@ -48,9 +48,6 @@ MOST_ANSWER_BYTES = 8 << 10
 
 MOST_REFUSAL = 1000
 """Maximum length of the reason of a refusal, in characters."""
-
-MOST_WORKERS = MOST["replicas"] * MOST["partitions"]
-"""Maximum number of workers that an operator may ask for."""
 
 Action = Literal["logs", "scale", "stop"]
 """Action that an operator may ask for."""

@@ -46,8 +46,10 @@ class Rank:
                 29500.
 
         Raises:
-            ConfigError: A variable is missing or wrong.
+            ConfigError: The port is wrong, or a variable is missing or wrong.
         """
+        if not 0 <= port <= 65535:
+            raise ConfigError(f"--port must be within 0 and 65535, not {port}")
         if "RANK" not in environment or not environment.get("MASTER_ADDR"):
             raise ConfigError(
                 f"torchrun sets RANK and MASTER_ADDR, and one is missing: start with {TORCHRUN}"
@@ -101,6 +103,9 @@ class Job:
         time: Time limit, as ``sbatch --time`` takes it.
         partition: Partition.
         name: Name of the job.
+
+    Raises:
+        ConfigError: A value is invalid.
     """
 
     nodes: int
@@ -110,19 +115,18 @@ class Job:
     partition: str
     name: str
 
+    def __post_init__(self) -> None:
+        for option, value, least in (("--nodes", self.nodes, 1), ("--cpus", self.cpus, 0)):
+            if not least <= value <= MOST_RANKS:
+                raise ConfigError(f"{option} must be within {least} and {MOST_RANKS}, not {value}")
+        texts = (("--time", self.time), ("--partition", self.partition), ("--job-name", self.name))
+        for option, text in texts:
+            if any(not (character.isalnum() or character in "-_:.,+") for character in text):
+                raise ConfigError(f"{option} {text[:80]!r} has a character that no such value of sbatch has")
+
 
 def job_script(job: Job, command: Sequence[str]) -> str:
-    """Return the sbatch script that runs a command on the first node of a job.
-
-    Raises:
-        ConfigError: A value of the job is invalid.
-    """
-    for option, value, least in (("--nodes", job.nodes, 1), ("--cpus", job.cpus, 0)):
-        if not least <= value <= MOST_RANKS:
-            raise ConfigError(f"{option} must be within {least} and {MOST_RANKS}, not {value}")
-    for option, text in (("--time", job.time), ("--partition", job.partition), ("--job-name", job.name)):
-        if any(not (character.isalnum() or character in "-_:.,+") for character in text):
-            raise ConfigError(f"{option} {text[:80]!r} has a character that no such value of sbatch has")
+    """Return the sbatch script that runs a command on the first node of a job."""
     options = [
         f"job-name={job.name}",
         f"nodes={job.nodes}",

@@ -212,8 +212,9 @@ def number_in(environment: Mapping[str, str], variable: str, least: int, most: i
     """
     text = environment.get(variable, "")
     if not re.fullmatch(r"\d{1,9}", text) or not least <= int(text) <= most:
+        found = f"={text[:40]!r}" if variable in environment else " is not set, and"
         raise ConfigError(
-            f"{variable}={text[:40]!r} must be a whole number within {least} and {most}; the engine that "
+            f"{variable}{found} must be a whole number within {least} and {most}; the engine that "
             "starts the ranks sets it, or set ADAM_ROLE"
         )
     return int(text)

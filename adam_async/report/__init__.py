@@ -7,6 +7,7 @@ kernels (`baseline.py`). The rate of the run divided by this rate is the efficie
 
 Files, in reading order:
 
+    schema.py       name of the format, checked before the classes of a report are imported
     report.py       schema and builder: totals, epochs, traffic, staleness, waits, events, nodes
     defaults.py     reasons, in words, for the values of the open options
     baseline.py     the same kernels on the same number of threads, without roles and messages

@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.dataset import Dataset, is_number
+from adam_async.data_server.class_names import is_number
+from adam_async.data_server.dataset import Dataset
 from adam_async.errors import ConfigError, DataError
 from adam_async.model.context import Context
 from adam_async.model.network import PREDICT_BATCH, Network

@@ -16,6 +16,7 @@ from adam_async.model.network import Network
 from adam_async.model.working_set import Level, WorkingSet, working_sets
 from adam_async.report.baseline import Baseline
 from adam_async.report.defaults import explain_defaults
+from adam_async.report.schema import SCHEMA
 from adam_async.run.config import Config
 from adam_async.run.disk_counts import DiskCounts
 from adam_async.run.learning_rate import default_rate, squared_norm_of
@@ -30,9 +31,6 @@ from adam_async.runtime.machine import Machine
 from adam_async.runtime.traffic import TrafficRow
 from dataflow import EngineStatistics, PoolStatistics
 from transport import PoolStatistics as BufferPoolStatistics
-
-SCHEMA = "adam-async/report/1"
-"""Name and version of the schema; the version grows when a field changes its meaning or is removed."""
 
 MOST_LEFT_OUT = 400
 """Maximum length of the line about an omitted node, in characters."""

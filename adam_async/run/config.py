@@ -610,6 +610,9 @@ MOST = {
 }
 """Maximum values of options, by name; larger values are mistakes, or would cause a less clear error later."""
 
+MOST_WORKERS = MOST["replicas"] * MOST["partitions"]
+"""Maximum number of workers that an operator may ask for."""
+
 CONTROLLERS = (1, 3, 5)
 CONTROLLERS_WORDS = (
     "1, 3 or 5, of which none, one or two may be lost (an even number survives no more losses)"

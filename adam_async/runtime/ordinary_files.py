@@ -69,6 +69,12 @@ def read_ordinary(path: Path, most: int = MOST_READ_BYTES) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+def read_start(path: Path, most: int) -> tuple[bytes, int]:
+    """Return the first bytes of an ordinary file, and the size of the file. Blocks. See `ordinary_files`."""
+    with open(path, "rb", buffering=0, opener=ordinary_files) as file:
+        return file.read(most), os.fstat(file.fileno()).st_size
+
+
 def read_secret_file(path: Path) -> bytes:
     """Return the secret in a file, a pipe or a terminal. Blocks. For errors see `Disk.read_secret`."""
     # Without waiting for the other end of a pipe.

@@ -7,9 +7,10 @@ from functools import partial
 
 from adam_async.cli.data import load_data
 from adam_async.cli.files import check_target, read_model_file, write_file
-from adam_async.cli.options import PlanOptions, check_within
+from adam_async.cli.options import PlanOptions
 from adam_async.cli.plan.choice import Candidate, Conditions, candidates, reason, recommend
 from adam_async.cli.plan.link_speed import parse_bandwidth, parse_latency
+from adam_async.cli.plan.option_checks import check_plan
 from adam_async.cli.plan.report import plan_report
 from adam_async.cli.plan.table import show
 from adam_async.cli.terminal import Terminal
@@ -17,7 +18,6 @@ from adam_async.driver.calibration import calibrate
 from adam_async.errors import ConfigError, ModelError
 from adam_async.model import ModelSpec, Network, named_model
 from adam_async.model.partition.prediction import LayerTimes, LinkCost, estimated_times
-from adam_async.run.config import MAX_THREADS_PER_CORE, MOST
 from adam_async.run.model_selection import choose_model
 from adam_async.runtime.clock import fine_clock
 from adam_async.runtime.disk import Disk
@@ -37,8 +37,6 @@ USUAL_GROUP = 16
 """Number of images per group above which the command tries a group size only if the working set of the group
 fits the third-level cache."""
 
-MOST_PARTITIONS = 64
-
 
 async def run_plan(options: PlanOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
     """Compare the plans that the options leave open, print them, and write the best as JSON for `--json`.
@@ -47,6 +45,7 @@ async def run_plan(options: PlanOptions, environment: Mapping[str, str], termina
         ConfigError: A value is wrong, the model is unknown or cannot be cut, or a file cannot be written.
         DataError: The data of `--data` are missing or damaged.
     """
+    check_plan(options)
     machine = describe_machine(loop=options.loop)
     conditions = _conditions(options, machine)
     async with Disk() as disk:
@@ -65,20 +64,6 @@ async def run_plan(options: PlanOptions, environment: Mapping[str, str], termina
 
 
 def _conditions(options: PlanOptions, machine: Machine) -> Conditions:
-    for option, value, least, most in (
-        ("--partitions", options.partitions, 1, MOST_PARTITIONS),
-        ("--images-per-group", options.images_per_group, 1, MOST["images_per_group"]),
-        ("--threads", options.threads, 0, MAX_THREADS_PER_CORE * machine.cores),
-        ("--in-flight", options.in_flight, 0, MOST["in_flight"]),
-        ("--servers", options.servers, 1, MOST["servers"]),
-    ):
-        if value is not None:
-            check_within(option, value, least, most)
-    if options.halo != "auto" and options.plan == "layers":
-        raise ConfigError(
-            f"--halo {options.halo} belongs to plan vertical, not layers, which cuts no layer: leave it out, "
-            "or give --plan vertical"
-        )
     link = LinkCost()
     if options.bandwidth is not None:
         link = replace(link, bytes_per_s=parse_bandwidth(options.bandwidth))

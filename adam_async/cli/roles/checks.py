@@ -3,10 +3,12 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from adam_async.cli.files import check_folder
 from adam_async.cli.options import ControllerOptions, DataServerOptions, ServerOptions, WorkerOptions
 from adam_async.cli.printable import printable
+from adam_async.data_server.sources.kinds import check_source
 from adam_async.errors import ConfigError
 from adam_async.run.addresses import check_address, own_peer, read_peers
 from adam_async.run.config import MAX_THREADS_PER_CORE, MOST
@@ -56,12 +58,20 @@ def check_server(options: ServerOptions) -> None:
         check_folder(options.dir, "--dir")
 
 
-def check_data_server(options: DataServerOptions) -> None:
-    """Import the functions that a data server's command line allows.
+def check_data_server(options: DataServerOptions, source: str | None) -> None:
+    """Check source and folders of a data server, and import the functions that its command line allows.
+
+    Args:
+        source: Source of the images; None for one that is copied first.
 
     Raises:
         ConfigError: A folder or function does not exist, or fails in its import.
+        DataError: The source holds no data set.
     """
+    if source is not None:
+        check_source(source)
+    if options.spill:
+        check_folder(Path(options.spill), "--spill")
     _add_folders(options)
     allow_functions(options.allow_transform)
 

@@ -46,6 +46,7 @@ class Scratch:
     """
 
     def __init__(self, folder: Path) -> None:
+        os.makedirs(folder, exist_ok=True)
         self._descriptor, name = tempfile.mkstemp(prefix="adam-async-", suffix=".spill", dir=folder)
         os.unlink(name)
 

@@ -66,12 +66,6 @@ def is_clutter(name: str) -> bool:
     return name.startswith(".") or name.lower() in CLUTTER
 
 
-async def folders_in(folder: Path, disk: Disk) -> list[str]:
-    """Return the names of the folders in a folder, sorted, without names that begin with ``.`` or ``__``."""
-    names = [name for name in await disk.names(folder) if not name.startswith((".", "__"))]
-    return await disk.run(lambda: [name for name in names if (folder / name).is_dir()])
-
-
 def check_kind(path: Path, limit: int) -> int:
     """Return the size of an ordinary file of at most `limit` bytes. Blocks on the disk."""
     status = path.stat()

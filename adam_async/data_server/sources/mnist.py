@@ -8,14 +8,7 @@ from numpy.typing import NDArray
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.sources.downloads import RemoteFile, RemoteSet
 from adam_async.data_server.sources.idx import LIMIT_BYTES, parse_idx
-
-TRAIN_IMAGES = "train-images-idx3-ubyte"
-TRAIN_LABELS = "train-labels-idx1-ubyte"
-TEST_IMAGES = "t10k-images-idx3-ubyte"
-TEST_LABELS = "t10k-labels-idx1-ubyte"
-
-STEMS = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
-"""File names without ``.gz``, in the order of the parts of a data set."""
+from adam_async.data_server.sources.kinds import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
 
 DOWNLOADED = (TEST_LABELS, TEST_IMAGES, TRAIN_LABELS, TRAIN_IMAGES)
 """File names without ``.gz``, in the order of their download, a small file first."""

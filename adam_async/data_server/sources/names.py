@@ -15,24 +15,6 @@ def is_import_path(source: str) -> bool:
     return all(part.isidentifier() for part in (*module.split("."), name)) and not Path(source).exists()
 
 
-def check_exists(source: str) -> None:
-    """Check that a source is no missing file or folder, before the modules that read sources are imported.
-
-    Raises:
-        DataError: The source is missing; the error has the known names.
-    """
-    if source in NAMES or source.startswith(("synthetic:", "tcp://")) or is_import_path(source):
-        return
-    if "://" in source:
-        raise address_error(source)
-    try:
-        Path(source).stat()
-    except FileNotFoundError:
-        raise missing(source) from None
-    except (OSError, ValueError):  # the loader of the source names the cause
-        return
-
-
 def missing(source: str) -> DataError:
     """Return the error of a source that is no name, file or folder."""
     near = difflib.get_close_matches(source, NAMES, n=1)

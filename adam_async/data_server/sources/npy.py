@@ -14,7 +14,7 @@ from adam_async.data_server.dataset import Dataset, as_images, make_dataset
 from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.sources.file_ranges import read_piece
 from adam_async.data_server.sources.files import check_kind
-from adam_async.data_server.sources.npz import KEYS
+from adam_async.data_server.sources.kinds import Files
 from adam_async.data_server.sources.samples import LoadRequest
 from adam_async.errors import DataError
 from adam_async.run.cache_size import CacheLimits
@@ -23,20 +23,17 @@ MAX_FILE_BYTES = 1 << 42
 """Maximum size of a mapped file, which is read on demand, in bytes."""
 
 
-async def load_npy(request: LoadRequest, names: list[str]) -> Dataset:
+async def load_npy(request: LoadRequest, files: Files) -> Dataset:
     """Load x_train.npy, y_train.npy, x_test.npy and y_test.npy. Pickled objects are never loaded.
 
     Training images that are larger than the cache, or that come with a cache of a given size, are read one by
     one, because pages of a mapped file count as memory of the process.
 
     Raises:
-        DataError: A file is missing or damaged, or an array has a wrong dtype, shape or count.
+        DataError: A file is damaged, or an array has a wrong dtype, shape or count.
     """
-    folder, cache = request.path, request.cache
-    missing = [f"{key}.npy" for key in KEYS if f"{key}.npy" not in names]
-    if missing:
-        raise DataError(f"{folder} lacks {', '.join(missing)}; add what is missing")
-    paths = [folder / f"{key}.npy" for key in KEYS]
+    cache = request.cache
+    paths = [path for path, _ in files]
     origins = (str(paths[0]), str(paths[1]), str(paths[2]), str(paths[3]))
 
     def read() -> Dataset:

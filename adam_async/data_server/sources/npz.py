@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.sources import limits
+from adam_async.data_server.sources.kinds import KEYS
 from adam_async.data_server.sources.splits import rank_of_image, resolve
 from adam_async.errors import DataError
 
 ZIP, ARRAY = (b"PK\x03\x04", b"PK\x05\x06"), b"\x93NUMPY"
 """First bytes of archives and of single arrays."""
-
-KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 _READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 """Header readers by version of the format; later versions have named fields, which images lack."""

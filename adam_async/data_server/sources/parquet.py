@@ -10,14 +10,15 @@ memory, and the size of a batch's rows is known, and limited, before a row is co
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from adam_async.data_server.dataset import Dataset, class_name, is_name
+from adam_async.data_server.class_names import class_name, is_name
+from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.files import read_file
+from adam_async.data_server.sources.kinds import Files
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, assemble
 from adam_async.data_server.sources.splits import Split, rank_of_image
@@ -26,7 +27,7 @@ from adam_async.errors import DataError, install_command
 ROWS_AT_A_TIME = 1024
 
 
-async def load_parquet(request: LoadRequest, files: list[tuple[Path, Split | None]]) -> Dataset:
+async def load_parquet(request: LoadRequest, files: Files) -> Dataset:
     """Load all images of some Parquet files. Without a split, rows are split by their numbers.
 
     Raises:

@@ -13,6 +13,7 @@ from pathlib import Path
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import cifar, mnist
 from adam_async.data_server.sources.downloads import Downloader, RemoteSet
+from adam_async.data_server.sources.kinds import STEMS
 from adam_async.errors import DataError
 from adam_async.runtime.disk import Disk
 
@@ -39,7 +40,7 @@ def _cifar(contents: Sequence[bytes], origins: Sequence[str], source: str) -> Da
 
 
 PUBLISHED: Mapping[str, Published] = {
-    "fashion-mnist": Published(mnist.FASHION, tuple(f"{stem}.gz" for stem in mnist.STEMS), _fashion),
+    "fashion-mnist": Published(mnist.FASHION, tuple(f"{stem}.gz" for stem in STEMS), _fashion),
     "cifar-10": Published(cifar.CIFAR10, (cifar.ARCHIVE,), _cifar),
 }
 

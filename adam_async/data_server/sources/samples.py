@@ -14,8 +14,9 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.data_server.class_names import number_classes
 from adam_async.data_server.damage import Damage
-from adam_async.data_server.dataset import Dataset, make_dataset, number_classes
+from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.file_ranges import read_piece
 from adam_async.data_server.sources.pictures import Header, decode, read_header

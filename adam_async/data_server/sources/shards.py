@@ -17,25 +17,24 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from adam_async.data_server.class_names import class_name
 from adam_async.data_server.damage import Damage
-from adam_async.data_server.dataset import Dataset, class_name
+from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.catalogue import leave_stored, listed
 from adam_async.data_server.sources.file_ranges import reading
 from adam_async.data_server.sources.files import IMAGE_SUFFIXES, check_kind, is_clutter, read_file
+from adam_async.data_server.sources.kinds import COMPRESSED, Files
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, StoredSample, assemble
 from adam_async.data_server.sources.splits import Split, rank_of_image
 from adam_async.errors import DataError
 
-COMPRESSED = (".tar.gz", ".tgz")
-"""Endings of the names of compressed shards."""
-
 BLOCK = tarfile.BLOCKSIZE
 MAX_LABEL_BYTES = 1 << 16
 
 
-async def load_shards(request: LoadRequest, files: list[tuple[Path, Split | None]]) -> Dataset:
+async def load_shards(request: LoadRequest, files: Files) -> Dataset:
     """Load all images of some tar shards.
 
     With a compressed shard all images are decoded. Without a split, images are split by their names.

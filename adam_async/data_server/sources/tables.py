@@ -20,9 +20,11 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.dataset import Dataset, class_name, make_dataset, number_classes
+from adam_async.data_server.class_names import class_name, number_classes
+from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.files import read_file, read_image
+from adam_async.data_server.sources.kinds import Files
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import (
     LoadRequest,
@@ -55,7 +57,7 @@ class Table:
     split: Split | None
 
 
-async def load_tables(request: LoadRequest, files: list[tuple[Path, Split | None]]) -> Dataset:
+async def load_tables(request: LoadRequest, files: Files) -> Dataset:
     """Load one or more tables. Without a split, rows are split by their numbers or paths.
 
     Raises:

@@ -23,6 +23,7 @@ from typing import Any
 
 from adam_async.errors import ConfigError
 from adam_async.model.toml_text import read_toml
+from adam_async.run.user_code import named_functions
 
 REQUIRED = object()
 
@@ -136,6 +137,13 @@ def read_steps(text: str, origin: str) -> list[dict[str, Any]]:
         if not isinstance(kind, str) or kind in KINDS:
             check_step(step, f"{origin}, step {at}")
     return steps
+
+
+def check_steps(text: str, origin: str) -> None:
+    """Check the steps of a TOML file, with the functions that they name. For errors see `read_steps`."""
+    steps = read_steps(text, origin)
+    for at, step in enumerate(steps, 1):
+        check_step(step, f"step {at}", named_functions(steps))
 
 
 def check_step(step: object, where: str, functions: Collection[str] = ()) -> Step:

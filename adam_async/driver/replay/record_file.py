@@ -17,10 +17,10 @@ from zlib import crc32
 
 import msgspec
 
+from adam_async.driver.replay.record_head import MAGIC, check_magic
 from adam_async.driver.replay.recording import Header
 from adam_async.errors import RecordError
 
-MAGIC = b"adam-async/record/1\n"
 _FRONT = Struct("<II")
 
 
@@ -65,15 +65,7 @@ def load_record(data: bytes, *, origin: str) -> tuple[Header, list[Log]]:
     Raises:
         RecordError: The file is no record, of another version, truncated or damaged.
     """
-    family = MAGIC.rpartition(b"/")[0]
-    if not data.startswith(family):
-        raise RecordError(f"{origin} is not a record of a run; name a file that `train --record` wrote")
-    if not data.startswith(MAGIC):
-        found = data.partition(b"\n")[0].decode("ascii", "replace")[:40]
-        raise RecordError(
-            f"{origin} has the format {found!r}; this version reads {MAGIC.decode().strip()!r}: repeat the "
-            "run with the version that wrote it, or record it again"
-        )
+    check_magic(data, origin)
     begin = len(MAGIC) + _FRONT.size
     size, crc = _FRONT.unpack_from(data, len(MAGIC)) if len(data) >= begin else (0, 0)
     if len(data) < begin + size:

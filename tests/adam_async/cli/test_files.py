@@ -11,6 +11,7 @@ from adam_async.cli.files import check_regular, check_target, make_folder, read_
 from adam_async.errors import ConfigError
 from adam_async.model.toml_text import MOST_TEXT_BYTES
 from adam_async.runtime.disk import Disk
+from tests.adam_async.cli.heads import write_head
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
@@ -118,8 +119,7 @@ def test_the_error_of_a_folder_without_permission_names_the_option(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.png").touch()
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "model.safetensors").touch()
+    write_head(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     option = "store save" if words[0] == "store" else next(word for word in words if word in OPTIONS)

@@ -48,7 +48,7 @@ async def test_the_doctor_looks_at_a_model_in_a_file(
 @pytest.mark.parametrize(
     ("model", "images", "claim"),
     [
-        ("nix", 16, "no model is named 'nix'"),
+        ("nix", 16, "unknown model 'nix'"),
         ("/gone/nix.toml", 16, "/gone/nix.toml"),
         ("digits", 0, "--images-per-group must be within 1 and 65536, not 0"),
         ("digits", 10**9, "--images-per-group must be within 1 and 65536, not 1000000000"),

@@ -2,8 +2,8 @@
 
 import pytest
 
+from adam_async.data_server.class_names import number_classes, number_folders
 from adam_async.data_server.damage import Damage
-from adam_async.data_server.dataset import number_classes, number_folders
 from adam_async.data_server.sources.splits import rank_of_image, resolve, split_files
 from adam_async.errors import DataError
 

@@ -134,9 +134,17 @@ def test_a_full_disk_ends_the_spilling_with_one_warning(tmp_path, caplog):
     cache.close()
 
 
+def test_the_folder_of_the_scratch_file_is_made_if_it_is_missing(tmp_path):
+    cache = cached(5, 1, tmp_path / "missing" / "too", make_scratch=Scratch)
+    cache.take(np.arange(5))
+    assert cache.statistics().spilled == 4
+    cache.close()
+
+
 @pytest.mark.parametrize("broken", ["no folder", "no reading"])
 def test_a_disk_that_fails_is_done_without(tmp_path, caplog, broken):
-    folder = tmp_path / "missing" if broken == "no folder" else tmp_path
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "below" if broken == "no folder" else tmp_path
     cache = cached(5, 1, folder, make_scratch=Scratch if broken == "no folder" else Broken)
     for _ in range(3):
         assert np.array_equal(cache.take(np.arange(5)), pictures(range(5)))

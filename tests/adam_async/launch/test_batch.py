@@ -2,6 +2,7 @@
 
 import subprocess
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -92,15 +93,15 @@ def test_a_job_without_cpus_has_whole_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "claim"),
+    ("wrong", "claim"),
     [
-        (Job(nodes=0, cpus=0, time="", partition="", name="a"), "--nodes must be within 1 and"),
-        (Job(nodes=1, cpus=-1, time="", partition="", name="a"), "--cpus must be within 0 and"),
-        (Job(nodes=1, cpus=1, time="1\n", partition="", name="a"), "--time '1"),
-        (Job(nodes=1, cpus=1, time="", partition="a b", name="a"), "--partition 'a b' has a character"),
-        (Job(nodes=1, cpus=1, time="", partition="", name="../a"), "--job-name '../a' has a character"),
+        ({"nodes": 0}, "--nodes must be within 1 and"),
+        ({"cpus": -1}, "--cpus must be within 0 and"),
+        ({"time": "1\n"}, "--time '1"),
+        ({"partition": "a b"}, "--partition 'a b' has a character"),
+        ({"name": "../a"}, "--job-name '../a' has a character"),
     ],
 )
-def test_a_wrong_option_of_a_job_is_named(job: Job, claim: str) -> None:
+def test_a_wrong_option_of_a_job_is_named(wrong: dict[str, Any], claim: str) -> None:
     with pytest.raises(ConfigError, match=claim):
-        job_script(job, ("true",))
+        replace(JOB, **wrong)

@@ -120,7 +120,7 @@ def test_each_of_several_controllers_has_its_own_address() -> None:
         ({"ADAM_ROLE": "controller", "ADAM_NODE": "c"}, GROUP, "ADAM_NODE=c is no controller"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, SMALL, "RANK='2' must be a whole number within 0 and 1"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, SMALL, "RANK='-1' must be a whole number"),
-        ({"RANK": "0"}, SMALL, "WORLD_SIZE='' must be a whole number within 1"),
+        ({"RANK": "0"}, SMALL, "WORLD_SIZE is not set, and must be a whole number within 1"),
         ({"SLURM_PROCID": "x", "SLURM_NTASKS": "4"}, SMALL, "SLURM_PROCID='x' must"),
         ({"POD_NAME": "adam-2"}, SMALL, "POD_NAME=adam-2 names no role"),
         ({"POD_NAME": "adam-controller-1"}, SMALL, "is controller 1, counted from 0, of controllers=1"),

@@ -157,7 +157,7 @@ async def test_a_machine_is_offered_no_more_workers_than_it_has_cores(
         ),
         ({"latency": "5"}, "--latency '5' has no unit: write 5us, 5ms or 5s"),
         ({"plan": "layers", "halo": "exchange"}, "--halo exchange belongs to plan vertical, not layers"),
-        ({"model": "nix"}, "no model is named 'nix'"),
+        ({"model": "nix"}, "unknown model 'nix'"),
         ({"model": "/gone/nix.toml"}, "--model /gone/nix.toml cannot be read"),
         ({"partitions": 40, "plan": "layers"}, "--partitions 40: plan 'layers' gives each of 40 workers"),
         ({"json": Path("/")}, "/ is a folder; name a file in it"),

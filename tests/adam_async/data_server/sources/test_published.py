@@ -15,6 +15,7 @@ import pytest_asyncio
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import cifar, mnist
 from adam_async.data_server.sources.downloads import Downloader, RemoteFile, RemoteSet
+from adam_async.data_server.sources.kinds import STEMS
 from adam_async.data_server.sources.published import PUBLISHED, Published, load_published
 from adam_async.errors import DataError
 from adam_async.runtime.disk import Disk
@@ -31,7 +32,7 @@ def idx(array: np.ndarray) -> bytes:
 
 FILES = {
     "fashion-mnist": {
-        f"{stem}.gz": gzip.compress(idx(array)) for stem, array in zip(mnist.STEMS, ARRAYS, strict=True)
+        f"{stem}.gz": gzip.compress(idx(array)) for stem, array in zip(STEMS, ARRAYS, strict=True)
     },
     "cifar-10": {cifar.ARCHIVE: gzip.compress(CIFAR_ARCHIVE)},
 }

@@ -1,0 +1,115 @@
+"""The head of a model file: its format, its spec and the names of its classes; needs no NumPy.
+
+A command checks the head of its model before it imports the modules that load the tensors.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from adam_async.data_server.class_names import is_name
+from adam_async.errors import ConfigError, SpecError
+from adam_async.model.spec import ModelSpec
+from adam_async.runtime.ordinary_files import read_start
+
+FORMAT = "adam-async/model/1"
+"""Name and version of the format."""
+
+METADATA_KEY = "adam-async"
+"""Key of this package's JSON in the metadata: ``format_version``, ``spec`` and, for data with names,
+``class_names``."""
+
+MAX_HEADER_BYTES = 1 << 20
+"""Maximum size of a header in bytes: names, shapes and metadata of some thousand tensors."""
+
+
+class SavedModelError(ConfigError):
+    """A file is not a usable model."""
+
+
+def check_head(path: Path) -> None:
+    """Check that a file begins as the file of a model. Blocks.
+
+    Raises:
+        SavedModelError: See `read_head`.
+        OSError: The file cannot be read.
+    """
+    read_head(*read_start(path, 8 + MAX_HEADER_BYTES), str(path))
+
+
+def cannot_read(option: str, path: Path, error: OSError) -> ConfigError:
+    """Return the error for the file of a model, named by an option or argument, that cannot be read."""
+    return ConfigError(
+        f"{option} {path} cannot be read: {error.strerror or error}; name a file that `train --out` wrote"
+    )
+
+
+def read_head(data: bytes, whole: int, origin: str) -> tuple[ModelSpec, tuple[str, ...]]:
+    """Return the spec, and the names of the classes.
+
+    Args:
+        data: The first bytes of the file, at least 8 + `MAX_HEADER_BYTES`, or all.
+        whole: Size of the file in bytes.
+
+    Raises:
+        SavedModelError: The file is truncated, has another format than safetensors, or was written by another
+            package.
+    """
+    return _metadata(_header(data, whole, origin), origin)
+
+
+def _header(data: bytes, whole: int, origin: str) -> dict[str, Any]:
+    """Read the header, which the library's loader does not return, and check that the file is whole."""
+    if whole < 8:
+        raise SavedModelError(f"{origin} has {whole} bytes; a safetensors file has at least 10")
+    size = int.from_bytes(data[:8], "little")
+    if size > MAX_HEADER_BYTES:
+        raise SavedModelError(f"{origin} is not a safetensors file (its header would have {size} bytes)")
+    if 8 + size > whole:
+        raise SavedModelError(
+            f"{origin} is truncated: it has {whole} bytes, its header alone ends at {8 + size}"
+        )
+    try:
+        header = json.loads(data[8 : 8 + size])
+    except (ValueError, RecursionError):  # also of text that nests too deeply
+        header = None
+    if not isinstance(header, dict):
+        raise SavedModelError(f"{origin} is not a safetensors file (its header is not a JSON object)")
+    ends = [_end_of(entry) for name, entry in header.items() if name != "__metadata__"]
+    expected = 8 + size + max(ends, default=0)
+    if whole < expected:
+        raise SavedModelError(f"{origin} is truncated: it has {whole} bytes of {expected}")
+    return header
+
+
+def _end_of(entry: Any) -> int:
+    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if isinstance(offsets, list) and len(offsets) == 2 and all(type(offset) is int for offset in offsets):
+        return int(offsets[1])
+    return 0
+
+
+def _metadata(header: dict[str, Any], origin: str) -> tuple[ModelSpec, tuple[str, ...]]:
+    """Return the spec and the names of the classes."""
+    metadata = header.get("__metadata__")
+    ours = metadata.get(METADATA_KEY) if isinstance(metadata, dict) else None
+    if not isinstance(ours, str):
+        raise SavedModelError(
+            f"{origin} is a safetensors file without a model's spec, such as a step's; use one that "
+            "`train --out` wrote for a network"
+        )
+    try:
+        values = json.loads(ours)
+        version, spec, names = values["format_version"], values["spec"], values.get("class_names", [])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise SavedModelError(f"{origin} has damaged metadata; save it again") from None
+    if version != FORMAT:
+        raise SavedModelError(f"{origin} has the format {version!r}; this version reads {FORMAT!r}")
+    if not isinstance(names, list) or not all(isinstance(name, str) and is_name(name) for name in names):
+        raise SavedModelError(
+            f"{origin} has damaged metadata: class_names is not a list of names; save it again"
+        )
+    try:
+        return ModelSpec.from_dict(spec), tuple(names)
+    except SpecError as error:
+        raise SavedModelError(f"{origin} holds no valid spec: {error}") from None
