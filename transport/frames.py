@@ -24,7 +24,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
-import msgspec
+import msgpack
 import numpy as np
 from google_crc32c import extend
 
@@ -41,7 +41,7 @@ CHECKSUM_BYTES: Final = 4
 
 _UINT8 = np.dtype(np.uint8)
 _ENCODE = Struct("<4sBBHQIQ").pack
-_PACK = msgspec.msgpack.Encoder().encode
+_PACK = msgpack.Packer().pack
 
 
 MESSAGE: Final = 1
@@ -103,7 +103,7 @@ def pack_meta(message: Message, described: bytes, limit_bytes: int) -> bytes:
             "meta",
             f"meta of {message.type!r} is {type(meta).__name__}: encode it, as with msgspec.msgpack.encode",
         )
-    packed = _PACK((message.type, meta, described))
+    packed: bytes = _PACK((message.type, meta, described))
     if len(packed) > limit_bytes:
         raise LocalProtocolError(
             "meta-length",
