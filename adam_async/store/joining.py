@@ -48,6 +48,13 @@ CREATE_PAUSE_S = 0.2
 """Maximum wait for the store of another client after a refused attempt to create it, in seconds."""
 
 
+ONLY_ON_DISKS = (
+    ". A store that is only on the disks of servers is one of the cluster once a client that is no reader "
+    "opens it; create='new' drops it"
+)
+"""End of the refusal of an absent store, for calls that do not look on the disks."""
+
+
 class Joining:
     """The opening of a store by one client.
 
@@ -130,7 +137,8 @@ class Joining:
         if not self._may_create:
             there = ", ".join(map(repr, sorted(membership.map.stores)[:8])) or "none"
             why = f"failed: {failed.reason}" if failed is not None else "does not exist"
-            raise StoreError(f"store {wish.name!r} {why}; stores of this cluster: {there}")
+            hint = ONLY_ON_DISKS if wish.reader and failed is None else ""
+            raise StoreError(f"store {wish.name!r} {why}; stores of this cluster: {there}{hint}")
         if self._found is not None:
             return await self._create_again(self._found)
         if wish.is_summed and not wish.replicas:

@@ -20,7 +20,7 @@ from adam_async.run.primary import primary_of
 from adam_async.run.run_copies import RunCopies, store_copies
 from adam_async.run.shard_table import ShardTable, shard_table
 from adam_async.run.store_record import ArrayRecord, StorePhase, StoreRecord
-from adam_async.store.joining import arrays_of
+from adam_async.store.joining import ONLY_ON_DISKS, arrays_of
 from adam_async.store.wish import consistency_of
 from transport import Identity, Network, RemoteProtocolError, TransportError
 
@@ -193,7 +193,9 @@ class Survey:
         stores = self._membership.map.stores
         if name not in stores:
             there = ", ".join(map(repr, sorted(stores)[:8])) or "none"
-            raise StoreError(f"store {name[:80]!r} does not exist; stores of this cluster: {there}")
+            raise StoreError(
+                f"store {name[:80]!r} does not exist; stores of this cluster: {there}{ONLY_ON_DISKS}"
+            )
         return stores[name]
 
 
