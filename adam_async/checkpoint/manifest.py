@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from adam_async.errors import ConfigError, counted
 from adam_async.messages import ShardState, read_number
 from adam_async.model.spec import ModelSpec
-from adam_async.run.config import FIELDS, Config
+from adam_async.run.config import FIELDS, GROUP_IMAGES, Config
 from adam_async.run.option_sources import make_config
 from adam_async.run.result import EpochResult
 from adam_async.run.train_step import StepSpec
@@ -380,6 +380,12 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
     )
     if wanted.rule == "auto":
         wanted = msgspec.structs.replace(wanted, rule=kept.rule)
+        if wanted.images_per_group == GROUP_IMAGES:
+            wanted = msgspec.structs.replace(
+                wanted,
+                images_per_group=kept.images_per_group,
+                in_flight=wanted.in_flight or kept.in_flight,
+            )
     if wanted.schedule == "auto":
         warm_up = wanted.warm_up or kept.warm_up
         wanted = msgspec.structs.replace(wanted, schedule=kept.schedule, warm_up=warm_up)

@@ -220,7 +220,8 @@ class TrainOptions:
     processes: bool | None = None
     """Run each role as a child process over loopback TCP, instead of all roles in this process."""
     rule: Literal["auto", "sgd", "adagrad", "adam", "adamw"] | None = None
-    """Update rule; auto is adam for the model that --model auto makes for photographs, else sgd."""
+    """Update rule; auto is adam for the model that --model auto makes for photographs, with smaller groups of
+    few of them, else sgd."""
     rate: float | None = None
     """Learning rate; 0 is the rule's default."""
     momentum: float | None = None

@@ -108,21 +108,27 @@ def cifar_conv() -> ModelSpec:
 def photo_conv(input_shape: Shape, classes: int) -> ModelSpec:
     """Return a small convolutional network for images of 8x8 or more pixels.
 
-    The network has three convolutions that keep the size, with ReLU, each followed by maxima over 2x2 pixels.
-    One dense layer reads the means of each filter over large squares: few weights, of which few photographs
-    are enough to learn most.
+    The network has three convolutions with ReLU. The first one reads every second row and column, and maxima
+    over 2x2 pixels follow the others. One dense layer reads the means of each filter over large squares,
+    which overlap along the longer side: few weights, of which few photographs are enough to learn most.
     """
     layers: list[LayerSpec] = []
-    _, rows, columns = input_shape
+    _, *sides = input_shape
     for number, (filters, kernel) in enumerate(((16, 5), (32, 3), (64, 3)), start=1):
+        stride = 2 if number == 1 else 1
+        padding = kernel // 2
         layers += [
-            _layer(f"conv{number}", "conv2d", filters=filters, kernel=kernel, padding=kernel // 2),
+            _layer(f"conv{number}", "conv2d", filters=filters, kernel=kernel, stride=stride, padding=padding),
             _layer(f"relu{number}", "relu"),
-            _layer(f"pool{number}", "max_pool", kernel=2),
         ]
-        rows, columns = rows // 2, columns // 2
+        if number > 1:
+            layers.append(_layer(f"pool{number}", "max_pool", kernel=2))
+        sides = [-(-side // 2) if number == 1 else side // 2 for side in sides]
+    side, longer = sorted(sides)
+    squares = -(-longer // side)
+    step = (longer - side) // (squares - 1) if squares > 1 else side
     layers += [
-        _layer("means", "average_pool", kernel=min(rows, columns)),
+        _layer("means", "average_pool", kernel=side, stride=step),
         _layer("flat", "flatten"),
         _layer("fc1", "dense", outputs=classes, init="lecun"),
         _layer("loss", "softmax_cross_entropy"),

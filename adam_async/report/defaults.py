@@ -7,6 +7,7 @@ from adam_async.run.learning_rate import (
     EPOCHS_MOST,
     FALLING_MOST,
     PHOTO_RATE,
+    PHOTO_RATE_STALE,
     RISE_EPOCHS,
     default_rate,
     norm_scale,
@@ -28,6 +29,10 @@ def explain_defaults(
         found["epochs"] = (
             f"as many as have {DEFAULT_STEPS:,} steps, at least {EPOCHS_LEAST} and at most {EPOCHS_MOST}"
         )
+    if asked.images_per_group != decided.images_per_group:
+        found["images_per_group"] = (
+            f"fewer than {asked.images_per_group}: more steps of few photographs, with rule auto"
+        )
     if asked.rule == "auto":
         found["rule"] = (
             "adam: the model for photographs learns more from few images with it"
@@ -45,7 +50,11 @@ def explain_defaults(
     if not asked.threads:
         found["threads"] = "one for each core, shared out among the replicas"
     if not asked.in_flight:
-        found["in_flight"] = "twice the threads of a replica, so that none waits for its next group"
+        found["in_flight"] = (
+            "one: stale gradients of few photographs cost accuracy"
+            if decided.in_flight
+            else "twice the threads of a replica, so that none waits for its next group"
+        )
     if asked.weights == "auto":
         found["weights"] = _why_weights(decided)
     if asked.protocol == "auto":
@@ -68,7 +77,11 @@ def _why_copies(decided: Config) -> str:
 
 def _why_rate(decided: Config, squared_norm: float) -> str:
     if decided.rule != "sgd":
-        of = "the model for photographs" if decided.rate == PHOTO_RATE else f"rule {decided.rule}"
+        of = (
+            "the model for photographs"
+            if decided.rate in (PHOTO_RATE, PHOTO_RATE_STALE)
+            else f"rule {decided.rule}"
+        )
         return f"the default of {of}, for any number of images"
     images = decided.images_per_update
     why = f"0.06 for 16 images per update, scaled to {images} and by 1 - momentum"

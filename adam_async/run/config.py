@@ -26,6 +26,9 @@ FLUSH_S = 1.0
 MOST_GROUPS_OF_STEP = 512
 """Maximum number of groups of a step: a push names them in `messages.bounds.MOST_RANGES` ranges."""
 
+GROUP_IMAGES = 16
+"""Default number of training images of a group."""
+
 AHEAD_BYTES = 32 << 20
 """Maximum size of the images that a worker reads ahead, in bytes, unless one group or the groups in flight
 have more."""
@@ -122,7 +125,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     messages between the two; in the environment separated by commas."""
     threads: int = 0
     """Compute threads per worker; 0 divides the cores among all workers, or is 1 in a recorded run."""
-    images_per_group: int = 16
+    images_per_group: int = GROUP_IMAGES
     """Number of training images that flow through the graph as one group; 1 is the paper's per-image flow."""
     pin_threads: bool = False
     """Whether each compute thread keeps to one core; workers of a machine get different cores in turn."""
@@ -147,7 +150,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether each role is a child process over loopback TCP, instead of all in one event loop."""
     rule: Literal["auto", "sgd", "adagrad", "adam", "adamw"] = "auto"
     """Update rule, applied by the servers; ``auto`` is ``adam`` for the model that `model` ``auto`` makes for
-    photographs, else ``sgd``."""
+    photographs, else ``sgd``. Fewer than 240 photographs then also train in groups of 4 to 15 images, one in
+    flight, unless `in_flight`, or another `images_per_group` than 16, is given."""
     rate: float = 0.0
     """Learning rate; 0 is the rule's default (see `default_rate`)."""
     momentum: float = 0.0

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from adam_async.run.config import Config
+from adam_async.run.config import GROUP_IMAGES, Config
 
 USUAL_RATE = 0.06
 """Constant default rate of rule ``sgd`` at 16 images per update, for images of `USUAL_NORM`."""
@@ -37,8 +37,12 @@ DEFAULT_STEPS = 1500
 """Number of steps of a run without `epochs`; a step is one push of `push_every` groups, in `bsp` of all
 replicas. Small networks are near their best accuracy on small data after as many."""
 
-PHOTO_RATE = 0.003
-"""Default rate of `photo_conv` with rule ``adam``; its few weights bear a higher rate than other networks."""
+PHOTO_RATE, PHOTO_RATE_STALE = 0.006, 0.003
+"""Default rate of `photo_conv` with rule ``adam``, with one group in flight and with several, whose gradients
+may be stale. Its few weights bear a higher rate than other networks."""
+
+PHOTO_GROUP_LEAST = 4
+"""Minimum number of images of a group of few photographs; smaller groups give more but noisier gradients."""
 
 EPOCHS_LEAST, EPOCHS_MOST = 3, 100
 """Bounds of the default number of epochs, for large and for small data."""
@@ -95,11 +99,26 @@ def default_epochs(config: Config, images: int) -> int:
     Args:
         images: Number of training images without those for validation.
     """
-    groups = config.push_every * (config.replicas if config.synchronous else 1)
-    steps = math.ceil(images / (config.images_per_group * groups))
+    steps = math.ceil(images / (config.images_per_group * _groups_of_a_step(config)))
     return (
         min(max(math.ceil(DEFAULT_STEPS / steps), EPOCHS_LEAST), EPOCHS_MOST) if steps > 0 else EPOCHS_LEAST
     )
+
+
+def _groups_of_a_step(config: Config) -> int:
+    return config.push_every * (config.replicas if config.synchronous else 1)
+
+
+def _in_small_groups(config: Config, images: int) -> Config:
+    """Return the options for this many photographs, with smaller groups if they are few.
+
+    With the smaller groups `EPOCHS_MOST` epochs have up to `DEFAULT_STEPS` steps. One group is in flight,
+    because stale gradients of few steps cost accuracy. Given options stay.
+    """
+    size = max(images * EPOCHS_MOST // (DEFAULT_STEPS * _groups_of_a_step(config)), PHOTO_GROUP_LEAST)
+    if images <= 0 or size >= GROUP_IMAGES or config.images_per_group != GROUP_IMAGES or config.in_flight:
+        return config
+    return msgspec.structs.replace(config, images_per_group=size, in_flight=1)
 
 
 def decide(
@@ -110,7 +129,7 @@ def decide(
     *,
     photographs: bool = False,
 ) -> Config:
-    """Return the options in force: with rule, epochs, rate and schedule decided.
+    """Return the options in force: with rule, groups, epochs, rate and schedule decided.
 
     Args:
         images: Number of training images without those for validation; 0 if unknown.
@@ -124,8 +143,10 @@ def decide(
         # A given rate, momentum or layer rate was chosen for sgd.
         adaptive = photographs and not (config.rate or config.momentum or config.layer_rate)
         config = msgspec.structs.replace(config, rule="adam" if adaptive else "sgd")
+        config = _in_small_groups(config, images) if adaptive else config
     if photographs and config.rule == "adam" and not config.rate:
-        config = msgspec.structs.replace(config, rate=PHOTO_RATE)
+        rate = PHOTO_RATE if config.in_flight == 1 else PHOTO_RATE_STALE
+        config = msgspec.structs.replace(config, rate=rate)
     rate = default_rate(config, groups_in_flight, squared_norm)
     epochs = config.epochs or default_epochs(config, images)
     found = msgspec.structs.replace(config, epochs=epochs, rate=rate)

@@ -255,9 +255,11 @@ class RunSession:
             # All workers of a replica use the smallest number of any: a group is in flight on all workers.
             members = [cluster.nodes[name].info for name in cluster.members(setup.replica)]
             return replica_in_flight(members, cluster.partitions)
+        if wanted := compute.in_flight or self._config.in_flight:
+            return wanted
         if setup.storage is not None:
-            return compute.in_flight or groups_in_flight(compute.threads, self._config.images_per_group)
-        return compute.in_flight or default_in_flight(compute.threads, cluster.partitions)
+            return groups_in_flight(compute.threads, self._config.images_per_group)
+        return default_in_flight(compute.threads, cluster.partitions)
 
     def _new_peer_workers(self) -> PeerWorkers | None:
         setup, partition = self._setup, self._share.partition

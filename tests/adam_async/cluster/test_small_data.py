@@ -18,7 +18,7 @@ async def held_back_share(folder: Path, seed: int) -> float:
     write_photos(folder / "test", 20, seed=1000 + seed)
     async with LocalCluster(Config(data=str(folder), seed=seed)) as cluster:
         result = await cluster.train()
-    assert len(result.epochs) == 100, "three groups are three steps of an epoch"
+    assert len(result.epochs) == 100, "ten groups of four photographs are ten steps of an epoch"
     shutil.rmtree(folder)
     return result.epochs[-1].test_accuracy
 
@@ -28,7 +28,7 @@ async def held_back_share(folder: Path, seed: int) -> float:
 async def test_forty_photographs_are_learned_at_the_defaults(tmp_path: Path) -> None:
     shares = [await held_back_share(tmp_path / str(seed), seed) for seed in range(5)]
 
-    assert median(shares) >= 0.8, shares
+    assert median(shares) >= 0.9, shares
 
 
 def test_the_same_seed_makes_the_same_photographs_of_several_sizes(tmp_path: Path) -> None:

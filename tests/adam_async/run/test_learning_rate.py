@@ -247,3 +247,22 @@ def test_the_model_for_photographs_has_adam_unless_an_option_of_sgd_is_given():
     assert decided(rate=0.5) == ("sgd", 0.5)
     assert decided(momentum=0.5)[0] == decided(layer_rate=0.1)[0] == decided(rule="sgd")[0] == "sgd"
     assert decide(Config(), 0).rule == "sgd"
+
+
+def test_few_photographs_come_in_small_groups_one_in_flight_at_twice_the_rate():
+    def of(images, photographs=True, **options):
+        found = decide(Config(**options), 0, images, photographs=photographs)
+        return found.images_per_group, found.in_flight, found.rate, found.epochs
+
+    assert of(40) == (4, 1, 0.006, 100)
+    assert of(90) == (6, 1, 0.006, 100)
+    assert of(239) == (15, 1, 0.006, 94)
+    assert of(240) == (16, 0, 0.003, 100)
+    assert of(50_000) == of(0) == (16, 0, 0.003, 3)
+    assert of(240, push_every=2) == (8, 1, 0.006, 100)
+    assert of(240, consistency="bsp", replicas=4) == (4, 1, 0.006, 100)
+    assert of(40, rule="adam") == (16, 0, 0.003, 100)
+    assert of(40, images_per_group=8) == (8, 0, 0.003, 100)
+    assert of(40, in_flight=2) == (16, 2, 0.003, 100)
+    assert of(40, rate=0.1) == (16, 0, 0.1, 100)
+    assert of(40, photographs=False)[:2] == (16, 0)
