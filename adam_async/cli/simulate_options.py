@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -13,7 +13,9 @@ from adam_async.cli.options import ONLY_ON, LoopName, check_within, options, to_
 from adam_async.errors import ConfigError
 from adam_async.runtime.machine import usable_cores
 from adam_async.runtime.ordinary_files import read_ordinary
-from adam_async.simulation.plan import Case, read_case
+
+if TYPE_CHECKING:
+    from adam_async.simulation.plan import Case
 
 MOST_JOBS_PER_CORE = 4
 
@@ -106,12 +108,14 @@ def check_options(options: SimulateOptions) -> None:
         read_plan(options.plan)
 
 
-def read_plan(plan: Path) -> Case:
+def read_plan(plan: Path) -> "Case":
     """Return the run in the file of ``--plan``. Blocks.
 
     Raises:
         ConfigError: The file cannot be read, or has no plan.
     """
+    from adam_async.simulation.plan import read_case  # processes of roles need no module of a simulation
+
     try:
         data = read_ordinary(plan)
     except OSError as error:

@@ -26,6 +26,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.objects import from_object
 from adam_async.errors import ConfigError, DataError, DeadlineExceeded
 from adam_async.runtime.disk import Disk
+from tests.adam_async.cli.heads import write_head
 
 
 def shown(*news: tuple[str, int, int | None], terminal: bool) -> str:
@@ -89,12 +90,17 @@ async def test_damage_is_an_error_unless_it_is_to_be_passed_over(tmp_path: Path)
     "words",
     [
         ("train",),
-        ("evaluate", __file__),
+        ("evaluate", "model"),
         ("data", "--controller", "tcp://127.0.0.1:1"),
         ("data", "inspect"),
     ],
 )
-def test_every_command_that_loads_data_can_be_told_to_pass_over_damage(words: tuple[str, ...]) -> None:
+def test_every_command_that_loads_data_can_be_told_to_pass_over_damage(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_head(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+
     def damaged(*more: str) -> Any:
         _, bound, _ = app.parse_args((*words, *more), exit_on_error=False, print_error=False)
         return bound.arguments.get("damaged") or bound.arguments["options"].damaged
