@@ -28,7 +28,7 @@ PURE_FORBIDDEN = frozenset(
 
 PACKAGE_IMPORTS = {
     "dataflow": frozenset({"dataflow"}),
-    "transport": frozenset({"transport", "numpy", "msgspec", "ml_dtypes", "google_crc32c"}),
+    "transport": frozenset({"transport", "numpy", "msgspec", "ml_dtypes", "google_crc32c", "msgpack"}),
 }
 """Imports of a package beside the standard library. `adam_async` is not limited here."""
 
