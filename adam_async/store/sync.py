@@ -21,14 +21,14 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
 
 import uvloop
-from numpy.typing import NDArray
 
 from adam_async.cluster.sync import LocalCluster, load_checkpoint
 from adam_async.errors import DeadlineExceeded, StoreError
@@ -37,16 +37,15 @@ from adam_async.run.config import Waits
 from adam_async.run.shard_table import SHARD_BYTES
 from adam_async.runtime.standard_streams import hold_descriptors
 from adam_async.store import store as face
-from adam_async.store.arrays import Gradient, InitialArrays
+from adam_async.store.arrays import InitialArrays
 from adam_async.store.opening import NO_COPY, Opening
-from adam_async.store.pushing import Rate
 from adam_async.store.rules import Rule, Sgd
-from adam_async.store.values import PushOutcome, ReadVersions, Values
 from adam_async.store.wish import Create
 
 __all__ = ["LocalCluster", "ParameterStore", "load_checkpoint"]
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 CLOSE_S = 30.0
 """Deadline of the thread's end, and of the end of a cancelled call, in seconds."""
@@ -195,6 +194,18 @@ _SHARED = _Shared()
 os.register_at_fork(after_in_child=_SHARED.forked)
 
 
+def _blocking(
+    method: Callable[Concatenate[face.ParameterStore, _P], Coroutine[Any, Any, _T]],
+) -> "Callable[Concatenate[ParameterStore, _P], _T]":
+    """Return a method that runs an asynchronous one on the thread of its store, and waits for it."""
+
+    @wraps(method)
+    def call(self: "ParameterStore", /, *args: _P.args, **options: _P.kwargs) -> _T:
+        return self._call(method(self._store, *args, **options))
+
+    return call
+
+
 class ParameterStore:
     """One client of a store, for programs without a loop; `open` makes it. See `store.ParameterStore`.
 
@@ -304,56 +315,13 @@ class ParameterStore:
 
     # --- work ----------------------------------------------------------------------------------
 
-    def pull(
-        self, names: Sequence[str] | None = None, *, out: Mapping[str, NDArray[Any]] | None = None
-    ) -> Values:
-        """Pull values of some arrays, or of all. See `store.ParameterStore.pull`."""
-        return self._call(self._store.pull(names, out=out))
-
-    def push(
-        self,
-        gradients: Mapping[str, Gradient],
-        *,
-        read: Values | ReadVersions | None = None,
-        rate: Rate = None,
-        weight: int = 1,
-    ) -> PushOutcome:
-        """Push gradients of some arrays. See `store.ParameterStore.push`."""
-        return self._call(self._store.push(gradients, read=read, rate=rate, weight=weight))
-
-    def push_pull(
-        self,
-        gradients: Mapping[str, Gradient],
-        names: Sequence[str] | None = None,
-        *,
-        out: Mapping[str, NDArray[Any]] | None = None,
-        read: Values | ReadVersions | None = None,
-        rate: Rate = None,
-        weight: int = 1,
-    ) -> Values:
-        """Push gradients, and pull. See `store.ParameterStore.push_pull`."""
-        return self._call(
-            self._store.push_pull(gradients, names, out=out, read=read, rate=rate, weight=weight)
-        )
-
-    def assign(self, arrays: Mapping[str, NDArray[Any]]) -> PushOutcome:
-        """Replace the values of some arrays. See `store.ParameterStore.assign`."""
-        return self._call(self._store.assign(arrays))
-
-    def tick(self) -> None:
-        """End a step of this client. See `store.ParameterStore.tick`."""
-        self._call(self._store.tick())
-
-    def settled(self) -> None:
-        """Wait until the servers have answered all pushes of this client.
-
-        See `store.ParameterStore.settled`.
-        """
-        self._call(self._store.settled())
-
-    def save(self, path: str | Path) -> Path:
-        """Pull all values into a file. See `store.ParameterStore.save`."""
-        return self._call(self._store.save(path))
+    pull = _blocking(face.ParameterStore.pull)
+    push = _blocking(face.ParameterStore.push)
+    push_pull = _blocking(face.ParameterStore.push_pull)
+    assign = _blocking(face.ParameterStore.assign)
+    tick = _blocking(face.ParameterStore.tick)
+    settled = _blocking(face.ParameterStore.settled)
+    save = _blocking(face.ParameterStore.save)
 
     def begin(self, work: Callable[[face.ParameterStore], Coroutine[Any, Any, _T]]) -> "Call[_T]":
         """Begin work with the asynchronous store, on its thread, and return a future of the result.
