@@ -81,7 +81,7 @@ class ParameterStore:
         token: str | None = None,
         waits: Waits = Waits(),  # noqa: B008 - a frozen value
     ) -> "Opening[ParameterStore]":
-        """Open a store: `async with` it, or `await` it and `close` it.
+        """Open a store: `async with` it (`with` it in `adam_async.sync`), or `await` it and `close` it.
 
         Args:
             where: ``local`` for servers in this loop, or addresses of controllers, ``tcp://host:port``,

@@ -24,28 +24,24 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from functools import wraps
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
 import uvloop
 
 from adam_async.cluster.sync import LocalCluster, load_checkpoint
 from adam_async.errors import DeadlineExceeded, StoreError
 from adam_async.run.arrays import ArraySpec
-from adam_async.run.config import Waits
-from adam_async.run.shard_table import SHARD_BYTES
 from adam_async.runtime.standard_streams import hold_descriptors
 from adam_async.store import store as face
-from adam_async.store.arrays import InitialArrays
 from adam_async.store.opening import NO_COPY, Opening
-from adam_async.store.rules import Rule, Sgd
-from adam_async.store.wish import Create
+from adam_async.store.rules import Rule
 
 __all__ = ["LocalCluster", "ParameterStore", "load_checkpoint"]
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
+_S = TypeVar("_S", bound="ParameterStore")
 
 CLOSE_S = 30.0
 """Deadline of the thread's end, and of the end of a cancelled call, in seconds."""
@@ -206,11 +202,31 @@ def _blocking(
     return call
 
 
+class _Opener(Generic[_P]):
+    """A class method that opens a store as an asynchronous one does, and waits for it."""
+
+    def __init__(self, make: Callable[_P, Opening[face.ParameterStore]]) -> None:
+        self._make = make
+
+    def __get__(self, instance: object, owner: "type[_S]") -> Callable[_P, "_S"]:
+        @wraps(self._make)
+        def open(*args: _P.args, **options: _P.kwargs) -> "_S":
+            opening = self._make(*args, **options)
+            thread = _SHARED.enter()
+            try:
+                return owner(thread, opening, thread.begin(_opened(opening)).wait())
+            except BaseException:
+                _SHARED.leave(thread)
+                raise
+
+        return open
+
+
 class ParameterStore:
     """One client of a store, for programs without a loop; `open` makes it. See `store.ParameterStore`.
 
     A call raises the errors of its asynchronous twin, with their causes, and StoreError after `close` or in a
-    forked child process.
+    forked child process. An interrupt ends an attempt to open a store, and raises KeyboardInterrupt.
     """
 
     def __init__(
@@ -223,55 +239,7 @@ class ParameterStore:
         self._unclosed = weakref.finalize(self, _abandon, thread, opening)
         self.name = store.name
 
-    @classmethod
-    def open(
-        cls,
-        where: str,
-        arrays: InitialArrays | None = None,
-        *,
-        name: str | None = None,
-        create: Create = "auto",
-        rule: Rule | Mapping[str, Rule] = Sgd(),  # noqa: B008 - a frozen value
-        consistency: str = "asp",
-        replicas: int = 0,
-        copies: int | None = None,
-        min_in_sync: int = 0,
-        servers: int = 0,
-        shard_bytes: int = SHARD_BYTES,
-        reader: bool = False,
-        durable: bool = False,
-        dir: str | Path | None = None,
-        token: str | None = None,
-        waits: Waits = Waits(),  # noqa: B008 - a frozen value
-    ) -> Self:
-        """Open a store: use it in a `with` block, or `close` it. See `store.ParameterStore.open`.
-
-        An interrupt ends the attempt, and raises KeyboardInterrupt.
-        """
-        opening = face.ParameterStore.open(
-            where,
-            arrays,
-            name=name,
-            create=create,
-            rule=rule,
-            consistency=consistency,
-            replicas=replicas,
-            copies=copies,
-            min_in_sync=min_in_sync,
-            servers=servers,
-            shard_bytes=shard_bytes,
-            reader=reader,
-            durable=durable,
-            dir=dir,
-            token=token,
-            waits=waits,
-        )
-        thread = _SHARED.enter()
-        try:
-            return cls(thread, opening, thread.begin(_opened(opening)).wait())
-        except BaseException:
-            _SHARED.leave(thread)
-            raise
+    open = _Opener(face.ParameterStore.open)
 
     def __enter__(self) -> Self:
         return self
