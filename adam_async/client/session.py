@@ -374,14 +374,7 @@ class Session:
         """Run a callback on the client's loop, from another thread."""
 
     def push(self, step: StepPush, call: PushReceiver, number: int, into: NDArray[Any] | None = None) -> None:
-        """Push gradients under the next numbers.
-
-        Args:
-            step: The message.
-            call: Takes the answer.
-            number: Number of the message in its call.
-            into: Memory for the values; pooled memory without it.
-        """
+        """Push gradients under the next numbers; see `ParameterClient.push`."""
         body = Push(
             **self._identity,
             clock=step.clock,
