@@ -270,7 +270,7 @@ class Idle(PartitionTrainer):
     def begin(self, context: Context, group: Any) -> Passage:
         """Does nothing: no group is loaded or read."""
         nothing: Any = None
-        return Passage(Admitted(group, None, 0, None), nothing, {})
+        return Passage(Admitted(group), nothing, {})
 
     def run(self, number: int, context: Context, passage: Passage, received: Sequence[Any]) -> list[Parcel]:
         """See `PartitionTrainer.run`."""

@@ -173,9 +173,9 @@ class CopyMode:
 
     def graph(self) -> Graph:
         """See `TrainingMode.graph`."""
-        train = self._trainer.train if self.gate is None else self._trainer.train_admitted
         ahead = [partial(self._on_ahead, section.messages) for section in self._sections[:-1]]
-        return replica_graph(train, self._on_trained, waits_for_pull=not self._background, ahead=ahead)
+        waits = not self._background
+        return replica_graph(self._trainer.train, self._on_trained, waits_for_pull=waits, ahead=ahead)
 
     def _on_trained(self, firing: Firing, trained: Trained) -> None:
         landed = None if self._background else partial(self._setup.events.landed, firing.tag)

@@ -116,7 +116,7 @@ class PartitionTrainer(GroupTrainer):
     def begin(self, context: Context, group: ImageGroup | Admitted) -> Passage:
         """Load a group, and take the snapshot that it reads."""
         # In bsp all groups of a step read the step's snapshot; otherwise each reads the newest copy.
-        admitted = group if isinstance(group, Admitted) else Admitted(group, None, 0, None)
+        admitted = group if isinstance(group, Admitted) else Admitted(group)
         images = admitted.group
         # One snapshot for all segments: all segments of a group must read the same values.
         read = self._weights.snapshot() if admitted.read is None else admitted.read

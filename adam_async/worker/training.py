@@ -35,14 +35,14 @@ from dataflow import Firing, Graph, Node, Tag
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Admitted:
-    """A group that joins a step before its training."""
+    """A group to train, which joins a step before its training in ssp and bsp."""
 
     group: ImageGroup
-    step: Any
-    """Collector of the step's groups."""
-    index: int
+    step: Any = None
+    """Collector of the step's groups; None if the group joins a step after its training."""
+    index: int = 0
     """Position of the group among the groups of its step."""
-    read: Snapshot | None
+    read: Snapshot | None = None
     """Values that the group reads; None for the current values at its training."""
 
 
@@ -155,20 +155,13 @@ class GroupTrainer:
         """Number of push buffers of both kinds."""
         return sum(buffer_pool.made for buffer_pool in {self.group_buffers, self.step_buffers})
 
-    def train(self, firing: Firing, group: ImageGroup) -> Trained:
-        """Run forward, backward, gradients and local step, on the current values."""
-        return self._train(firing, group, self._weights.snapshot())
-
-    def train_admitted(self, firing: Firing, admitted: Admitted) -> Trained:
-        """Do the work of `train` for an admitted group, on `Admitted.read` or else on the current values."""
-        read = self._weights.snapshot() if admitted.read is None else admitted.read
-        return self._train(firing, admitted.group, read, admitted.step, admitted.index)
-
     # The loss and the refused pushes show a diverging run; a warning per group would not add information.
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
-    def _train(
-        self, firing: Firing, group: ImageGroup, read: Snapshot, step: Any = None, index: int = 0
-    ) -> Trained:
+    def train(self, firing: Firing, group: ImageGroup | Admitted) -> Trained:
+        """Run forward, backward, gradients and local step, on `Admitted.read` or on the current values."""
+        admitted = group if isinstance(group, Admitted) else Admitted(group)
+        group, step, index = admitted.group, admitted.step, admitted.index
+        read = self._weights.snapshot() if admitted.read is None else admitted.read
         context = firing.context
         lease = group.lease
         context.load(group.images, group.labels, dice=self._dice, keys=(lease.epoch, lease.number))

@@ -11,7 +11,7 @@ from adam_async.worker import push_plan
 from adam_async.worker.puller import Landing, Puller
 from adam_async.worker.push_plan import travels_apart
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, servers_of, until
-from transport import BufferPool
+from transport import BufferPool, RemoteProtocolError
 
 
 def flat_of(servers, specs):
@@ -134,6 +134,30 @@ async def test_a_tensor_of_one_shard_is_the_answers_own_memory():
         landing.arrived(0, (3,), answer, 0)
         assert np.shares_memory(client.weights.current("fc2.bias").array, answer)
         assert landed == [1]
+
+
+@pytest.mark.parametrize(
+    ("versions", "values"),
+    [
+        ((), np.zeros(10, np.float32)),
+        ((1, 1), np.zeros(10, np.float32)),
+        ((1,), np.zeros(9, np.float32)),
+        ((1,), np.zeros(11, np.float32)),
+        ((1,), np.zeros((1, 10), np.float32)),
+        ((1,), np.zeros(10)),
+    ],
+    ids=["no versions", "versions", "short", "long", "shape", "dtype"],
+)
+async def test_an_answer_that_does_not_fit_its_question_is_an_invalid_message(versions, values):
+    async with servers_of(NETWORKS["local"]()) as servers:
+        client = servers.client()
+        (bias,) = servers.table.by_tensor["fc2.bias"]
+        assert bias.size == 10
+        landing, landed = landing_of(client.puller, [bias])
+        with pytest.raises(RemoteProtocolError, match="do not fit 1 shards of 10 values float32"):
+            landing.arrived(0, versions, values, 0)
+        assert landed == []
+        assert client.weights.installed == 0
 
 
 async def test_a_puller_tells_where_a_replica_that_joins_begins():

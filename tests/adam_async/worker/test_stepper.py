@@ -120,7 +120,7 @@ class Brake:
     """Holds up the compute threads of one worker until it is released."""
 
     def __init__(self, trainer):
-        self._train, self._released = trainer.train_admitted, threading.Event()
+        self._train, self._released = trainer.train, threading.Event()
 
     def train(self, firing, admitted):
         self._released.wait(10.0)
@@ -140,7 +140,7 @@ async def braked(monkeypatch, **options):
         if self.gate._replica == 1:
             brake = Brake(self._trainer)
             brakes.append(brake)
-            monkeypatch.setattr(self._trainer, "train_admitted", brake.train)
+            monkeypatch.setattr(self._trainer, "train", brake.train)
         return new_graph(self)
 
     monkeypatch.setattr(CopyMode, "graph", graph)
