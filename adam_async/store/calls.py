@@ -77,7 +77,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
     _timer: asyncio.TimerHandle | None = None
     _late: tuple[int, ...] = ()
     _flats: dict[int, NDArray[Any]] = {}
-    """Values of messages of several arrays, by the number of the message."""
+    """Values that were not received in `targets`, by the number of the message."""
     _arrays: dict[str, NDArray[Any]] = {}
     _read: NDArray[np.int64] | None = None
     _versions: dict[str, int] = {}
@@ -145,11 +145,12 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
             self.freed()
 
     def _into(self, message: ShardMessage | FactorMessage) -> NDArray[Any] | None:
-        """Return memory for the answer to a message of one range; None for pooled memory."""
-        if self.plan is None or isinstance(message, FactorMessage) or len(message.ranges) != 1:
+        """Return the part of `targets` for the answer to a message of one range; None for pooled memory."""
+        if not self.targets or isinstance(message, FactorMessage) or len(message.ranges) != 1:
             return None
         only = message.ranges[0]
-        return self.targets[only.name][only.start : only.stop]
+        target = self.targets.get(only.name)
+        return None if target is None else target[only.start : only.stop]
 
     def prepare(self) -> None:
         """Make the arrays whose memory is known, while the answers are on their way."""
@@ -217,7 +218,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
         self._read[message.index] = read
         self.calls.note_versions(message.index, read)
         self.clocks.append(clock)
-        if len(message.ranges) > 1:
+        if len(message.ranges) > 1 or message.ranges[0].name not in self.targets:
             flat.flags.writeable = False
             self._flats[number] = flat
             for each in message.ranges if self.targets else ():

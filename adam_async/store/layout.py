@@ -67,7 +67,7 @@ class ShardMessage:
 
 
 class Place(NamedTuple):
-    """Range of a whole array in the answer to a message of several arrays."""
+    """Range of a whole array in the answer to a message."""
 
     message: int
     start: int
@@ -86,8 +86,8 @@ class StorePlan:
         picks: For each message of whole arrays, a function that picks these from a list of all arrays; None
             for other messages.
         positions: Position of each array in the lists.
-        places: Ranges of the arrays in answers to messages of several arrays.
-        apart: Arrays with memory of their own: they are cut into several messages, or alone in one.
+        places: Ranges of the arrays in the answers to messages that have them whole.
+        apart: Arrays with memory of their own, because they are cut into several messages.
     """
 
     messages: tuple[ShardMessage, ...]
@@ -157,7 +157,6 @@ class StoreLayout:
             places = {
                 each.name: Place(number, each.at, each.at + each.stop, self.arrays[each.name].shape)
                 for number, message in enumerate(messages)
-                if len(message.ranges) > 1
                 for each in message.ranges
                 if each.is_whole
             }

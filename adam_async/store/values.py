@@ -28,11 +28,11 @@ class ReadVersions:
 class Values(Mapping[str, NDArray[Any]]):
     """Read-only arrays by name, and their versions.
 
-    An array that came with others in one message is made at its first use.
+    An array that came whole in one message is made at its first use.
 
     Args:
-        plan: The pulled arrays, and the places of small ones.
-        flats: Values of messages of several arrays, by the number of the message.
+        plan: The pulled arrays, and the places of those that came whole in one message.
+        flats: Values of messages, by the number of the message.
         arrays: The arrays made before.
         read: Versions of the values.
         clock: Clock up to which the values contain the pushes of all clients; 0 in a store without clocks.
