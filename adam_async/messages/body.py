@@ -52,3 +52,11 @@ def unpack(message: Message, expected: type[_B]) -> _B:
     except UNREADABLE as error:
         raise RemoteProtocolError("message", f"malformed {message.type}: {error}") from None
     return body
+
+
+def unpack_as(classes: Mapping[str, type[_B]], message: Message) -> _B:
+    """Validate a received message as the class that its type names; for errors see `unpack`."""
+    cls = classes.get(message.type)
+    if cls is None:
+        raise RemoteProtocolError("message", f"unknown message {message.type!r}")
+    return unpack(message, cls)

@@ -1,5 +1,8 @@
 """Pure: all messages in one table, with the roles that may send them, and the class of each name."""
 
+from collections.abc import Callable
+from functools import partial
+
 from adam_async.messages import (
     controllers,
     data_service,
@@ -12,8 +15,8 @@ from adam_async.messages import (
     shard_states,
     staging,
 )
-from adam_async.messages.body import Body, Rows, unpack
-from transport import Message, RemoteProtocolError, RoleTable
+from adam_async.messages.body import Body, Rows, unpack_as
+from transport import Message, RoleTable
 
 TABLE: Rows = {
     **controllers.ROWS,
@@ -43,9 +46,5 @@ def table_among(role: str) -> RoleTable:
     return RoleTable({cls.__name__: {pair} for cls, pairs in TABLE.items() if pair in pairs})
 
 
-def unpack_any(message: Message) -> Body:
-    """Validate a received message as the class that its type names."""
-    cls = BY_NAME.get(message.type)
-    if cls is None:
-        raise RemoteProtocolError("message", f"unknown message {message.type!r}")
-    return unpack(message, cls)
+unpack_any: Callable[[Message], Body] = partial(unpack_as, BY_NAME)
+"""Validates a received message as the class that its type names; see `unpack_as`."""
