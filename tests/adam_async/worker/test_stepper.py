@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -17,7 +18,17 @@ from adam_async.run.config import Config
 from adam_async.run.learning_rate import Schedule
 from adam_async.worker.copy_mode import CopyMode
 from tests.adam_async.exactness.serial import assert_close, lockstep_sgd, order_of
-from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, cluster_of, tiny_dataset, until, with_frozen
+from tests.adam_async.exactness.test_staleness_counts import HandReplica
+from tests.adam_async.runs import (
+    NETWORKS,
+    PATIENT,
+    SHARDED,
+    cluster_of,
+    servers_of,
+    tiny_dataset,
+    until,
+    with_frozen,
+)
 
 pytestmark = pytest.mark.thorough
 
@@ -247,3 +258,46 @@ async def test_rates_follow_the_schedule_in_every_training_mode(schedule, mode):
     rate_at = Schedule.of(msgspec.structs.replace(config, rate=factor * config.rate)).rate
     expected, _ = lockstep_sgd(config, dataset, rate_at=rate_at)
     assert_close(result.weights, expected, 1e-9)
+
+
+@pytest.mark.parametrize(("when", "left"), [("before", 2), ("after", 0)])
+async def test_messages_of_a_section_leave_once_before_their_group_is_trained_and_never_after(when, left):
+    async with servers_of(NETWORKS["local"](), rate=0.01, **SHARDED) as servers:
+        replica = HandReplica(servers, 0, push_every=1, pull_every=1)
+        await replica.first_pull()
+        stepper, add = replica.stepper, replica.stepper.add
+
+        def added(trained, on_landed):
+            if when == "before":
+                stepper.ahead(trained, (1,), on_landed)
+            add(trained, on_landed)
+            stepper.ahead(trained, (0,), on_landed)
+
+        stepper.add = added
+        await replica.train(groups=2)
+        assert stepper._pusher.left_ahead == left
+        assert {shard.version for shard in servers.shards().values()} == {2}
+        assert [(done.number, done.clock) for done in replica.finished] == [(1, 1), (2, 2)]
+
+
+async def test_in_asp_a_complete_step_does_not_wait_for_one_that_began_earlier():
+    async with servers_of(NETWORKS["local"](), rate=0.01, **SHARDED) as servers:
+        replica = HandReplica(servers, 0, push_every=1, pull_every=1)
+        await replica.first_pull()
+        stepper, add, late = replica.stepper, replica.stepper.add, []
+
+        def added(trained, on_landed):
+            stepper.ahead(trained, (1,), on_landed)
+            late.append(partial(add, trained, on_landed))
+            if len(late) == 1:
+                on_landed()  # the test does not wait for the first group
+            else:
+                late.pop()()
+
+        stepper.add = added
+        await replica.train(groups=2)
+        assert [(done.number, done.clock) for done in replica.finished] == [(2, 2)]
+        late.pop()()
+        await replica.client.flush()
+        assert [(done.number, done.clock) for done in replica.finished] == [(2, 2), (1, 1)]
+        assert {shard.version for shard in servers.shards().values()} == {2}
