@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from adam_async.cli.contact_sheet import BACKGROUND, GAP, TILE, check_png, contact_sheet, sheet_rows
+from adam_async.cli.contact_sheet import BACKGROUND, GAP, TILE, contact_sheet, sheet_rows
+from adam_async.cli.option_checks import check_png
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.errors import ConfigError
