@@ -2,11 +2,8 @@
 
     python -m benchmarks.push_pull --json push_pull.json --peer 'ps-lite=PYTHON PEER_SCRIPT --kind kvstore'
 
-Ours is a store on a controller and a parameter server in another process, over TCP, with one float32 array
-of each size in shards of at most 1 MiB. Both sides of ours are measured on the same array:
-
-- *store*: `ParameterStore.push_pull`, the public face.
-- *client*: the client of workers below it; one push per shard, whose answer contains the values in place.
+Ours is `ParameterStore.push_pull`, on a controller and a parameter server in another process, over TCP, with
+one float32 array of each size in shards of at most 1 MiB.
 
 One row compares `--many` arrays of 1 KiB, pushed and pulled together, with one array of 1 MiB.
 
@@ -41,12 +38,10 @@ import numpy as np
 import uvloop
 
 from adam_async import ArraySpec, ParameterStore, Sgd
-from adam_async.client.parameter_client import StepPush
 from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.cluster.roles.controller import controller
 from adam_async.cluster.roles.parameter_server import parameter_server
 from adam_async.cluster.roles.place import Place
-from adam_async.messages import Part
 from adam_async.run.config import Waits
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.kernel_cache import use_kernel_cache
@@ -103,49 +98,6 @@ class Face:
         return float(values[next(iter(values))][-1])
 
 
-class Client:
-    """Pushes and pulls of one array by the client that workers use, on the session of an open store."""
-
-    def __init__(self, store: ParameterStore, name: str) -> None:
-        client = store._calls
-        self._client, self._shards = client.servers, client.layout.table.by_tensor[name]
-        self._server = client.layout.buckets[0]
-        size = self._shards[-1].stop
-        self._gradient, self._values = np.ones(size, np.float32), np.zeros(size, np.float32)
-        self._version = 0
-
-    async def push_pull(self) -> float:
-        """Push the gradient, and wait for the new values in place. Returns one of the new values."""
-        self._missing, self._done = len(self._shards), asyncio.get_running_loop().create_future()
-        for shard in self._shards:
-            await self._client.admit()
-            part = slice(shard.start, shard.stop)
-            step = StepPush(
-                parts=(Part(False, 1),),
-                shards=(shard.id,),
-                tensors=(self._gradient[part],),
-                versions=(self._version,),
-                own_applied=(0,),
-                clock=0,
-                weight=1,
-                rate=RATE,
-                pull=True,
-            )
-            self._client.push(self._server, step, self, into=self._values[part])
-        await self._done
-        self._version += 1
-        return float(self._values[-1])
-
-    def pushed(self, *_: object) -> None:
-        """See `PushReceiver`; the values are in place."""
-
-    def freed(self) -> None:
-        """See `Receiver`."""
-        self._missing -= 1
-        if not self._missing:
-            self._done.set_result(None)
-
-
 async def measure(address: str, sizes: list[int], many: int, warm_s: float) -> Times:
     """Median microseconds of one push and pull together, on each side, for each size."""
     found: Times = {}
@@ -153,7 +105,6 @@ async def measure(address: str, sizes: list[int], many: int, warm_s: float) -> T
         arrays = {"w": ArraySpec((size // 4,))}
         async with opened(address, f"one-{size}", arrays) as store:
             await asyncio.sleep(warm_s)
-            found[f"client {size}"] = await time_pairs(Client(store, "w").push_pull, size)
             found[f"store {size}"] = await time_pairs(Face(store, arrays).push_pull, size)
             await store.delete()
     together = {f"w{number}": ArraySpec((SMALL_BYTES // 4,)) for number in range(many)}
@@ -236,14 +187,10 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             theirs[name].append(peer_round(shlex.split(command), arguments.sizes))
     rows = []
     for size in arguments.sizes:
-        face, client = median_of(mine, f"store {size}"), median_of(mine, f"client {size}")
-        case = f"push, SGD, pull of {size} bytes"
-        rows.append(row(f"{case}: store against client", face, client))
-        key = f"store {size}"
-        rows += [floor_row(f"{case}: store against {n}", mine, key, theirs[n], size) for n in floors]
+        case, key = f"push, SGD, pull of {size} bytes: store against", f"store {size}"
+        rows += [floor_row(f"{case} {n}", mine, key, theirs[n], size) for n in floors]
         for name in peers:
-            peer = median_of(theirs[name], str(size))
-            rows += [row(f"{case}: {side} against {name}", us, peer) for side, us in sides(face, client)]
+            rows.append(row(f"{case} {name}", median_of(mine, key), median_of(theirs[name], str(size))))
     case = f"{arguments.many} arrays of {SMALL_BYTES} bytes together against"
     rows.append(row(f"{case} one of 1 MiB", median_of(mine, "many"), median_of(mine, "one")))
     rows += [floor_row(f"{case} one of all in the {n}", mine, "many", theirs[n], flat) for n in floors]
@@ -255,10 +202,6 @@ def floor_row(case: str, mine: list[Times], key: str, floor: list[Times], size: 
     found = row(case, median_of(mine, key), median_of(floor, str(size)))
     multiples = [ours[key] / short[str(size)] for ours, short in zip(mine, floor, strict=True)]
     return {**found, "multiple": round(statistics.median(multiples), 2)}
-
-
-def sides(face: float, client: float) -> tuple[tuple[str, float], ...]:
-    return ("store", face), ("client", client)
 
 
 def median_of(rounds: list[Times], key: str) -> float:

@@ -11,10 +11,10 @@ from tests.journey import JOURNEYS, counts_of
 
 PAGE = (Path(__file__).resolve().parents[1] / "ARCHITECTURE.md").read_text()
 CEILINGS = {
-    "push_pull": (95, 26, 687),
+    "push_pull": (95, 25, 687),
     "worker push": (130, 37, 920),
-    "image group": (72, 36, 303),
-    "map change": (338, 41, 1506),
+    "image group": (72, 35, 303),
+    "map change": (338, 40, 1506),
 }
 """Calls, files and lines of each journey. A change that shortens a journey lowers its row, here and in
 ARCHITECTURE.md."""

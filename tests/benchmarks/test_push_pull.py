@@ -1,4 +1,4 @@
-"""The benchmark of pushes and pulls has rows for the store, the client below it, floors, and a peer."""
+"""The benchmark of pushes and pulls has rows for the store beside floors and a peer."""
 
 import json
 import shlex
@@ -13,7 +13,7 @@ PEER = """import json; print(json.dumps({"bytes": 1024, "pair_us": 100.0}))"""
 
 
 @pytest.mark.processes
-def test_each_size_and_the_small_arrays_have_rows_beside_client_floors_and_peer(tmp_path: Path) -> None:
+def test_each_size_and_the_small_arrays_have_rows_beside_floors_and_peer(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     peer = f"other={shlex.join([sys.executable, '-c', PEER])}"
     other = tmp_path / "other"
@@ -27,17 +27,15 @@ def test_each_size_and_the_small_arrays_have_rows_beside_client_floors_and_peer(
     rows = json.loads(file.read_text())
     one, many = "push, SGD, pull of 1024 bytes", "10 arrays of 1024 bytes together against one of"
     assert [row["case"] for row in rows] == [
-        f"{one}: store against client",
         f"{one}: store against floor",
         f"{one}: store against floor of other",
         f"{one}: store against other",
-        f"{one}: client against other",
         f"{many} 1 MiB",
         f"{many} all in the floor",
         f"{many} all in the floor of other",
     ]
     assert all(row["ours"] > 0 and row["unit"] == "us" for row in rows)
-    assert rows[3]["peer"] == rows[4]["peer"] == 100.0
+    assert rows[2]["peer"] == 100.0
     assert all((row.get("multiple", 0) > 0) == ("floor" in row["case"]) for row in rows)
 
 
