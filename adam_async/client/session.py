@@ -375,6 +375,8 @@ class Session:
 
     def push(self, step: StepPush, call: PushReceiver, number: int, into: NDArray[Any] | None = None) -> None:
         """Push gradients under the next numbers; see `ParameterClient.push`."""
+        # First, because a number without its push would be a gap: there may be no memory for the copies.
+        tensors = [each.copy() for each in step.tensors] if self._copies else step.tensors
         body = Push(
             **self._identity,
             clock=step.clock,
@@ -392,7 +394,7 @@ class Session:
         )
         exchange = PushExchange(
             session=self,
-            message=pack(body, [each.copy() for each in step.tensors] if self._copies else step.tensors),
+            message=pack(body, tensors),
             into=None if into is None else (into,),
             is_push=True,
             call=call,

@@ -172,19 +172,20 @@ class ShortWay:
                 lane.applier.apply_counted(group, flat, rate)
             else:
                 lane.applier.batches.apply(group.strips, (flat,), (rate,))
+            body = state.applied_at_once(push, session, group, tables)
         except Exception as defect:
             # The values may have the push in part, and no number counts it: no later push may meet them.
             self._host.fail(defect)
             raise
-        body = state.applied_at_once(push, session, group, tables)
+        # Before the answer, which may lack memory: the disk must learn of the change in any case.
+        if self._changed is not None:
+            self._changed(group, 1)
         # No charge: the answer has the size of the gradient, whose memory the request gives back now.
         values = (self._lend(group.flats, lane.dtype, group.size),) if push.pull else ()
         try:
             request.reply(pack(body, values))
         except LocalProtocolError as error:
             request.fail("too-large", f"the answer to a push cannot travel: {error}")
-        if self._changed is not None:
-            self._changed(group, 1)
         if self._timeline is not None:
             self._timeline.applied(self._host.node, [push], group.size, begin)
         return True

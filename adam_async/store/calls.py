@@ -357,12 +357,12 @@ class Calls:
             check_loop(self.name, self.loop)
 
     async def begin_push(self) -> None:
-        """Wait for the first step, and refuse the push of a reader."""
+        """Refuse the push of a reader, and wait for the first step."""
+        if self.is_reader:
+            raise StoreError("this client is a reader: open the store without reader=True to push")
         if not self.has_begun:
             await self.begin()
             self.check()
-        if self.is_reader:
-            raise StoreError("this client is a reader: open the store without reader=True to push")
 
     async def begin(self) -> None:
         """Wait until the clocks of the store have begun: they wait for `replicas` clients."""
@@ -522,7 +522,7 @@ class Calls:
         """End all waits with an error; only the first error counts."""
         if self._error is None:
             self._error = error
-            for call in self._open:
+            for call in tuple(self._open):  # a garbage collection may free the last tensor of a push here
                 call.fail(error)
             for waiter in self._settling:
                 if not waiter.done():

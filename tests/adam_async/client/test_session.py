@@ -25,16 +25,16 @@ IDENTITY = SessionIdentity(store="run", session=1, incarnation=1, replica=0, gen
 class Collecting(Session):
     """A session whose exchanges are collected instead of sent, and its only call."""
 
-    def __init__(self, limit=8):
-        options = {"answer_s": 1.0, "copies": False, "on_progress": int, "running_loop": str}
+    def __init__(self, limit=8, copies=False):
+        options = {"answer_s": 1.0, "copies": copies, "on_progress": int, "running_loop": str}
         super().__init__(IDENTITY, limit=limit, **options)
         self.sent, self.answers, self.frees, self.again = [], [], 0, []
 
-    def push_to(self, *shards):
+    def push_to(self, *shards, tensors=None):
         step = StepPush(
             parts=(Part(False, len(shards)),),
             shards=shards,
-            tensors=(np.ones(len(shards), np.float32),),
+            tensors=tensors or (np.ones(len(shards), np.float32),),
             versions=(0,) * len(shards),
             own_applied=(0,) * len(shards),
             clock=1,
@@ -83,6 +83,17 @@ def test_several_steps_take_as_many_numbers_on_each_of_their_shards():
     assert session.next_steps((A, B), 1) == 4
     assert session.next_steps((C,), 2) == 1
     assert session.next((A, B, C)) == (5, 5, 3)
+
+
+def test_a_push_that_has_no_memory_for_its_copies_uses_no_number():
+    class Large:
+        def copy(self):
+            raise MemoryError
+
+    session = Collecting(copies=True)
+    with pytest.raises(MemoryError):
+        session.push_to(A, B, tensors=(Large(),))
+    assert (session.numbers.all(), session.open, session.open_pushes) == ({}, {}, 0)
 
 
 def test_open_pushes_are_sent_again_in_order_and_under_their_numbers():

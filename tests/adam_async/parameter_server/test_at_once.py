@@ -352,3 +352,33 @@ def test_a_kernel_that_fails_ends_the_server_and_no_number_is_used():
         server.short_push(link, push_of(2), values_of(1))
     assert [str(defect) for defect in server.defects] == ["no scratch"]
     assert server.state.shards[ShardId(0)].ordered == {(7, 1): 1}
+
+
+def test_a_push_whose_answer_has_no_memory_is_applied_and_reaches_the_disk():
+    server, link, changed = Server(), Wire(), []
+
+    class NoMemory:
+        def joined(self, *_):
+            raise MemoryError("no memory for an answer")
+
+    host = SimpleNamespace(buffers=NoMemory(), fail=server.defects.append, timeline=None, node="ps-0")
+    server.short = ShortWay(server.state, server.checks, host, lambda *given: changed.append(given))
+    server.long_push(link, push_of(1), values_of(0))
+    with pytest.raises(MemoryError):
+        server.short_push(link, push_of(2), values_of(1))
+    group = server.state.bundle.group((0, 1, 2))
+    assert (changed, server.defects) == ([(group, 1)], [])
+    assert server.state.shards[ShardId(0)].last_number == {(7, 1): 2}
+
+
+def test_a_push_that_is_counted_in_part_ends_the_server(monkeypatch):
+    server, link = on_its_lane()
+
+    def note(*_):
+        raise MemoryError("no memory for the log")
+
+    monkeypatch.setattr(server.log, "note", note)
+    link.turn += 1
+    with pytest.raises(MemoryError):
+        server.short_push(link, push_of(2), values_of(1))
+    assert [str(defect) for defect in server.defects] == ["no memory for the log"]

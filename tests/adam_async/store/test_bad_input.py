@@ -22,6 +22,7 @@ from adam_async import (
     ParameterStore,
     Sgd,
     StoreError,
+    Waits,
     sync,
 )
 from adam_async.controller import records
@@ -302,10 +303,13 @@ async def test_bad_pulls_name_what_does_not_fit() -> None:
         assert len(await store.pull()) == 2
 
 
-async def test_a_reader_may_neither_push_nor_tick_nor_delete() -> None:
+async def test_a_reader_may_neither_push_nor_tick_nor_delete_and_waits_for_no_client_to_hear_it() -> None:
+    waits = Waits(prepare_s=0.1)
     async with (
-        ParameterStore.open("local", {"b": np.ones(2)}, name="model", consistency="ssp:1") as store,
-        ParameterStore.open("local", name="model", reader=True) as reader,
+        ParameterStore.open(
+            "local", {"b": np.ones(2)}, name="model", consistency="ssp:1", replicas=2
+        ) as store,
+        ParameterStore.open("local", name="model", reader=True, waits=waits) as reader,
     ):
         for call in (reader.push({"b": np.ones(2)}), reader.assign({"b": np.ones(2)}), reader.tick()):
             with pytest.raises(StoreError, match="this client is a reader"):
