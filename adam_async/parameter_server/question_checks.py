@@ -24,7 +24,14 @@ from adam_async.messages import Pull, Push, ReadShards, ReportSteps, Tick
 from adam_async.parameter_server.shard import Shard, ShardTables
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.epoch_shares import most_clock
-from adam_async.run.group_ranges import MOST_BOUNDS, NO_GROUPS, groups_fault
+from adam_async.run.group_ranges import (
+    LEAST_BOUNDS,
+    MOST_BOUNDS,
+    MOST_WORK,
+    NO_GROUPS,
+    GroupSets,
+    groups_fault,
+)
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec
 
@@ -105,6 +112,8 @@ class QuestionChecks:
         self._most_epoch = resumed_epoch + 1
         self._most_groups = 1 << 32
         """Number of groups of an epoch, once it is known."""
+        self._shard_bounds = max(LEAST_BOUNDS, 16 * MOST_BOUNDS // max(len(state.shards), 1))
+        """Length of the ranges of a set for each shard that has it: sets of split tables share the memory."""
         self._most_clock = resumed_clock + EARLY_STEPS
         self._least_bound = self._most_clock
         """Clock up to which questions pass without a look at the clocks of shards, in a store of clients."""
@@ -221,10 +230,11 @@ class QuestionChecks:
 
     def _step_reports(self, report: ReportSteps) -> str:
         text, tables = _twice(report.shards), self._tables(report.shards)
+        named = [len(step.groups) for step in report.steps if step.groups]
         for step in report.steps:
             text = text or self._clock(step.clock) or self._weight(step.weight) or _twice(step.refused)
             if step.groups and not text:
-                text = self.fault_of_groups(step.groups, tables)
+                text = self.fault_of_groups(step.groups, tables, named=sum(named), steps=len(named))
             if step.refused and max(step.refused) >= len(report.shards):
                 return f"it names {len(report.shards)} shards, and no place {max(step.refused)}"
         return text
@@ -235,13 +245,21 @@ class QuestionChecks:
         return {id(shard.tables): shard.tables for shard in found if shard is not None}.values()
 
     def fault_of_groups(
-        self, groups: tuple[int, ...], several: Collection[ShardTables], epoch: int = 0
+        self,
+        groups: tuple[int, ...],
+        several: Collection[ShardTables],
+        epoch: int = 0,
+        *,
+        named: int = 0,
+        steps: int = 1,
     ) -> str:
         """Return why a push, a tick or a step may not name these groups; empty if it may.
 
         Args:
             several: Tables of its shards.
             epoch: Epoch of the push or tick; 0 for none.
+            named: Length of the groups of all steps of a report; 0 for one step.
+            steps: Number of steps of a report that name groups.
         """
         if not self._state.program:
             return "it names groups, and a store without a program has none"
@@ -253,10 +271,19 @@ class QuestionChecks:
             return f"it is of epoch {epoch}, and its groups of epoch {groups[0]}"
         if groups[-1] > self._most_groups:
             return f"group {groups[-1] - 1}, and an epoch has {self._most_groups}"
+        sets: GroupSets | None = None
+        named, work = named or len(groups), 0
         for tables in several:
-            kept, again = tables.groups.get(groups[0], NO_GROUPS)
-            if max(len(kept), len(again)) + len(groups) > MOST_BOUNDS:
-                return f"its groups are too scattered: a shard keeps {MOST_BOUNDS // 2} ranges of an epoch"
+            if tables.groups == sets:
+                continue
+            sets = tables.groups
+            kept, again = sets.get(groups[0], NO_GROUPS)
+            most = min(MOST_BOUNDS, tables.shards * self._shard_bounds)
+            if len(kept) + len(again) + named > most:
+                return f"its groups are too scattered: a shard keeps {most // 2} ranges of an epoch"
+            work += steps * len(kept) + named
+        if work > MOST_WORK:
+            return "its groups are too scattered over shards with different sets: name fewer shards at a time"
         return ""
 
     def _epoch(self, epoch: int) -> str:

@@ -154,11 +154,12 @@ def tables_of(shards: Sequence[Shard]) -> Iterable[ShardTables]:
 
 
 def count_groups(named: tuple[int, ...], several: Iterable[ShardTables]) -> None:
-    """Add the groups of a push to the sets of tables of its shards alone; shared sets go on being shared."""
+    """Add the groups of a push to the sets of its shards' own tables; equal sets are shared from then on."""
     before: GroupSets | None = None
     after: GroupSets = {}
     for tables in several:
-        if tables.groups is not before:
+        # Not by identity: sets that arrived in pieces are equal, and not shared.
+        if tables.groups != before:
             before, after = tables.groups, with_groups(tables.groups, named)
         tables.groups = after
 

@@ -24,6 +24,13 @@ MOST_BOUNDS = 1 << 14
 """Length of the ranges of one set above which a server takes no further groups of the epoch; a correct set
 has a few ranges for each replica."""
 
+LEAST_BOUNDS = 1 << 9
+"""Length of the ranges of a set for each shard that has it, up to `MOST_BOUNDS`, on a server with many
+shards."""
+
+MOST_WORK = 1 << 18
+"""Length of the ranges of all sets that one message may change: some 80 ms."""
+
 
 class GroupSet(NamedTuple):
     """Groups of one epoch on one shard."""
@@ -93,7 +100,7 @@ def without(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 def with_groups(sets: GroupSets, named: tuple[int, ...]) -> GroupSets:
-    """Return sets that also have the named groups, counted once more."""
+    """Return sets that also have the named groups, counted once more; a set that is full stays as it is."""
     epoch = named[0]
     if epoch not in sets and len(sets) >= KEPT_EPOCHS:
         oldest = min(sets)
@@ -101,6 +108,8 @@ def with_groups(sets: GroupSets, named: tuple[int, ...]) -> GroupSets:
             return sets  # its set is dropped
         sets = {number: kept for number, kept in sets.items() if number != oldest}
     groups, again = sets.get(epoch, NO_GROUPS)
+    if len(groups) + len(again) + len(named) > MOST_BOUNDS:
+        return sets  # the pushes before this one waited with it, so that the server saw a shorter set
     start, stop = named[1], named[2]
     if len(named) == 3 and (not groups or start >= groups[-1]):
         # Usually a step has one range, behind all others.

@@ -25,7 +25,7 @@ from adam_async.parameter_server.question_checks import (
 )
 from adam_async.parameter_server.sender_checks import MOST_SESSIONS, MOST_UNNAMED, SenderChecks
 from adam_async.parameter_server.state import ServerState
-from adam_async.run.group_ranges import GroupSet, with_groups
+from adam_async.run.group_ranges import LEAST_BOUNDS, MOST_BOUNDS, MOST_WORK, GroupSet, with_groups
 from adam_async.run.ids import Replica
 from tests.adam_async.parameter_server.test_state import push_of, shard_of
 from transport import Identity
@@ -37,8 +37,8 @@ def specs_of(state):
     return [shard.spec for shard in state.shards.values()]
 
 
-def checks_of(**resumed):
-    state = ServerState(store="run", generation=1, shards=[shard_of(number) for number in range(30)])
+def checks_of(count=30, **resumed):
+    state = ServerState(store="run", generation=1, shards=[shard_of(number) for number in range(count)])
     state.shards[0].version = 7
     return QuestionChecks(state, specs_of(state), most_weight=16, **resumed)
 
@@ -164,6 +164,78 @@ def test_the_ranges_that_a_shard_keeps_are_bounded(monkeypatch, shards):
     assert checks.refusal(others, most_bytes=MOST_BYTES) is None
     checks._state.shards[0].tables.groups = {1: GroupSet((0, 50), tuple(range(0, 40, 2)))}
     assert checks.refusal(fits, most_bytes=MOST_BYTES) is not None
+
+
+def scattered_over(length, *, first=0):
+    return (1, *range(first, first + 2 * length, 2))
+
+
+def test_the_sets_of_split_tables_take_bounded_memory_together():
+    checks = checks_of(2000)
+    tables = [shard.separate() for shard in checks._state.shards.values()]
+    grown, refused = 0, 0
+    while not refused:
+        named = scattered_over(100, first=1000 * grown)
+        push = push_of((0,), (1,), clock=0, groups=named)
+        refused = checks.refusal(push, most_bytes=MOST_BYTES) is not None
+        tables[0].groups = with_groups(tables[0].groups, named)
+        grown += 1
+    kept = 2000 * 100 * (grown - 1)
+    assert kept <= 2000 * LEAST_BOUNDS < 2000 * MOST_BOUNDS // 16
+    again = GroupSet((0, 1000), tuple(range(0, 2 * LEAST_BOUNDS, 2)))
+    tables[1].groups = {1: again}
+    push = push_of((1,), (1,), clock=0, groups=(1, 0, 1))
+    assert "a shard keeps 256 ranges" in checks.refusal(push, most_bytes=MOST_BYTES).text
+
+
+def test_a_set_that_many_shards_have_may_be_longer():
+    checks = checks_of(2000)
+    shards = tuple(range(2000))
+    tables = checks._state.bundle.group(shards)[0].tables
+    for shard in checks._state.shards.values():
+        shard.tables = tables
+    tables.shards = 2000
+    tables.groups = with_groups({}, scattered_over(8 * LEAST_BOUNDS))
+    zeros = (0,) * 2000
+    push = push_of(shards, (1,) * 2000, clock=0, groups=scattered_over(200, first=1 << 20))
+    push = msgspec.structs.replace(push, versions=zeros, own_applied=zeros)
+    assert checks.refusal(push, most_bytes=MOST_BYTES) is None
+
+
+@pytest.mark.parametrize("steps", [1, 40])
+def test_a_message_changes_a_bounded_number_of_different_sets(steps):
+    checks = checks_of(2000)
+    tables = [shard.separate() for shard in checks._state.shards.values()]
+    shards = tuple(range(2000))
+
+    def refusal(named):
+        each = len(named) // steps & ~1
+        reports = tuple(StepReport(1, 16, 0, (), (1, *named[1 + i * each :][:each])) for i in range(steps))
+        body = msgspec.structs.replace(RECORD, shards=shards, steps=reports)
+        if steps == 1:
+            body = push_of(shards, (1,) * 2000, clock=0, groups=named)
+            zeros = (0,) * 2000
+            body = msgspec.structs.replace(body, versions=zeros, own_applied=zeros)
+        return checks.refusal(body, most_bytes=MOST_BYTES)
+
+    named = scattered_over(160)
+    assert refusal(named) is None, "all shards have the same set"
+    for number, each in enumerate(tables):
+        each.groups = with_groups({}, (1, 10_000 + number, 10_001 + number))
+    assert 2000 * len(named) > MOST_WORK
+    assert "different sets" in refusal(named).text
+    if steps == 1:
+        assert refusal(named[:3]) is None
+
+
+def test_the_steps_of_a_report_are_scattered_together():
+    checks = checks_of(2000)
+    checks._state.shards[0].separate()
+    steps = tuple(StepReport(1, 16, 0, (), scattered_over(100, first=1000 * i)) for i in range(6))
+    report = msgspec.structs.replace(RECORD, shards=(0,), steps=steps)
+    assert "too scattered" in checks.refusal(report, most_bytes=MOST_BYTES).text
+    report = msgspec.structs.replace(report, steps=steps[:4])
+    assert checks.refusal(report, most_bytes=MOST_BYTES) is None
 
 
 def test_an_answer_that_fits_into_no_message_is_refused_before_it_is_made():

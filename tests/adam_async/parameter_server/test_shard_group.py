@@ -22,7 +22,7 @@ from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_group import ShardGroup, count_groups
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import own_shards
-from adam_async.run.group_ranges import name_groups
+from adam_async.run.group_ranges import GroupSet, name_groups
 from adam_async.run.ids import BucketId, ShardId
 from adam_async.run.shard_table import ShardSpec
 
@@ -195,6 +195,16 @@ def test_shards_with_equal_sets_share_one_and_a_push_to_some_leaves_the_others()
     assert before == {1: ((0, 4), ())}
     split = shards[0].tables.split(0)
     assert split.groups is tables[0].groups
+
+
+def test_equal_sets_that_are_not_shared_are_shared_after_the_next_push():
+    shards = own_shards(specs_of(), [Sgd()])
+    tables = [shard.separate() for shard in shards]
+    for each in tables:
+        each.groups = {1: GroupSet((0, 4), ())}
+    count_groups((1, 2, 6), tables)
+    assert {id(each.groups) for each in tables} == {id(tables[0].groups)}
+    assert tables[0].groups == {1: ((0, 6), (2, 4))}
 
 
 def test_a_strip_has_at_most_the_values_that_a_round_applies(monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 
 from adam_async.run.group_ranges import (
     KEPT_EPOCHS,
+    MOST_BOUNDS,
     NO_GROUPS,
     GroupSet,
     common,
@@ -130,3 +131,11 @@ def test_groups_in_order_and_in_any_order_give_one_range():
             sets = with_groups(sets, (1, number, number + 1))
         assert sets == {1: GroupSet((0, 1000), ())}
         random.Random(seed).shuffle(numbers)
+
+
+def test_a_full_set_stays_as_it_is_and_other_epochs_go_on():
+    full = {1: GroupSet(tuple(range(MOST_BOUNDS - 2)))}
+    assert with_groups(full, (1, MOST_BOUNDS, MOST_BOUNDS + 1)) is full
+    assert with_groups(full, (2, 0, 1))[2] == GroupSet((0, 1))
+    twice = {1: GroupSet((0, MOST_BOUNDS), tuple(range(MOST_BOUNDS - 4)))}
+    assert with_groups(twice, (1, 0, 1)) is twice
