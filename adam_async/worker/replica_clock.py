@@ -5,8 +5,8 @@ Theory of operation
 Step c of a replica begins when the replica's clock is c; its push has clock c + 1. Groups join steps,
 `push_every` to a step. Under ``asp`` they join when they are trained, and a step may read any values. Under
 ``ssp`` and ``bsp`` they join at their admission, in the order of their leases, so the same groups make the
-same step in every run. At a *sync clock*, which the data server sends, all replicas have the same clock: the open step
-ends short, and the clock *skips* to the sync clock without pushes in between.
+same step in every run. At a *sync clock*, which the data server sends, all replicas have the same clock: the
+open step ends short, and the clock *skips* to the sync clock without pushes in between.
 
 Under ``ssp:S`` the values that step c reads contain all pushes of live replicas up to clock c - S. A replica
 is therefore at most S steps ahead of the slowest replica when it begins a step, and S + 1 steps when its push
