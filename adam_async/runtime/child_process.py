@@ -28,7 +28,7 @@ LOOK_S = 0.1
 """Seconds between two checks for the end of a child."""
 
 OUTPUT_BYTES = 65536
-"""Maximum number of bytes read of the output of a module that failed."""
+"""Maximum number of bytes read at the end of the output of a module that failed."""
 
 SPARE = 12
 """File descriptors for the start of a child: three pairs for its streams, and those of the loop."""
@@ -205,8 +205,8 @@ async def run_module(words: Sequence[str], *, within_s: float) -> str:
             child.wait()
         if child.returncode == 0:
             return ""
-        output.seek(0)
-        lines = output.read(OUTPUT_BYTES).decode(errors="replace").strip().split("\n")
+        output.seek(max(output.seek(0, os.SEEK_END) - OUTPUT_BYTES, 0))
+        lines = output.read().decode(errors="replace").strip().split("\n")
     return f"exit code {child.returncode}, {lines[-1]}"
 
 

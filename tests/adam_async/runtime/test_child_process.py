@@ -13,7 +13,7 @@ import pytest
 
 from adam_async.errors import RoleDied
 from adam_async.runtime import child_process
-from adam_async.runtime.child_process import ChildProcess, child_environment
+from adam_async.runtime.child_process import ChildProcess, child_environment, run_module
 from tests.adam_async.runs import until
 
 PROGRESS_BAR = """
@@ -187,3 +187,12 @@ def has_ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+async def test_the_cause_of_a_module_that_failed_is_its_last_line_also_after_much_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import sys\nfor _ in range(9000): print('a warning')\nsys.exit('no room')\n"
+    (tmp_path / "talkative.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert await run_module(("talkative",), within_s=60) == "exit code 1, no room"
