@@ -7,9 +7,9 @@ repeats all open requests, in order, under the same numbers (`session.py`).
 If the primary moves, the link is dropped, and the next one leads to the new primary. All copies of the bundle
 have the applied push numbers: a push that the old primary has acknowledged stays acknowledged, and an open
 one is applied once. A refusal by a server that does not serve the bundle (`NOT_SERVING`) leaves the request
-open: the connection pauses, at most until the primary moves, and asks again. Without progress for
-`patience_s` the connection fails, and the error names the bundle and its primary. While the bundle lacks
-copies for its pushes, a run waits for `copies_s`.
+open: the connection pauses, at most until the primary moves, and asks again. If the oldest open request gets
+no answer for `patience_s`, the connection fails, and the error names the bundle and its primary. While the
+bundle lacks copies for its pushes, a run waits for `copies_s`.
 """
 
 import asyncio
@@ -96,8 +96,8 @@ class BundleConnection(Session):
         """Keep a link, and repeat all open requests on each new one, until cancelled.
 
         Raises:
-            ShardUnavailable: There was no progress for `patience_s`, or for `copies_s` while the bundle
-                lacked copies; the error names the bundle and its primary.
+            ShardUnavailable: The oldest open request got no answer for `patience_s`, or for `copies_s` while
+                the bundle lacked copies; the error names the bundle and its primary.
         """
         channel = self.channel
         channel.renew()
@@ -106,11 +106,13 @@ class BundleConnection(Session):
             if link is None:
                 continue
             self.reconnects += 1
+            # Answers to other requests are no progress: a server may never answer this one.
+            oldest = next(iter(self.open), None)
             settled = await self._attend(link)
-            if settled:
+            if settled and (oldest is None or oldest not in self.open):
                 channel.progressed()
-            elif not self.open:
-                # A broken idle link had no open request, so the patience begins now.
+            elif oldest is None:
+                # The link began without an open request, perhaps long ago, so the patience begins now.
                 channel.renew()
             if self._refusal or not settled:
                 await channel.pause(self._moved)

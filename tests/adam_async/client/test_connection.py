@@ -44,6 +44,7 @@ class Server:
     """A copy of the bundle. All copies share the list of applied numbers.
 
     It refuses with a code, or answers a number of further questions and applies pushes up to a number.
+    It never answers what it ignores.
     """
 
     def __init__(self, node, applied, *, incarnation=1):
@@ -51,6 +52,7 @@ class Server:
         self.address = "local://away"
         self.applied = applied
         self.refusal = ""
+        self.ignores = ()
         self.answers = self.applies = 1_000_000
         self.numbers, self.kinds, self.links = [], [], []
 
@@ -64,6 +66,8 @@ class Server:
         self.kinds.append(type(body))
         if isinstance(body, Push):
             self.numbers += body.numbers
+        if isinstance(body, self.ignores):
+            return
         if self.refusal and not (self.refusal == "not-primary" and isinstance(body, Push)):
             request.fail(self.refusal, f"{self.identity.node} does not serve the bundle")
             return
@@ -343,6 +347,34 @@ async def test_the_error_of_a_lost_primary_names_the_bundle_the_server_and_its_l
             room.push()
             room.move(room.second)
             await asyncio.Event().wait()
+
+
+async def test_answers_to_other_requests_do_not_prolong_the_patience_for_one_that_is_never_answered():
+    waits = msgspec.structs.replace(SHORT, answer_s=0.02)
+    with pytest.raises(ShardUnavailable, match=r"waited 0.05 s for ps-0 at .*, the primary of bundle ps-0"):
+        async with asyncio.timeout(5), room_of(NETWORKS["local"](), waits=waits) as room:
+            room.first.ignores = (Push,)
+            room.push()
+            while True:
+                room.pull()
+                await until(lambda: not room.connection.open.keys() - {next(iter(room.connection.open))})
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_request_on_a_link_that_was_idle_for_long_has_the_whole_patience(network):
+    now = asyncio.get_running_loop().time
+    waits = msgspec.structs.replace(PATIENT, patience_s=0.3)
+    async with room_of(NETWORKS[network](), waits=waits) as room:
+        await until(lambda: room.first.links)
+        ends_at = now() + waits.patience_s
+        await until(lambda: now() > ends_at)
+        room.first.answers = 0
+        room.push()
+        await until(lambda: room.first.numbers == [1])
+        room.first.answers = 1
+        room.first.links[-1].abort()
+        await until(lambda: room.acknowledged() == 1)
+        assert room.first.numbers == [1, 1]
 
 
 @pytest.mark.parametrize(("program", "waited_s"), [("run-1", 0.2), ("", 0.05)])
