@@ -4,8 +4,8 @@ import logging
 import os
 import re
 import select
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TextIO
 
 from rich.table import Table
@@ -64,12 +64,12 @@ class Terminal:
 
     def notice(self, text: str) -> None:
         """Print a line on stderr, quiet or not. A pipe without a reader drops the line."""
-        with self._aside(), suppress(BrokenPipeError):
+        with self._aside(), _unless_reader_left():
             self.err.print(printable(text))
 
     def error(self, text: str) -> None:
         """Print an error as one line. A pipe without a reader drops the line; the exit code stays."""
-        with self._aside(), suppress(BrokenPipeError):
+        with self._aside(), _unless_reader_left():
             # Only ASCII: other spaces belong to names of files.
             line = printable(" ".join(re.split(r"[ \t\r\n]+", text.strip())))
             self.err.print(Text(f"adam-async: {line}", style="red"))
@@ -84,6 +84,18 @@ class _LogLines(logging.StreamHandler[TextIO]):
         """Write one record as a line."""
         with self.aside():
             super().emit(record)
+
+
+@contextmanager
+def _unless_reader_left() -> Iterator[None]:
+    """Drop the text of the block if standard error goes into a pipe without a reader, and all later text."""
+    try:
+        yield
+    except BrokenPipeError:
+        # The stream keeps the text: the interpreter's flush at the end would fail, and change the exit code.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)
+        os.close(null)
 
 
 def reader_left(stream: TextIO) -> bool:
