@@ -52,7 +52,7 @@ class Part(Asker):
         if grant.groups and self.round_groups:
             self.reach(grant.clock)
         for number, attempt in grant.groups:
-            step = self.clock.join().step + 1 if self.round_groups else 0
+            step = self.clock.join()[0] + 1 if self.round_groups else 0
             self.held[number] = (attempt, step)
             self.course.append((number, attempt, step))
         if grant.last and self.round_groups:
