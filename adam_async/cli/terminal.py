@@ -14,6 +14,7 @@ from rich.text import Text
 from adam_async.cli.log import OneLine
 from adam_async.cli.printable import EscapingConsole, printable
 from adam_async.errors import AdamError, first_cause
+from adam_async.runtime.standard_streams import drop_standard_error
 
 USAGE, HANDSHAKE, ADDRESS, PEER = 2, 6, 7, 5
 """Exit codes; docs/reference/exit-codes.md lists all."""
@@ -92,10 +93,7 @@ def _unless_reader_left() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # The stream keeps the text: the interpreter's flush at the end would fail, and change the exit code.
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 2)
-        os.close(null)
+        drop_standard_error()
 
 
 def reader_left(stream: TextIO) -> bool:

@@ -30,6 +30,17 @@ def hold_descriptors() -> None:
                 os.close(opened)
 
 
+def drop_standard_error() -> None:
+    """Lead standard error to the null device, because its reader has left.
+
+    The stream keeps text that it could not write: the interpreter's flush at the end would fail, and change
+    the exit code.
+    """
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    os.close(null)
+
+
 class StandardOutput(io.FileIO):
     """Standard output, whose first error names it; later text is dropped, because the interpreter writes the
     rest at its end."""

@@ -192,7 +192,7 @@ def has_ended(pid: int) -> bool:
 async def test_the_cause_of_a_module_that_failed_is_its_last_line_also_after_much_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = "import sys\nfor _ in range(9000): print('a warning')\nsys.exit('no room')\n"
+    text = "import sys\nfor _ in range(9000): print('a warning', file=sys.stderr)\nsys.exit('no room')\n"
     (tmp_path / "talkative.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert await run_module(("talkative",), within_s=60) == "exit code 1, no room"
