@@ -319,6 +319,11 @@ class _Tap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, errors: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        """Give the layer's inputs and errors to the capture, and pass the errors on.
+
+        Raises:
+            ConfigError: The caller asks for gradients of gradients.
+        """
         capture: _Capture = ctx.capture
         if torch.is_grad_enabled():
             raise ConfigError(
