@@ -167,10 +167,11 @@ class PushExchange(Exchange, kw_only=True, eq=False):
             else:
                 settled = False
         if settled:
-            counts.acknowledged += len(self.step.shards)
             if self.step.pull and len(answer.tensors) != 1:
                 raise _no_values(answer)
             self.call.pushed(self.number, acknowledged, answer.tensors[0] if self.step.pull else None)
+            # After the call took it: an answer that does not fit is asked for again, and counts once.
+            counts.acknowledged += len(self.step.shards)
         return settled
 
     def settle(self) -> None:

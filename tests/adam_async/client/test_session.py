@@ -17,6 +17,7 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.run.ids import ShardId
+from transport import RemoteProtocolError
 
 A, B, C = ShardId(0), ShardId(1), ShardId(2)
 IDENTITY = SessionIdentity(store="run", session=1, incarnation=1, replica=0, generation=1)
@@ -173,3 +174,18 @@ def test_a_push_is_settled_unless_a_shard_has_a_gap_or_another_primary(problems,
     assert (not session.open) == settled
     told = session.counts
     assert (told.acknowledged, told.duplicates, told.refused) == counts
+
+
+def test_an_answer_that_its_call_refuses_counts_no_push():
+    session = Collecting()
+    exchange = session.push_to(A)
+
+    def pushed(number, answer, values):
+        raise RemoteProtocolError("versions", "they do not fit")
+
+    session.pushed = pushed
+    exchange.arrived(answer())
+    del session.pushed
+    assert session.counts.acknowledged == 0
+    exchange.arrived(answer())
+    assert session.counts.acknowledged == 1
